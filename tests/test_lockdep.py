@@ -60,7 +60,7 @@ def test_an_inversion_in_two_threads_that_hangs_nobody_is_reported(checker: Chec
     assert not checker.findings
     in_thread(lambda: take(b, a))
     (found,) = checker.findings
-    assert "a thread takes a under b: a circle" in found
+    assert "a thread takes a under b: a cycle" in found
     assert found.count("in take") >= 4  # where each of both was taken, in both threads
     assert "(another)" in found
     assert "(MainThread)" in found
@@ -192,7 +192,7 @@ def test_a_lock_that_stands_above_the_held_one_is_reported(ranked: Checker) -> N
     take(ranked.lock("inner"), ranked.lock("middle"))
     assert len(ranked.findings) == 1
     take(ranked.lock("middle"), ranked.lock("outer"))  # no circle, but against the order
-    assert "outer under middle, which stands below it" in ranked.findings[1]
+    assert "outer under middle, which must be taken later" in ranked.findings[1]
 
 
 def test_a_name_that_is_not_in_the_order_is_refused(ranked: Checker) -> None:
@@ -248,7 +248,7 @@ def test_a_finalizer_that_closes_a_circle_is_reported(checker: Checker) -> None:
     a, b = checker.lock("a"), checker.lock("b")
     take(a, b)
     collect_under(b, a)
-    assert "a finalizer takes a under b: a circle" in checker.findings[0]
+    assert "a finalizer takes a under b: a cycle" in checker.findings[0]
 
 
 def test_two_finalizers_make_no_circle(checker: Checker) -> None:
@@ -292,7 +292,7 @@ if not os.fork():
     environment = {**os.environ, locks.DEBUG_VARIABLE: str(tmp_path)}
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, cwd=ROOT)
     (written,) = tmp_path.iterdir()
-    assert "sync.table under client.channel, which stands below it" in written.read_text()
+    assert "sync.table under client.channel, which must be taken later" in written.read_text()
 
 
 def test_without_the_variable_locks_are_plain() -> None:

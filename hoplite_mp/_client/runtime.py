@@ -396,7 +396,7 @@ def _fetch(object_id: bytes) -> Any:
 _serialize.fetching.fetch = _fetch
 _shm.closed_error = ClosedError
 runtime_hooks.contributors = _contributors
-runtime_hooks.words = _words
+runtime_hooks.description = _words
 runtime_hooks.attach = _attach
 runtime_hooks.attach_held = _attach_held
 runtime_hooks.hold_for = _hold_for

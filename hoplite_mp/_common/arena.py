@@ -1,9 +1,8 @@
-"""Allocates ranges for large blocks and spans in the store's address space.
+"""Allocation of ranges for large blocks and spans in the store's address space.
 
-The store is one sparse file, which has plenty of address space but must not use much memory. The
-arena prefers ranges whose pages are *warm* (touched before and not given back) in LIFO order. It
-counts resident bytes, including those that allocations have not needed for a while. It is pure and
-touches no memory.
+The store is a sparse file with plenty of address space, whose use of memory is limited. The arena
+prefers *warm* ranges, whose pages are still in memory, in LIFO order. It counts resident bytes and
+the warm bytes that recent allocations have not needed. It is pure and touches no memory.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ REMEMBERED_MIN = 256
 
 class Arena:
     """Allocates, in this order of preference: the most recently freed warm range of exactly that
-    size, the best fit among warm ranges, then among cold ones, address space that was never used,
-    and adjacent free ranges combined."""
+    size, the best fit among warm ranges, the best fit among cold ranges, unused address space, and
+    several adjacent free ranges."""
 
     def __init__(self, length: int, start: int = PAGE) -> None:
         self.length = length
         self.used = 0  # allocated bytes
-        self.warm = 0  # bytes that are free but whose pages are still in memory
-        self._end = start  # start of the space that was never used
+        self.warm = 0  # free bytes whose pages are still in memory
+        self._end = start  # start of the unused space
         self._free: dict[int, tuple[int, bool]] = {}  # start -> (size, warm)
         self._ends: dict[int, int] = {}  # end -> start
         self._by_size: list[tuple[int, int]] = []  # (size, start), sorted
         self._recent: dict[int, list[int]] = {}  # size -> starts of warm ranges, latest last
         self._remembered = 0  # number of entries in `_recent`
         self._taken: dict[int, int] = {}  # start -> size
-        self._unneeded = 0  # the least that `warm` has been since the last `cool_unneeded`
+        self._unneeded = 0  # minimum of `warm` since the last `cool_unneeded`
         self._frees = 0
         self._freed: dict[int, int] = {}  # start of a free range -> number of its last free
 
@@ -46,13 +45,13 @@ class Arena:
         return self._taken[start]
 
     def growth(self, nbytes: int, align: int = PAGE) -> int:
-        """How much `resident` would grow at most by an allocation: 0 if a warm range fits."""
+        """Upper limit of the growth of `resident` by an allocation; 0 if a warm range fits."""
         size = _round(nbytes, PAGE)
         found = self._find(size, align)
         return 0 if found is not None and self._free[found[0]][1] else size
 
     def allocate(self, nbytes: int, align: int = PAGE) -> int | None:
-        """The start of a range; None if the address space is used up."""
+        """The start of a range; None if the address space is exhausted."""
         size = _round(nbytes, PAGE)
         found = self._find(size, align)
         if found is None:
@@ -100,8 +99,8 @@ class Arena:
             self._remember(start, size)
 
     def cool(self, nbytes: int) -> list[tuple[int, int]]:
-        """Turns warm ranges into cold ones, the largest first, until they have `nbytes` bytes
-        together, and returns them; the caller gives their pages back to the system."""
+        """Turns at least `nbytes` warm bytes into cold ones, the largest ranges first. Returns the
+        ranges; the caller returns their pages to the system."""
         found: list[tuple[int, int]] = []
         total = 0
         for size, start in reversed(list(self._by_size)):
@@ -116,10 +115,9 @@ class Arena:
         return found
 
     def cool_unneeded(self) -> list[tuple[int, int]]:
-        """Turns warm bytes into cold ones: as many as have always been free and warm since the last
-        call, so that allocations did not need them. Returns the ranges; the caller gives their
-        pages back to the system. The ranges that were freed first come first, and of the last one
-        the end is taken, because an allocation takes the beginning of a free range."""
+        """Turns warm bytes into cold ones: as many as no allocation has needed since the last call.
+        Returns the ranges; the caller returns their pages to the system. The ranges freed first
+        come first; of the last range the end is taken, because allocations take the beginning."""
         left, found = self._unneeded, []
         for start in sorted(self._freed, key=self._freed.__getitem__):
             size, warm = self._free[start]
@@ -144,8 +142,7 @@ class Arena:
         self.free(start, warm=False)
 
     def _allocate_across(self, size: int, align: int) -> int | None:
-        """Allocates across adjacent free ranges, which are not merged where one is warm and the
-        next one cold."""
+        """Allocates across adjacent free ranges; warm and cold ranges are not merged."""
         self._use_up()
         run: list[tuple[int, int, bool]] = []
         for free in sorted(self._free):
@@ -172,13 +169,13 @@ class Arena:
         return start
 
     def _use_up(self) -> None:
-        """Turns the space that was never used into a cold free range."""
-        ground = self.length // PAGE * PAGE - self._end
-        if ground > 0:
+        """Turns the unused space into a cold free range."""
+        unused = self.length // PAGE * PAGE - self._end
+        if unused > 0:
             start = self._end
-            self._end += ground
-            self._taken[start] = ground
-            self.used += ground
+            self._end += unused
+            self._taken[start] = unused
+            self.used += unused
             self.free(start, warm=False)
 
     def _remember(self, start: int, size: int) -> None:

@@ -1,9 +1,9 @@
-"""The clock for deadlines, and the pause between two polls.
+"""The clock for deadlines, and sleep.
 
-Libraries that freeze time for tests replace `time.monotonic` and every module attribute that refers
-to it, and tests replace `time.sleep` by a mock. A deadline by such a clock would never pass, or
-would have passed already, because the compiled modules and the other processes of the host use the
-system's clock. Only the simulation replaces the functions of this module.
+Libraries that freeze time for tests replace `time.monotonic` and all module attributes that refer
+to it, and tests mock `time.sleep`. Deadlines by a frozen clock would be wrong, because the compiled
+modules and the other processes of the host use the system's clock. Only the simulation replaces the
+functions of this module.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ POLL_MS_MAX = (1 << 31) - 1  # of poll(2), whose timeout is a C int
 
 
 def wait_for_process(process: subprocess.Popen[Any], seconds: float) -> int | None:
-    """Waits for the process and returns its exit code; None if it has not ended in time. Unlike
-    this, `Popen.wait` uses the clock that tests freeze for its timeout, and polls at intervals."""
+    """Waits for the process and returns its exit code; None after the timeout. `Popen.wait` would
+    use the clock that tests freeze, and poll at intervals."""
     if process.poll() is not None:
         return process.returncode
     try:
         exited = os.pidfd_open(process.pid)
-    except ProcessLookupError:  # it has ended just now
+    except ProcessLookupError:  # it has just ended
         return process.poll()
     except OSError:  # no descriptor is free
         import subprocess
@@ -66,10 +66,10 @@ def wait_for_process(process: subprocess.Popen[Any], seconds: float) -> int | No
     return process.poll()
 
 
-# Timeouts of users, and the resulting deadlines of waits.
+# Timeouts of users, and the resulting deadlines.
 #
-# All waits take a time of the monotonic clock, so that the timeout of a wait in several steps does
-# not restart with each step. An error about the wait has to name the user's timeout.
+# All waits take a deadline of the monotonic clock, so that the timeout of a wait in several steps
+# does not restart with each step. Errors name the user's timeout.
 
 
 FOREVER_NS = 1 << 62
@@ -78,11 +78,11 @@ FOREVER_NS = 1 << 62
 class Deadline(int):
     """A time of the monotonic clock in nanoseconds, with the timeout from which it was computed."""
 
-    within_s: float  # for error messages; the time left when a wait begins is shorter
+    within_s: float  # the timeout, for error messages
 
 
 def deadline_ns(timeout: float | None) -> int:
-    """A timeout in seconds as a time of the monotonic clock; None: never; <= 0: a poll."""
+    """A timeout in seconds as a deadline; None: never; <= 0: a poll."""
     check_timeout(timeout)
     if timeout is None:
         return FOREVER_NS
@@ -94,10 +94,10 @@ def deadline_ns(timeout: float | None) -> int:
 
 
 def check_timeout(timeout: Any) -> None:
-    """TypeError if it is not a number of seconds, ValueError for NaN."""
+    """TypeError if it is not a number or None, ValueError for NaN."""
     if timeout is None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real):
-        raise TypeError(f"timeout={timeout!r}: it must be seconds as a number, or None")
+        raise TypeError(f"timeout={timeout!r}: it must be a number of seconds or None")
     if timeout != timeout:
-        raise ValueError("timeout=nan: it must be seconds, or None")
+        raise ValueError("timeout=nan: it must be a number of seconds or None")

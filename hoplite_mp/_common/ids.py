@@ -1,12 +1,11 @@
-"""Object ids: sixteen bytes that name an object for ever, on every host.
+"""Object ids: sixteen bytes that permanently identify an object on all hosts.
 
     public id   | host id u64 | local id u64 |                         little-endian
     local id    | table 16 | index 16 | generation 32 |                most significant first
 
-The host id is that of the host whose control memory has the object's header; the local id says
-where in that memory. A generation counts the uses of one header, so that an old id never names a
-newer object. This module only packs and unpacks: it knows neither whether an object exists nor
-where its bytes are.
+The host id is that of the host whose control memory has the object's header; the local id is the
+header's place. The generation counts the uses of a header, so that an old id never identifies a
+newer object.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def pack_id(host: int, local: int) -> bytes:
 
 
 unpack_whole: Callable[[bytes], tuple[int, int]] = _PUBLIC.unpack
-"""Like unpack_id, for bytes that are known to be an id: an ObjectRef's, say."""
+"""Like unpack_id, for bytes that are known to be an id."""
 
 
 def unpack_id(public: bytes) -> tuple[int, int]:
@@ -64,14 +63,14 @@ def unpack_id(public: bytes) -> tuple[int, int]:
 
 
 def format_id(public: bytes) -> str:
-    """The id as 32 hexadecimal digits, as it appears in messages and logs."""
+    """The id as 32 hexadecimal digits, for messages and logs."""
     if len(public) != ID_BYTES:
         raise ValueError(f"an object id has {ID_BYTES} bytes, not {len(public)}")
     return public.hex()
 
 
 def random_host_id() -> int:
-    """A new host id; it is never 0, which stands for "no host"."""
+    """A new host id, never 0, which means "no host"."""
     while not (host := int.from_bytes(os.urandom(8), "little")):
         pass
     return host

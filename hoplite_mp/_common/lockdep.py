@@ -1,16 +1,16 @@
-"""Checks the order in which threads take locks, as Linux's lockdep does.
+"""A checker of the order in which threads take locks, like Linux's lockdep.
 
-Locks are compared by name, not by object, because threads use the locks of different Futures in the
-same way. A lock that is taken while another one is held is an edge; an inversion is found when its
-second edge appears, even if no thread had to wait. The checker also reports locks out of the order
-of `Checker.order`, waits under locks that other threads need soon, messages under a lock that the
-handler of a reply takes, and user functions that are called under a lock.
+Locks are compared by name: the locks of all Futures are one. Taking a lock while holding another is
+an edge; an inversion is found when its second edge appears, even if no thread had to wait. The
+checker also reports violations of `Checker.order`, waits under locks that do not allow them,
+messages sent under a lock that the handler of a reply takes, and user functions called under a
+lock.
 
-A lock that a finalizer takes in the garbage collector is an edge of another kind: a finalizer may
-run under any lock, and no two threads run the collector at the same time. So a cycle counts if at
-most one of its edges is of that kind, and such an edge alone does not violate the order.
+A lock taken by a finalizer in the garbage collector is an edge of another kind: finalizers may run
+under any lock, but only one thread runs the collector at a time. So a cycle counts if at most one
+of its edges is of this kind, and such an edge alone does not violate the order.
 
-A signal handler may raise an exception between any two steps of Python, and `with` must then still
+A signal handler may raise an exception between any two steps of Python, and `with` must still
 release the lock. So locks are released by inherited C code, and the locks that a thread holds are
 determined when it takes the next one.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Checker", "LockOrderError"]
 
 FRAMES_MAX = 20  # of each stack that is kept
-# The standard library takes the conditions of several Futures at a time, sorted by their ids.
+# The standard library takes the conditions of several Futures together, sorted by id.
 SAME_NAME = frozenset({"client.future"})
 _log = logging.getLogger("hoplite_mp")
 
@@ -61,8 +61,8 @@ class Edge(NamedTuple):
 
 
 class CheckedLock(_thread.RLock):  # type: ignore[misc]  # declared final; it is not
-    """A lock that reports to a checker. A lock that is not reentrant is an RLock as well, because
-    an RLock knows its holder; taking it twice is an error."""
+    """A lock that reports to a checker. Also a lock that is not reentrant is an RLock, because an
+    RLock knows its holder; taking it twice is an error."""
 
     checker: Checker
     name: str
@@ -85,7 +85,7 @@ class CheckedLock(_thread.RLock):  # type: ignore[misc]  # declared final; it is
             self.checker.before(self)
         got: list[bool] = []
         try:
-            # One step of C: no signal handler runs between taking the lock and noting it.
+            # One step of C: no signal handler runs between taking the lock and recording it.
             got.extend(map(super().acquire, (blocking,), (timeout,)))
             if got[0] and not owned:
                 self.checker.after(self)
@@ -108,24 +108,24 @@ class CheckedLock(_thread.RLock):  # type: ignore[misc]  # declared final; it is
 
 
 class _Thread(threading.local):
-    """The locks that one thread has taken. Some may have been released since."""
+    """The locks that a thread has taken. Some may have been released since."""
 
     def __init__(self) -> None:
         self.held: list[HeldLock] = []
 
 
 class Checker:
-    """The graph of all locks of one process."""
+    """The graph of a process's locks."""
 
     def __init__(self, order: Mapping[str, bool] | None = None, where: str = "1") -> None:
         """order: names of locks from the outermost to the innermost, each with whether its holder
         may wait; None: any name is allowed, and only cycles are reported. where: a directory for
-        findings, or "1"."""
+        the findings, or "1"."""
         self.order = order
         self._rank = {} if order is None else {name: at for at, name in enumerate(order)}
         self._where = where if os.path.isdir(where) else ""
         self.findings: list[str] = []
-        self._seen: set[tuple[str, ...]] = set()  # findings that were reported
+        self._seen: set[tuple[str, ...]] = set()  # keys of reported findings
         self._edges: dict[tuple[str, str], Edge] = {}
         self._finalizer_edges: dict[tuple[str, str], Edge] = {}
         self._local = _Thread()
@@ -134,7 +134,7 @@ class Checker:
         os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:
-        """A forked child creates its locks again, so it holds none."""
+        """A forked child recreates its locks, so it holds none."""
         self._local, self._collecting = _Thread(), 0
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class Checker:
         """A condition with a lock of its own, which its holder may take again."""
         return threading.Condition(self._made(name, True))
 
-    # -- what threads do -------------------------------------------------------------------------
+    # -- events of threads -----------------------------------------------------------------------
 
     def _held(self) -> list[HeldLock]:
         held = self._local.held
@@ -174,12 +174,12 @@ class Checker:
         return held
 
     def before(self, lock: CheckedLock) -> None:
-        """Called before the thread takes the lock, for which it may have to wait."""
+        """Called before the thread takes the lock."""
         for held in self._held():
             self._edge(held, lock.name)
 
     def after(self, lock: CheckedLock) -> None:
-        """Called when the thread has taken the lock."""
+        """Called after the thread has taken the lock."""
         collecting = self._collecting == threading.get_ident()
         self._local.held.append(HeldLock(lock, _stack(), collecting))
 
@@ -197,18 +197,18 @@ class Checker:
             self._edge(held, channel)
 
     def waits(self, what: str) -> None:
-        """Called when the thread is about to wait for the node, or for an object."""
+        """Called before the thread waits for the node or for an object."""
         collecting = self._collecting == threading.get_ident()
         for held in self._held():
             name = held.lock.name
             if self.order is None or self.order[name] or (collecting and not held.collecting):
                 continue
-            found = f"a wait for {what} under {name}, under which no thread may wait\n"
+            found = f"a wait for {what} under {name}, which does not allow waits\n"
             found += _part(f"{name} was taken at", held.stack) + _part("the wait is at", _stack())
             self._report(("wait", name), found)
 
     def calls_user_code(self, what: str) -> None:
-        """Called when the thread is about to call a user's function, which may take any lock."""
+        """Called before the thread calls a user's function, which may take any lock."""
         for held in self._held():
             name = held.lock.name
             found = f"{what} called under {name}\n"
@@ -231,34 +231,34 @@ class Checker:
             if name not in SAME_NAME:
                 self._report(pair, f"two locks named {name} at a time\n{_words(pair, edge)}")
             return
-        circle = self._way(name, pair[0], by_finalizer)
-        if circle:
-            steps = "".join(_words(step, self._found(step)) for step in circle)
+        cycle = self._path(name, pair[0], by_finalizer)
+        if cycle:
+            steps = "".join(_words(step, self._found(step)) for step in cycle)
             what = "a finalizer takes" if by_finalizer else "a thread takes"
             self._report(
-                pair, f"{what} {name} under {pair[0]}: a circle\n{_words(pair, edge)}{steps}"
+                pair, f"{what} {name} under {pair[0]}: a cycle\n{_words(pair, edge)}{steps}"
             )
         elif not by_finalizer and self._rank.get(name, 0) < self._rank.get(pair[0], 0):
             self._report(
-                pair, f"{name} under {pair[0]}, which stands below it\n{_words(pair, edge)}"
+                pair, f"{name} under {pair[0]}, which must be taken later\n{_words(pair, edge)}"
             )
 
     def _found(self, pair: tuple[str, str]) -> Edge:
         return self._edges.get(pair) or self._finalizer_edges[pair]
 
-    def _way(self, start: str, end: str, finalizer: bool) -> list[tuple[str, str]]:
-        """The edges of a path from one lock to another. At most one edge is a finalizer's; none is
-        if `finalizer`, because then the edge that closes the cycle is a finalizer's."""
-        ways: list[tuple[str, bool, list[tuple[str, str]]]] = [(start, finalizer, [])]
+    def _path(self, start: str, end: str, finalizer: bool) -> list[tuple[str, str]]:
+        """The edges of a path from one lock to another. At most one edge is a finalizer's; none if
+        `finalizer`, because then the edge that closes the cycle is a finalizer's."""
+        paths: list[tuple[str, bool, list[tuple[str, str]]]] = [(start, finalizer, [])]
         seen = {(start, finalizer)}
-        while ways:
-            at, used, way = ways.pop(0)
+        while paths:
+            at, used, path = paths.pop(0)
             if at == end:
-                return way
+                return path
             for step, by_finalizer in self._steps(at, used):
                 if (step[1], by_finalizer) not in seen:
                     seen.add((step[1], by_finalizer))
-                    ways.append((step[1], by_finalizer, [*way, step]))
+                    paths.append((step[1], by_finalizer, [*path, step]))
         return []
 
     def _steps(self, at: str, used: bool) -> Iterator[tuple[tuple[str, str], bool]]:
@@ -267,7 +267,7 @@ class Checker:
             yield from ((pair, True) for pair in list(self._finalizer_edges) if pair[0] == at)
 
     def _report(self, key: tuple[str, ...], text: str) -> str:
-        """Reports each finding once: logs it, and writes it into the directory."""
+        """Reports each finding once: logs it, and writes it into the directory `where`."""
         if key in self._seen:
             return text
         self._seen.add(key)

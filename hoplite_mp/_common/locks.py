@@ -1,9 +1,9 @@
-"""The locks of a process by name, the order in which a thread may take them, and new threads.
+"""The locks of a process, their order, and the start of threads.
 
-The library makes each lock here, with its name in `ORDER`. A thread that holds a lock takes only
-locks that stand below it, so threads cannot deadlock on these locks; docs/architecture.md says what
-each lock protects. With HOPLITE_MP_DEBUG_LOCKS set, `lockdep` checks every lock that is taken;
-otherwise these functions return the plain locks of `threading`.
+All locks are created here, with a name in `ORDER`. A thread that holds a lock takes only locks
+below it in this table, so threads cannot deadlock; docs/architecture.md lists what each lock
+protects. With HOPLITE_MP_DEBUG_LOCKS set, `lockdep` checks all locks; otherwise these functions
+return plain locks of `threading`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ __all__ = [
 
 # "" and "0": off; "1": findings are logged; a directory: they are also written into files there.
 DEBUG_VARIABLE = "HOPLITE_MP_DEBUG_LOCKS"
-# From the outermost to the innermost: name -> whether its holder may wait for the node, or for an
-# object. Such a wait may take long, and so does every wait for the lock.
+# From the outermost to the innermost: name -> whether its holder may wait for the node or for an
+# object. Such waits may take long, and so do waits for the lock.
 ORDER: dict[str, bool] = {
     # a cluster's start and end
     "joblib.process": True,
@@ -76,7 +76,7 @@ ORDER: dict[str, bool] = {
     "client.blocked": False,
     "client.runtimes": False,
     "worker.deadlines": False,
-    # one request at a time: held while a thread waits for the reply; see `Channel`
+    # held while a thread waits for a reply, so there is one request at a time; see `Channel`
     "client.channel": True,
     # node, manager, commands
     "node.control_channel": False,
@@ -102,12 +102,12 @@ def condition(name: str) -> threading.Condition:
 
 
 def _nothing(_: str) -> None:
-    """Replaces a check that is switched off."""
+    """Replaces a disabled check."""
 
 
 checker: Checker | None = None
-# Called where a message without a reply is sent (with the lock under which replies are handled),
-# where a thread waits for the node or for an object, and where a function of a user is called.
+# Checks before a message without a reply is sent (with the lock under which replies are handled),
+# before a thread waits for the node or for an object, and before a user's function is called.
 sends: Callable[[str], None] = _nothing
 waits: Callable[[str], None] = _nothing
 calls_user_code: Callable[[str], None] = _nothing
@@ -118,22 +118,23 @@ if os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"):
     sends, waits, calls_user_code = checker.sends, checker.waits, checker.calls_user_code
 
 
-# Threads of this library in the user's processes, and the error if one cannot be started.
+# Threads of this library in the user's processes, and the error if the start of a thread fails.
 
 
-NONE_LEFT = "can't start new thread"  # what CPython says when the system refuses
+NONE_LEFT = "can't start new thread"  # message of CPython's RuntimeError
 
 
 @contextlib.contextmanager
 def starting_thread(purpose: str) -> Iterator[None]:
-    """Surrounds the start of a thread. ConfigError if the system refuses it."""
+    """Context of the start of a thread. ConfigError if the system refuses it. purpose: a relative
+    clause, such as "reads replies"."""
     try:
         yield
     except RuntimeError as error:
         if NONE_LEFT not in str(error):
             raise
         raise ConfigError(
-            f"no thread can be started that {purpose}: every process and thread that this user may "
-            "have is in use, or memory is short; raise the limit (ulimit -u, or the control "
-            "group), or start fewer workers"
+            f"cannot start the thread that {purpose}: this user's limit of processes and threads "
+            "is reached, or memory is short; raise the limit (ulimit -u, or the control group), or "
+            "start fewer workers"
         ) from error

@@ -1,9 +1,8 @@
-"""The resources that this process tree may use: RAM, MemAvailable, CPUs, the limits of all
-enclosing cgroups and of the process itself (ulimit); and the format of byte counts in messages.
+"""Resource limits of this process: RAM, CPUs, cgroups, ulimit; and the format of byte counts.
 
-A memfd has no limit of its own, so if a store grew too far, the kernel's out-of-memory killer would
-end processes. Therefore the node checks these limits before the store grows. Both versions of
-cgroups are read, from the process's own group up to the root, because a limit at any level applies.
+A memfd has no size limit, so a store that grew too far would trigger the kernel's out-of-memory
+killer. Therefore the node checks these limits before the store grows. Both versions of cgroups are
+read, from the process's group up to the root, because limits at all levels apply.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def _meminfo(field: str) -> int:
-    """UNLIMITED if it cannot be read, for example because no descriptor is left, or no /proc is
-    mounted."""
+    """A field of /proc/meminfo in bytes; UNLIMITED if it cannot be read."""
     try:
         text = (PROC / "meminfo").read_text()
     except OSError:
@@ -60,7 +58,7 @@ def _read_int(path: Path) -> int | None:
 
 
 def _levels(root: Path, inner: str) -> list[Path]:
-    """The folders of a group and of all its ancestors that are visible here."""
+    """The folders of a group and of its visible ancestors."""
     levels = []
     path = Path(inner.lstrip("/"))
     while True:
@@ -71,7 +69,7 @@ def _levels(root: Path, inner: str) -> list[Path]:
 
 
 def _folders(controller: str) -> tuple[list[Path], list[Path]]:
-    """Folders of every enclosing group of a controller: (version 1, version 2)."""
+    """Folders of all enclosing groups of a controller: (version 1, version 2)."""
     first: list[Path] = []
     second: list[Path] = []
     try:
@@ -85,7 +83,7 @@ def _folders(controller: str) -> tuple[list[Path], list[Path]]:
             for root in (CGROUP, CGROUP / "unified"):
                 second += _levels(root, inner)
         elif controller in controllers.split(","):
-            # "cpu,cpuacct" is one mount, to which "cpu" often is a symbolic link
+            # "cpu,cpuacct" is one mount; "cpu" is often a symbolic link to it
             for mount in (controllers, controller):
                 if (CGROUP / mount).is_dir():
                     first += _levels(CGROUP / mount, inner)
@@ -94,7 +92,7 @@ def _folders(controller: str) -> tuple[list[Path], list[Path]]:
 
 
 def _groups() -> list[tuple[Path, str, str]]:
-    """(folder, limit file, usage file) of every enclosing memory group, v1 and v2."""
+    """(folder, limit file, usage file) of all enclosing memory groups, v1 and v2."""
     first, second = _folders("memory")
     return [(p, "memory.limit_in_bytes", "memory.usage_in_bytes") for p in first] + [
         (p, "memory.max", "memory.current") for p in second
@@ -102,16 +100,16 @@ def _groups() -> list[tuple[Path, str, str]]:
 
 
 def cgroup_limit() -> int:
-    """The smallest memory limit of the enclosing groups, in bytes; 2**60 if there is none."""
+    """The smallest memory limit of the enclosing groups, in bytes; 2**60 if unlimited."""
     limits = [_read_int(folder / limit) for folder, limit, _ in _groups()]
     return min([x for x in limits if x is not None], default=UNLIMITED)
 
 
 def cgroup_headroom() -> int:
-    """How much more memory the tightest enclosing group allows, in bytes.
+    """The memory that the tightest enclosing group still allows, in bytes.
 
-    Page cache that the kernel can drop counts as usage. The part of it that the group reports as
-    `inactive_file` is added back; because of the rest this number may be too low.
+    Usage includes page cache that the kernel can drop. The part reported as `inactive_file` is
+    added back; because of the rest this number may be too low.
     """
     headroom = UNLIMITED
     for folder, limit_file, usage_file in _groups():
@@ -123,8 +121,8 @@ def cgroup_headroom() -> int:
 
 
 def _inactive_file(folder: Path) -> int:
-    """The inactive page cache of the group with its descendants, in bytes. In version 1 this is
-    `total_inactive_file`, and `inactive_file` is only that of the group itself."""
+    """The inactive page cache of the group and its descendants, in bytes. In version 1 this is
+    `total_inactive_file`; `inactive_file` is that of the group alone."""
     found: dict[str, int] = {}
     try:
         for line in (folder / "memory.stat").read_text().splitlines():
@@ -139,21 +137,21 @@ def _inactive_file(folder: Path) -> int:
 def total_bytes() -> int:
     """The smaller of RAM and the control group's limit, in bytes."""
     ram = _meminfo("MemTotal")
-    if ram >= UNLIMITED:  # the system call of sysconf does not need /proc
+    if ram >= UNLIMITED:  # sysconf does not need /proc
         ram = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(ram, cgroup_limit())
 
 
 def available_bytes() -> int:
-    """How much can be allocated now: the smaller of MemAvailable and the headroom of every
-    enclosing group, in bytes. A file that cannot be read, for example because no descriptor is
-    left, counts as no limit."""
+    """The memory that can be allocated now, in bytes: the minimum of MemAvailable and the headroom
+    of the enclosing groups. A file that cannot be read, for example because no descriptor is free,
+    counts as no limit."""
     return min(_meminfo("MemAvailable"), cgroup_headroom())
 
 
 def address_space_left() -> int:
-    """How much more address space this process may use (ulimit -v), in bytes; 2**60 if unlimited.
-    Without /proc, the address space in use counts as nothing."""
+    """The address space that this process may still use (ulimit -v), in bytes; 2**60 if unlimited.
+    Without /proc, the address space in use counts as 0."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft == resource.RLIM_INFINITY:
         return UNLIMITED
@@ -165,14 +163,14 @@ def address_space_left() -> int:
 
 
 def file_size_limit() -> int:
-    """The longest file that this process may create (ulimit -f), in bytes; 2**60 if unlimited. The
-    limit also applies to files in memory."""
+    """The largest file that this process may create (ulimit -f), in bytes; 2**60 if unlimited. The
+    limit also applies to memfds."""
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return UNLIMITED if soft == resource.RLIM_INFINITY else min(soft, UNLIMITED)
 
 
 def cpu_quota() -> float:
-    """The CPU time, in CPUs, that the tightest enclosing cgroup allows; inf if unlimited."""
+    """The CPU quota of the tightest enclosing cgroup, in CPUs; inf if unlimited."""
     quotas = [float("inf")]
     first, second = _folders("cpu")
     for folder in first:
@@ -196,9 +194,8 @@ def cpu_count() -> int:
 
 def processes_left() -> tuple[int, str]:
     """How many more processes and threads this user may start, and the name of the limit; 2**60 if
-    their number is not limited. RLIMIT_NPROC does not apply to root, nor to processes with one of
-    two capabilities. The user's processes are counted only if it applies, because that takes some
-    milliseconds."""
+    unlimited. RLIMIT_NPROC does not apply to root, nor to processes with one of two capabilities.
+    Only if it applies, the user's processes are counted, which takes some milliseconds."""
     group = pids_headroom(), "control group"
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft == resource.RLIM_INFINITY or os.getuid() == 0 or _is_privileged():
@@ -223,7 +220,7 @@ def _threads_of(user: int) -> int:
 
 
 def _status(folder: Path) -> dict[str, str]:
-    """The fields of a process; {} if it has ended, or cannot be read."""
+    """The fields of a process's status file; {} if it cannot be read."""
     try:
         lines = (folder / "status").read_text(errors="replace").splitlines()
     except OSError:
@@ -232,7 +229,8 @@ def _status(folder: Path) -> dict[str, str]:
 
 
 def pids_headroom() -> int:
-    """Processes and threads that the tightest enclosing group still allows; 2**60 if unlimited."""
+    """The processes and threads that the tightest enclosing group still allows; 2**60 if
+    unlimited."""
     headroom = UNLIMITED
     first, second = _folders("pids")
     for folder in first + second:

@@ -1,9 +1,9 @@
-"""Reductions of arrays on one host: operators, dtypes, and the kernel or numpy's function.
+"""Reductions of arrays on one host: operators, dtypes, and the kernel or NumPy function.
 
-The node (collectives on refs) and the leader of a Group's call make the same reductions, and must
-get the same bits. The result is defined as that of functools.reduce(np.add, arrays) with the dtype
-kept, except that float16 and bfloat16 are folded as float32 and rounded once; "mean" is the sum
-divided by the count, float64 for integers.
+Collectives on refs and Group calls use the same reductions, so they give the same bits. The result
+is that of functools.reduce(np.add, arrays) with the dtype kept, except that float16 and bfloat16
+are folded as float32 and rounded once; "mean" is the sum divided by the count, float64 for
+integers.
 """
 
 from __future__ import annotations
@@ -35,18 +35,16 @@ __all__ = [
     "result_dtype",
 ]
 
-# Names that represent dtypes in messages, and the memory of an array of any dtype as plain bytes.
-#
-# The node reads such a name without pickle.
+# Names of dtypes in messages, which the node reads without pickle, and arrays as plain bytes.
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 CACHE_ENTRIES_MAX = 4096
-NAME_CHARS_MAX = 64  # how much of a wrong name the error shows
+NAME_CHARS_MAX = 64  # of a wrong name in an error message
 
-# Matches all names that `dtype_name` returns for NumPy's own dtypes. np.dtype accepts far more
-# strings, and evaluates parts of some of them.
+# Matches all names that `dtype_name` returns for NumPy's dtypes. np.dtype accepts far more strings,
+# and evaluates parts of some.
 _NUMPY_NAME = re.compile(
     r"[<>|](?:[biufcSU][1-9][0-9]{0,9}|[mM]8(?:\[[0-9]{0,10}(?:[YMWDhms]|[munpfa]s)\])?)"
 )
@@ -55,8 +53,8 @@ _dtype_names: dict[np.dtype[Any], str | None] = {}
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str | None:
-    """The name that `named_dtype` turns back into `dtype`; None if only pickle can describe it."""
-    if dtype.metadata is not None:  # Equal to the dtype without metadata, but not the same.
+    """The name from which `named_dtype` restores `dtype`; None if only pickle can describe it."""
+    if dtype.metadata is not None:  # compares equal to the dtype without metadata
         return None
     try:
         return _dtype_names[dtype]
@@ -75,13 +73,13 @@ def dtype_name(dtype: np.dtype[Any]) -> str | None:
 
 @functools.lru_cache(CACHE_ENTRIES_MAX)
 def named_dtype(name: str) -> np.dtype[Any]:
-    """The dtype for which `dtype_name` returns this name. The name may come from another host, so
-    names that `dtype_name` never returns raise ValueError. ImportError without ml_dtypes."""
+    """The dtype with this name. ValueError for names that `dtype_name` never returns, because the
+    name may come from another host; ImportError without ml_dtypes."""
     try:
         if _NUMPY_NAME.fullmatch(name):
             dtype: np.dtype[Any] | None = np.dtype(name)
         else:
-            import ml_dtypes  # Not needed, and perhaps not installed, if its dtypes are not used.
+            import ml_dtypes  # may not be installed
 
             dtype = np.dtype(getattr(ml_dtypes, name))
     except (TypeError, AttributeError):
@@ -99,19 +97,19 @@ def raw_bytes(array: Array) -> pickle.PickleBuffer:
     if dtype.kind not in "biufcSU" or dtype.isbuiltin == 2:
         # The buffer protocol has no format for dates, records and foreign dtypes: use void bytes.
         array = array.view(np.dtype((np.void, dtype.itemsize)))
-    buffer: Any = array  # numpy's stubs declare the buffer protocol from Python 3.12 on.
+    buffer: Any = array  # numpy's stubs declare the buffer protocol only from Python 3.12 on
     return pickle.PickleBuffer(buffer)
 
 
-# Operators of reductions: which names, NumPy ufuncs and functions a call accepts as `op`.
+# Operators of reductions: the names, NumPy ufuncs and functions that are legal values of `op`.
 
 
-FUNCTION_NAME_CHARS_MAX = 200  # plus a kind of call it must fit into OP_CHARS_MAX
+FUNCTION_NAME_CHARS_MAX = 200  # must fit into OP_CHARS_MAX together with a kind of call
 _KERNELS = {
     "add": "sum", "multiply": "prod", "minimum": "min", "maximum": "max",
     "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
 }  # fmt: skip
-# Associative and commutative, as far as floating-point numbers allow it.
+# Associative and commutative, up to rounding.
 _UFUNCS = frozenset(
     {
         "fmax", "fmin", "gcd", "lcm", "hypot", "logaddexp", "logaddexp2", "logical_and",
@@ -121,7 +119,7 @@ _UFUNCS = frozenset(
 
 
 def operation_name(op: str | Callable[..., Any]) -> str:
-    """The name of a reduction's operator; ValueError for one that is unknown or unsuitable."""
+    """The name of a reduction's operator; ValueError if it is unknown or unsuitable."""
     if isinstance(op, str):
         if op not in OPS:
             raise ValueError(f"unknown op {op!r}: use one of {', '.join(OPS)}, or a numpy ufunc")
@@ -137,19 +135,17 @@ def operation_name(op: str | Callable[..., Any]) -> str:
             f"{op!r} cannot reduce: use an associative and commutative binary numpy ufunc"
         )
     if callable(op):
-        raise ValueError(
-            f"op={op!r}: this call takes a name or a numpy ufunc, and no other function"
-        )
+        raise ValueError(f"op={op!r}: this call takes a name or a numpy ufunc, not a function")
     raise ValueError(f"op must be a name, a numpy ufunc or a function of two values, not {op!r}")
 
 
 def is_function(op: Any) -> bool:
-    """Whether this operator is a user's function, which folds values of any kind."""
+    """Whether this operator is a user's function, which folds any values."""
     return callable(op) and not isinstance(op, np.ufunc)
 
 
 def function_name(op: Callable[..., Any]) -> str:
-    """Module and qualified name of such a function; the ranks compare these names."""
+    """Module and qualified name of a user's function; the ranks compare these names."""
     named = op if hasattr(op, "__qualname__") else type(op)
     name = f"{getattr(named, '__module__', None) or 'builtins'}.{named.__qualname__}"
     return name[-FUNCTION_NAME_CHARS_MAX:]
@@ -163,7 +159,7 @@ _FUNCTIONS = {
 
 @functools.cache
 def kernel_dtype(name: str) -> str | None:
-    """The kernel's name for a payload's dtype; None if only numpy knows it."""
+    """The kernel's name for a payload's dtype; None if the kernels do not support it."""
     if name == "bfloat16":
         return name
     try:
@@ -174,14 +170,14 @@ def kernel_dtype(name: str) -> str | None:
 
 
 def has_kernel(op: str, name: str) -> str | None:
-    """The kernel's dtype name if there is a kernel for that operation, otherwise None."""
+    """The kernel's name of the dtype; None if no kernel implements that operation."""
     kernel = kernel_dtype(name)
     return kernel if kernel is not None and _reduce.supported(op, kernel) else None
 
 
-@np.errstate(all="ignore")  # the kernels do not warn of overflows either
+@np.errstate(all="ignore")  # like the kernels
 def fold(op: str, arrays: Sequence[Array]) -> Array:
-    """Left fold with numpy; TypeError where numpy has no such operation."""
+    """Left fold with numpy; TypeError if numpy does not support the operation."""
     dtype = arrays[0].dtype
     wide: np.dtype[Any] | None = None  # half precision is rounded once, at the end
     if op == "mean" and dtype.kind in "biu":
@@ -200,17 +196,17 @@ def fold(op: str, arrays: Sequence[Array]) -> Array:
 
 @functools.cache
 def result_dtype(op: str, name: str) -> str:
-    """The payload name of the result's dtype; TypeError if numpy has no such operation."""
+    """The name of the result's dtype; TypeError if numpy does not support the operation."""
     kernel = has_kernel(op, name)
     if kernel is not None:
         other = _reduce.result_dtype(op, kernel)
         return name if other == kernel else np.dtype(other).str
     one = named_dtype(name)
     if one.kind in "SU":
-        raise TypeError("text cannot be reduced")
+        raise TypeError("strings cannot be reduced")
     found = dtype_name(fold(op, [np.zeros(1, one), np.zeros(1, one)]).dtype)
     if found is None:
-        raise TypeError(f"the result of {op!r} on {name} has no plain dtype")
+        raise TypeError(f"the dtype of the result of {op!r} on {name} is not supported")
     return found
 
 
@@ -229,7 +225,7 @@ def reduce_arrays(op: str, arrays: Sequence[Array], out: Array, threads: int) ->
 def prefix(op: str, arrays: Sequence[Array], threads: int) -> Array:
     """A new array: the reduction, from left to right, of arrays of one shape and dtype."""
     name = dtype_name(arrays[0].dtype)
-    assert name is not None, "calls refuse arrays of other dtypes"
+    assert name is not None, "callers refuse arrays of other dtypes"
     total = np.empty(arrays[0].shape, named_dtype(result_dtype(op, name)))
     reduce_arrays(op, [np.ascontiguousarray(array) for array in arrays], total, threads)
     return total

@@ -1,9 +1,9 @@
-"""ObjectRef: the name of an object, together with something that keeps the object alive.
+"""ObjectRef: a reference to an object, which keeps the object alive.
 
-A ref has two parts: sixteen bytes, and a *hold* that keeps the object alive. The hold is opaque
-here: `_client` makes it, its deallocation drops the ref, and this module only carries it. So a ref
-can be made, compared, hashed, printed and pickled in any process, with or without a cluster;
-operations that need a cluster go through `runtime_hooks`, which `_client` fills in.
+A ref has two parts: an id of sixteen bytes, and a *hold*, whose deallocation releases the object.
+`_client` creates holds; they are opaque here. So refs can be created, compared, hashed, printed and
+pickled in any process, with or without a cluster; operations that need a cluster go through
+`runtime_hooks`, which `_client` fills in.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ T = TypeVar("T")
 ID_BYTES = 16
 
 
-# The name of a module that must not be imported above, because it is in a higher package.
+# Imported by name, because it is in a higher package.
 CLIENT = "hoplite_mp._client.runtime"
 
 
 class RuntimeHooks:
-    """The operations of a ref that need a cluster; the defaults are for a process without one.
+    """The operations of a ref that need a cluster. The defaults are for processes without one.
 
-    A ref may be unpickled in a process that has loaded no other module of this library. Then only
-    the client can find out whether an engine makes this process join a cluster. So the defaults
-    load the client first.
+    A ref may be unpickled in a process that has loaded no other module of this library. Only the
+    client can determine whether an engine makes this process join a cluster, so the defaults load
+    the client first.
     """
 
-    __slots__ = ("attach", "attach_held", "awaited", "contributors", "hold_for", "words")
+    __slots__ = ("attach", "attach_held", "awaited", "contributors", "description", "hold_for")
 
     contributors: Callable[[ObjectRef[Any]], tuple[int, ...] | None]
     attach: Callable[[bytes], object]
-    attach_held: Callable[[bytes, int, float], object]  # for bytes whose object a node holds
+    attach_held: Callable[[bytes, int, float], object]  # for the id of an object that a node holds
     hold_for: Callable[[ObjectRef[Any]], tuple[int, float] | None]  # (node, seconds)
     awaited: Callable[[ObjectRef[Any]], Generator[Any, None, Any]]
-    words: Callable[[ObjectRef[Any]], str]  # a description of the object; never raises
+    description: Callable[[ObjectRef[Any]], str]  # of the object; never raises
 
     def __init__(self) -> None:
         self.contributors = lambda ref: None
         self.attach = _attach_loaded
         self.attach_held = _attach_held_loaded
         self.hold_for = lambda ref: None
-        self.words = lambda ref: ""
+        self.description = lambda ref: ""
         self.awaited = _no_cluster
 
 
 def _load_client() -> RuntimeHooks:
-    """Loads the client, which puts its own functions into the hooks."""
+    """Loads the client, which sets the hooks."""
     importlib.import_module(CLIENT)
     return runtime_hooks
 
@@ -76,19 +76,19 @@ def _attach_held_loaded(object_id: bytes, node: int, seconds: float) -> object:
 
 
 def _no_cluster(ref: ObjectRef[Any]) -> NoReturn:
-    raise RuntimeError("no cluster has been opened in this process, so no ref can be awaited")
+    raise RuntimeError("a ref can only be awaited in a process with an open cluster")
 
 
 runtime_hooks = RuntimeHooks()
 
 
 class NotAnArray:
-    """Base of classes that stand for a value that may be an array. Without it NumPy would treat a
+    """Base of classes that represent a value that may be an array. Without it NumPy would treat a
     ref as a scalar, and `np.sum(ref)` would return the ref.
 
-    An array of dtype object can hold a ref, and compares it with `==` and `!=`. Every other use as
-    an array or a number raises TypeError. So do functions that copy it into such an array without
-    passing it the dtype (np.full, np.append, np.where). `HOW`: how a user gets the value.
+    Arrays of dtype object can contain refs and compare them with `==` and `!=`. Every other use as
+    an array or number raises TypeError. So do functions that copy it into such an array without
+    passing the dtype (np.full, np.append, np.where). `HOW`: how to get the value.
     """
 
     __slots__ = ()
@@ -97,8 +97,8 @@ class NotAnArray:
     def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
         kind = type(self).__name__
         raise TypeError(
-            f"this {kind} is not the value that it stands for: use {self.HOW}. To fill an array "
-            "with it: a = np.empty(n, object); a[:] = ref"
+            f"this {kind} is not the value itself: use {self.HOW}. To store it in an array: "
+            "a = np.empty(n, object); a[:] = ref"
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
@@ -130,13 +130,13 @@ for _name in ("neg", "pos", "abs", "invert"):
 
 
 class ObjectRef(NotAnArray, Generic[T]):
-    """The name of an object in the cluster.
+    """A reference to an object in the cluster.
 
-    A ref is hashable, immutable, and equal to every ref of the same object. It is passed to tasks
-    in place of the value. The object lives as long as any process holds a ref to it, whichever
-    process has put it. `await ref` gives the value. A ref that was pickled by other code than this
-    library does not keep the object alive while it exists only as bytes; with `integrations.ray`
-    and `integrations.dask` the sender's node holds the object for `ref_hold_s` after pickling.
+    A ref is hashable, immutable, and equal to every ref of the same object. Pass it to tasks
+    instead of the value. The object lives as long as any process holds a ref to it, whichever
+    process has put it. `await ref` gives the value. A ref pickled by code outside this library does
+    not keep the object alive while it exists only as bytes; with `integrations.ray` and
+    `integrations.dask` the sender's node holds the object for `ref_hold_s` after pickling.
 
     Examples
     --------
@@ -187,8 +187,8 @@ class ObjectRef(NotAnArray, Generic[T]):
         return runtime_hooks.contributors(self)
 
     def __await__(self) -> Generator[Any, None, T]:
-        """The value, read-only, without blocking the event loop; cancelling the `await` cancels
-        nothing else."""
+        """The value, read-only, without blocking the event loop. Cancelling the `await` does not
+        cancel the task."""
         return runtime_hooks.awaited(self)
 
     def __eq__(self, other: object) -> bool:
@@ -199,8 +199,8 @@ class ObjectRef(NotAnArray, Generic[T]):
 
     def __repr__(self) -> str:
         """Shows the object's kind, size and location, as far as this process knows them."""
-        words = runtime_hooks.words(self)
-        return f"ObjectRef({self.id}: {words})" if words else str(self)
+        description = runtime_hooks.description(self)
+        return f"ObjectRef({self.id}: {description})" if description else str(self)
 
     def __str__(self) -> str:
         return f"ObjectRef({self.id})"
@@ -218,43 +218,43 @@ class ObjectRef(NotAnArray, Generic[T]):
         return self
 
     def __reduce__(self) -> tuple[Callable[..., ObjectRef[Any]], tuple[Any, ...]]:
-        # Only foreign picklers call this; our own writes an index into the payload's list of refs.
+        # Only for foreign picklers; this library's pickler writes an index into a list of refs.
         hold = self._hold
         held = hold if type(hold) is ForwardedHold else runtime_hooks.hold_for(self)
         return named(self) if held is None else (_attach_held, (self._id, *held))
 
 
-# Slot descriptors write past our own __setattr__, and twice as fast as object.__setattr__ does.
+# Slot descriptors bypass __setattr__, and are twice as fast as object.__setattr__.
 _set_id = ObjectRef.__dict__["_id"].__set__
 _set_hold = ObjectRef.__dict__["_hold"].__set__
 
 
 class ForwardedHold(NamedTuple):
-    """Replaces a hold in a process that forwards a ref without being in a cluster. It is pickled
-    again with the ref, for the process that must know how long a node holds the object."""
+    """Replaces a hold in a process without a cluster that forwards a ref. It is pickled with the
+    ref, because the receiver must know how long a node holds the object."""
 
     node: int
     seconds: float
 
 
 def named(ref: ObjectRef[Any]) -> tuple[Callable[[bytes], ObjectRef[Any]], tuple[bytes]]:
-    """How a ref is pickled if nothing holds its object meanwhile."""
+    """The pickle of a ref whose object no node holds."""
     return _attach, (ref._id,)
 
 
 def _attach(object_id: bytes) -> ObjectRef[Any]:
-    """Unpickles a ref from the bytes of a foreign pickler, with a hold if the object exists."""
+    """Unpickles a ref from a foreign pickler, with a hold if the object exists."""
     return ObjectRef(object_id, runtime_hooks.attach(object_id))
 
 
 def _attach_held(object_id: bytes, node: int, seconds: float) -> ObjectRef[Any]:
-    """Like `_attach`, if that node has held the object. ObjectLostError: the object is gone."""
+    """Like `_attach`, for an object that a node holds. ObjectLostError: the object is gone."""
     hold = runtime_hooks.attach_held(object_id, node, seconds)
     return ObjectRef(object_id, ForwardedHold(node, seconds) if hold is None else hold)
 
 
 class ByRef(Generic[T]):
-    """Marks an argument whose refs the task receives as refs; made by `by_ref`."""
+    """Marks an argument whose refs are not resolved; created by `by_ref`."""
 
     __slots__ = ("value",)
 
@@ -271,7 +271,7 @@ def by_ref(x: T) -> ByRef[T]:
     Parameters
     ----------
     x : object
-        A ref, a Future, or anything that contains some.
+        A ref, a Future, or a value that contains them.
 
     Returns
     -------

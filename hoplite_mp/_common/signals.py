@@ -1,7 +1,4 @@
-"""Signals: requests to end this process, and exceptions that signal handlers raise.
-
-The process must end properly, after its current work, and the wait for the signal must never hang.
-"""
+"""Signals: requests to end this process, and exceptions raised by signal handlers."""
 
 from __future__ import annotations
 
@@ -20,17 +17,16 @@ __all__ = ["StopRequest", "is_interruption"]
 
 
 class StopRequest:
-    """A signal's request that this process end. It raises no exception, except inside `breaks`,
-    where code may be interrupted anywhere.
+    """A flag that signals set to end this process after its current work. It raises no exception,
+    except inside `breaks`.
 
-    It is not a threading.Event, because a signal's handler must not set one: the handler runs in
-    the waiting thread, which may hold the event's lock at that moment, and would wait for
-    itself."""
+    It is not a threading.Event, because a signal handler must not set one: the handler runs in the
+    waiting thread, which may hold the event's lock, and would deadlock."""
 
     def __init__(self) -> None:
         self._asked = False
         self._breaks = False
-        self._wake = os.eventfd(0)  # readable for ever once the end was requested
+        self._wake = os.eventfd(0)  # stays readable once the end is requested
 
     def __del__(self) -> None:
         os.close(self._wake)
@@ -43,8 +39,8 @@ class StopRequest:
         os.eventfd_write(self._wake, 1)
 
     def wait(self, timeout: float) -> bool:
-        """Waits until the end is requested, or for `timeout` seconds. Returns whether it is
-        requested."""
+        """Waits until the end is requested, for at most `timeout` seconds; returns whether it
+        is."""
         select.select([self._wake], [], [], timeout)
         return self._asked
 
@@ -57,7 +53,7 @@ class StopRequest:
 
     @contextlib.contextmanager
     def breaks(self) -> Iterator[None]:
-        """A signal interrupts this block with KeyboardInterrupt, instead of waiting for its end."""
+        """A signal interrupts this block with KeyboardInterrupt."""
         self._breaks = not self.is_set()
         try:
             yield
@@ -65,28 +61,27 @@ class StopRequest:
             self._breaks = False
 
 
-# Recognises exceptions that a signal handler has raised.
+# Recognition of exceptions raised by signal handlers.
 #
-# Python runs signal handlers between any two steps of the main thread, so a handler's exception (a
-# timeout, say) is raised by whatever step was running. A call that reports errors of its arguments
-# to other members must not mistake it for one, nor a pickler for the error of a value.
+# Python runs signal handlers between any two steps of the main thread, so any step can raise a
+# handler's exception, such as a timeout. A call that reports errors of its arguments to other
+# members must not mistake it for one, nor a pickler for the error of a value.
 
 
-# As `error.__traceback__`, for exceptions whose class refuses or redefines the attribute.
+# Like `error.__traceback__`, for exceptions whose class refuses or redefines the attribute.
 _traceback_of = vars(BaseException)["__traceback__"].__get__
-PACKAGE = (
-    os.path.dirname(os.path.dirname(__file__)) + os.sep
-)  # no handler of its own raises an Exception
+# This package's own handlers raise no Exception.
+PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def is_interruption(error: BaseException) -> bool:
     """Whether a signal handler has raised the error. A handler is recognised in the traceback by
-    its arguments, the signal's number and the interrupted frame. Handlers without Python code, and
-    those that have deleted their arguments, are not recognised."""
+    its arguments, the signal's number and the interrupted frame. Handlers that are not Python code
+    or have deleted their arguments are not recognised."""
     step = _traceback_of(error)
     while step is not None:
         for one, other in pairwise(_arguments(step.tb_frame)):
-            # By type: isinstance reads `__class__` of arguments, whose classes may refuse that.
+            # Not isinstance: it reads `__class__`, which the arguments' classes may refuse.
             if issubclass(type(one), int) and type(other) is FrameType:
                 return True
         step = step.tb_next
@@ -94,13 +89,13 @@ def is_interruption(error: BaseException) -> bool:
 
 
 def _arguments(frame: FrameType) -> list[Any]:
-    """The positional arguments of a call, as far as they still have their names."""
+    """The positional arguments of a call that are still bound to their names."""
     code = frame.f_code
     has_more = bool(code.co_flags & inspect.CO_VARARGS)
     if code.co_argcount + 2 * has_more < 2:
         return []
     if code.co_filename.startswith(PACKAGE):
-        return []  # the frame would keep a copy of its variables, perhaps of the error: a cycle
+        return []  # f_locals may contain the error, which would create a reference cycle
     found = frame.f_locals
     arguments = [found.get(name) for name in code.co_varnames[: code.co_argcount]]
     if has_more:

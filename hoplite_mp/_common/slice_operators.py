@@ -1,7 +1,7 @@
-"""Reduction operators that need every input of a slice at one place: medians, selections, scores.
+"""Reduction operators that need all inputs of a slice in one place: medians, selections, scores.
 
-The owner of a slice holds that slice of all inputs. It may need sums over all slices, for example
-the whole distance of two inputs; `fold` asks for these with `yield`.
+The owner of a slice has this slice of all inputs. If it needs sums over all slices, for example the
+distance of two inputs, `fold` requests them with `yield`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class SliceOperator(abc.ABC):
 
     @abc.abstractmethod
     def check(self, inputs: int, shape: tuple[int, ...]) -> None:
-        """Raises ValueError if the operator cannot reduce so many inputs, of this shape."""
+        """Raises ValueError if the operator cannot reduce this number of inputs of this shape."""
 
     @abc.abstractmethod
     def fold(self, slices: Sequence[Array], begin: int) -> Fold:
-        """Reduces the elements from `begin` on: flat slices of all inputs, in their order."""
+        """Reduces flat slices of all inputs, in order. begin: the index of their first element."""
 
     def text(self) -> str:
         """The operator with its arguments, which must be equal on all ranks."""
@@ -61,9 +61,9 @@ def is_finite(array: Array) -> bool:
 
 
 def fold_whole(op: SliceOperator, arrays: Sequence[Any]) -> tuple[Array, tuple[int, ...]]:
-    """The reduction of whole arrays in one place, and the indices of the accepted ones.
+    """The reduction of whole arrays, and the indices of the accepted ones.
 
-    ValueError: shapes or dtypes differ, or `op` cannot reduce so many inputs.
+    ValueError: shapes or dtypes differ, or `op` cannot reduce this number of inputs.
     """
     inputs = [slice_array(array, type(op).__name__) for array in arrays]
     first = inputs[0]

@@ -1,17 +1,16 @@
-"""A model of the rule by which the compiled engine moves bulk bytes; it moves none itself.
+"""A model of the rule by which the compiled engine moves bulk bytes.
 
-Code that plans or simulates transfers must follow the same rule as the engine. There is one rule:
-*a block moves when the watermarks of its inputs have passed it*. `cext/engine_*.c` applies it to
-bytes; here cells are numbers, and `tests/cext/test_engine_rule.py` runs random programs in both and
-compares them.
+Code that plans or simulates transfers must follow the engine's rule: *a block moves when the
+watermarks of its inputs have passed it*. `cext/engine_*.c` applies it to bytes; here cells are
+numbers. `tests/cext/test_engine_rule.py` compares random programs in both.
 
     cell    bytes [0, watermark) are valid and final
-    pull    copies the next block of another cell, as soon as all of it is there; a shorter cell
-            gets only the beginning
-    fold    computes the next block of its cell, as soon as all sources have come that far
+    pull    copies the next block of another cell once it is complete; a shorter cell gets only the
+            beginning
+    fold    computes the next block of its cell once all sources have reached its end
 
-The ends of blocks are fixed by the size of a cell (`block_bytes_for`, `goal`), so the possible
-watermarks of a cell do not depend on time; only the moments at which they appear do.
+The size of a cell determines the ends of its blocks (`block_bytes_for`, `goal`), so the possible
+watermarks of a cell do not depend on timing.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ __all__ = ["TransferModel", "block_bytes_for", "fold_goal", "goal", "serve_goal"
 
 LINE_BYTES = 64
 BLOCK_BYTES_LEAST = 16 * 1024
-"""A frame takes some microseconds, however short it is."""
+"""A frame takes some microseconds, regardless of its length."""
 BLOCKS_WANTED = 8
-"""In a cell, so that all hosts of a chain work at the same time."""
+"""In a cell, so that all hosts of a chain work simultaneously."""
 FOLD_BYTES_MAX = 256 * 1024
 """Bytes of a step of a fold, during which no socket is polled."""
 
@@ -45,7 +44,7 @@ def goal(nbytes: int, watermark: int, block_bytes: int) -> int:
 
 
 def serve_goal(nbytes: int, watermark: int, block_bytes: int, end: int) -> int:
-    """Like `goal`, for a reader that wants that cell's bytes up to `end`."""
+    """Like `goal`, for a reader of the cell's bytes up to `end`."""
     return min(end, goal(nbytes, watermark, block_bytes))
 
 
@@ -67,7 +66,7 @@ class _Cell:
 
 
 class TransferModel:
-    """Cells by name, their pulls and folds, and the resulting steps."""
+    """Named cells, their pulls and folds, and the resulting steps."""
 
     def __init__(self) -> None:
         self._cells: dict[Hashable, _Cell] = {}
@@ -75,9 +74,9 @@ class TransferModel:
     def cell(
         self, name: Hashable, nbytes: int, filled: int = 0, block_bytes_max: int = 256 * 1024
     ) -> None:
-        """Adds a cell; `block_bytes_max` is that of the cell's engine."""
+        """Adds a cell; `block_bytes_max` is that of its engine."""
         if name in self._cells:
-            raise ValueError(f"there is a cell {name!r}")
+            raise ValueError(f"cell {name!r} exists already")
         if not 0 <= filled <= nbytes:
             raise ValueError(f"filled must be from 0 to {nbytes} bytes, not {filled}")
         self._cells[name] = _Cell(nbytes, filled, block_bytes_for(nbytes, block_bytes_max))
@@ -86,20 +85,20 @@ class TransferModel:
         """Fills a cell from another, which need not exist yet. Replaces an earlier pull."""
         cell = self._cells[name]
         if cell.sources:
-            raise ValueError(f"a fold fills {name!r}")
+            raise ValueError(f"cell {name!r} is filled by a fold")
         cell.source = source
 
     def fold(
         self, name: Hashable, sources: Sequence[tuple[Hashable, int]], item_bytes: int
     ) -> None:
-        """Fills a cell, of elements of `item_bytes`, from (cell, bytes of its elements) in
-        order."""
+        """Fills a cell with elements of `item_bytes` from `sources`: (cell, bytes of its elements),
+        in order."""
         cell = self._cells[name]
         if cell.source is not None or cell.sources:
-            raise ValueError(f"something else fills {name!r}")
+            raise ValueError(f"cell {name!r} is already filled by a pull or fold")
         for source, source_item_bytes in sources:
             if self._cells[source].nbytes * item_bytes != cell.nbytes * source_item_bytes:
-                raise ValueError(f"{source!r} has not as many elements as {name!r}")
+                raise ValueError(f"cells {source!r} and {name!r} have different numbers of items")
         cell.sources = tuple(sources)
         cell.item_bytes = item_bytes
 
@@ -108,8 +107,8 @@ class TransferModel:
         return self._cells[name].watermark
 
     def contributors(self, name: Hashable) -> object:
-        """The origin of the cell's bytes: a tree of names, with folds as tuples in the order of
-        their sources."""
+        """The origin of the cell's bytes: a name, or for a fold the tuple of its sources'
+        origins."""
         cell = self._cells[name]
         if cell.source is not None:
             return self.contributors(cell.source)
@@ -118,8 +117,8 @@ class TransferModel:
         return name
 
     def advance(self) -> list[tuple[Hashable, int]]:
-        """Makes one step of every cell that can make one, all simultaneously; returns (cell,
-        watermark)."""
+        """Makes one simultaneous step of every cell that can; returns (cell, watermark) of
+        each."""
         steps = [(name, self._next(cell)) for name, cell in self._cells.items()]
         made = [(name, end) for name, end in steps if end > self._cells[name].watermark]
         for name, end in made:
@@ -127,14 +126,14 @@ class TransferModel:
         return made
 
     def run(self) -> list[tuple[Hashable, int]]:
-        """Makes and returns all steps, until no cell can make one any more."""
+        """Makes and returns all steps, until no cell can advance."""
         trace: list[tuple[Hashable, int]] = []
         while steps := self.advance():
             trace += steps
         return trace
 
     def _next(self, cell: _Cell) -> int:
-        """The watermark after the cell's next step; the same as now if it cannot make one."""
+        """The watermark after the cell's next step; unchanged if it cannot make one."""
         if cell.watermark == cell.nbytes:
             return cell.watermark
         if cell.source is not None and (source := self._cells.get(cell.source)) is not None:

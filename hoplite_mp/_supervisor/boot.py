@@ -1,7 +1,6 @@
-"""The first file that the supervisor's process runs, as a script.
+"""The script of the supervisor's process and of workers that are not forks.
 
-The process must import the package that has started it, whatever else is on sys.path. It imports
-only what its children share; node and manager import the rest themselves.
+The process must import the package that has started it, whatever is on sys.path.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ PACKAGE = "hoplite_mp"
 
 
 def import_package(folder: str) -> None:
-    """Imports the package of this file, whatever else is on sys.path. This imports little, because
-    the package imports its modules when they are needed."""
+    """Imports the package of this file, whatever is on sys.path. The package imports its modules
+    lazily."""
     init = os.path.join(folder, "__init__.py")
     spec = importlib.util.spec_from_file_location(
         PACKAGE, init, submodule_search_locations=[folder]
@@ -32,14 +31,14 @@ def import_package(folder: str) -> None:
     assert spec.loader is not None
     module = sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the program has already shown them
+        warnings.simplefilter("ignore")  # the program has already printed them
         spec.loader.exec_module(module)
 
 
 def read(fd: int) -> bytearray:
-    """Reads the start file: the length and the JSON of sys.path and then the start message. Sets
-    sys.path and returns the message."""
-    with open(fd, "rb", buffering=0) as info:  # a memfd: a read is never short
+    """Reads the start file: length and JSON of sys.path, then the start message. Sets sys.path and
+    returns the message."""
+    with open(fd, "rb", buffering=0) as info:  # a memfd: reads are never short
         size = int.from_bytes(info.read(8), "little")
         sys.path[:] = json.loads(info.read(size))
         message = bytearray(os.fstat(fd).st_size - info.tell())
@@ -48,8 +47,8 @@ def read(fd: int) -> bytearray:
 
 
 def decode(body: bytearray) -> Start:
-    """Decodes the start message, and overwrites its bytes, because they contain the key of a LAN,
-    and every child would inherit this copy."""
+    """Decodes the start message, and overwrites its bytes: they contain the key of a LAN, and
+    children would inherit this copy."""
     import msgspec
 
     from hoplite_mp._protocol.local import Start
@@ -63,7 +62,7 @@ def decode(body: bytearray) -> Start:
 def boot(fd: int, fresh: bool) -> None:
     """Imports the package, then runs the supervisor or, if `fresh`, a worker that is not a fork
     (exec_worker.py)."""
-    gc.disable()  # imports make hardly any garbage; supervisor and children enable it again
+    gc.disable()  # imports create hardly any garbage; supervisor and children enable it
     body = read(fd)
     import_package(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if fresh:
@@ -77,6 +76,6 @@ def boot(fd: int, fresh: bool) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is only for the program
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     boot(int(sys.argv[1]), len(sys.argv) > 2)

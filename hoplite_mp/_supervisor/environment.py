@@ -1,10 +1,10 @@
-"""Environment variables that libraries read once, when a worker imports them: threads and devices.
+"""Environment variables of workers for the threads and devices of libraries.
 
-The processes of a pool share the cores of their host: each numerical library (BLAS, OpenMP, Numba,
-torch) gets cores / processes of the pool on this host, at least 1. An actor is the only process of
-its pool, but a program usually has several actors, so each gets one thread unless the user requests
-more. The template from which workers are forked must not have any threads. A worker with resources
-sees the devices that are assigned to it.
+Libraries read these variables once, at import. The processes of a pool share the cores of their
+host: each numerical library (BLAS, OpenMP, Numba, torch) gets cores / processes of the pool on this
+host, at least 1. An actor is the only process of its pool, but programs usually have several
+actors, so each gets one thread unless the user requests more. A worker with resources sees only its
+assigned devices.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = [
     "blas_threads_here",
     "device_environment",
     "limit_blas",
-    "note_given",
+    "record_user_settings",
     "set_blas_threads",
 ]
 
@@ -39,12 +39,12 @@ BLAS_VARIABLES = (
     "NUMBA_NUM_THREADS",
 )
 TBB_SHARES = "ENABLE_IPC"  # makes TBB's schedulers in several processes share the cores
-_given_blas: dict[str, str] = {}
+_user_blas: dict[str, str] = {}
 
 
-def note_given() -> None:
-    """Remembers the user's settings, before this process changes its own environment."""
-    _given_blas.update({k: os.environ[k] for k in BLAS_VARIABLES if k in os.environ})
+def record_user_settings() -> None:
+    """Records the user's settings, before this process changes its environment."""
+    _user_blas.update({k: os.environ[k] for k in BLAS_VARIABLES if k in os.environ})
 
 
 def blas_environment(
@@ -52,9 +52,9 @@ def blas_environment(
 ) -> dict[str, str]:
     """Variables for each process of a pool. Threads: Config.blas_threads (`chosen`), else the
     user's setting, else cores / processes. processes: of the pool on this host; 0: each has one
-    thread. given: the user's variables; None: those recorded by note_given()."""
+    thread. given: the user's variables; None: those recorded by record_user_settings()."""
     count = str(chosen or max(1, cores // processes if processes else 1))
-    given = _given_blas if given is None else given
+    given = _user_blas if given is None else given
     shares = {TBB_SHARES: os.environ.get(TBB_SHARES, "1")}
     if chosen:
         return {**dict.fromkeys(BLAS_VARIABLES, count), **shares}
@@ -64,7 +64,7 @@ def blas_environment(
 
 
 def limit_blas(environment: dict[str, str]) -> None:
-    """Lets numpy's OpenBLAS, which was loaded with one thread, use more if the worker may."""
+    """Raises the number of threads of numpy's OpenBLAS, which was loaded with one thread."""
     first = environment["OPENBLAS_NUM_THREADS"].split(",")[0].strip()  # OpenMP allows a list
     threads = int(first) if first.isdecimal() else 1
     if threads > 1:
@@ -72,8 +72,8 @@ def limit_blas(environment: dict[str, str]) -> None:
 
 
 def set_blas_threads(threads: int) -> None:
-    """Sets the number of threads of each OpenBLAS that this process has loaded. Libraries that are
-    loaded later read their environment variables."""
+    """Sets the number of threads of each loaded OpenBLAS. Libraries that are loaded later read
+    their environment variables."""
     for setter in _functions_of_openblas("set_num_threads"):
         setter(threads)
 
@@ -84,7 +84,7 @@ def blas_threads_here() -> int | None:
 
 
 def _functions_of_openblas(name: str) -> Iterator[Any]:
-    """That function of each OpenBLAS that this process has loaded."""
+    """That function of each loaded OpenBLAS."""
     try:
         with open("/proc/self/maps") as maps:  # the sixth field is the path, which may have spaces
             paths = {line.rstrip("\n").split(maxsplit=5)[5] for line in maps if "openblas" in line}
@@ -93,7 +93,7 @@ def _functions_of_openblas(name: str) -> Iterator[Any]:
     for path in paths:
         try:  # loaded under this name, even if the file was replaced since
             library = ctypes.CDLL(path.removesuffix(" (deleted)"), os.RTLD_NOLOAD | os.RTLD_NOW)
-        except OSError:  # the number of threads is not worth the end of a worker
+        except OSError:  # do not fail a worker because of this
             continue
         for prefix in ("scipy_openblas", "openblas"):
             for suffix in ("64_", ""):
@@ -106,7 +106,7 @@ DEVICES = {"gpu": "CUDA_VISIBLE_DEVICES"}  # resource -> the variable that names
 
 
 def device_environment(assigned: dict[str, list[int]]) -> dict[str, str]:
-    """The variables for a worker. assigned: for each resource the indices of the worker's devices,
+    """The variables for a worker. assigned: for each resource, the indices of the worker's devices
     for its lifetime. If this process may use only some devices, the indices refer to these. A
     fraction of a device has no index, and leaves the variable unchanged."""
     found = {}

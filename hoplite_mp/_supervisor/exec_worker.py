@@ -1,9 +1,9 @@
-"""A worker that is not a fork of the template, because it has an environment of its own.
+"""A worker with a separate environment, which is therefore not a fork of the template.
 
-Most code reads the environment only once, at import or load time: OpenBLAS its number of threads,
-numpy its CPU features, CUDA its devices, the C library its allocator. The template has already
-imported numpy, so a process with `options(env=)` executes the interpreter anew, with that
-environment. This takes as long as importing numpy (0.15 s).
+Libraries read the environment at import or load time: OpenBLAS its number of threads, numpy its CPU
+features, CUDA its devices, the C library its allocator. The template has already imported numpy, so
+a process with `options(env=)` executes the interpreter again, with that environment. This takes as
+long as importing numpy (0.15 s).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.local import Spawn, Start
     from hoplite_mp._protocol.spawning import Environment
 
-__all__ = ["become_fresh", "begin", "environment_of"]
+__all__ = ["begin", "environment_of", "exec_interpreter"]
 
 WORKER_MAIN = ("hoplite_mp._worker.main", "main")
 PR_SET_NAME = 15
-EVERY_BLAS = "OMP_NUM_THREADS"  # every BLAS follows it unless its own variable is set
+EVERY_BLAS = "OMP_NUM_THREADS"  # applies to each BLAS whose own variable is not set
 
 
 class _Arguments(msgspec.Struct, frozen=True, array_like=True):
@@ -54,9 +54,9 @@ class _Arguments(msgspec.Struct, frozen=True, array_like=True):
 def environment_of(
     here: dict[str, str], own: dict[str, str], changes: Environment
 ) -> dict[str, str]:
-    """The template's environment, overridden by the worker's own variables (its share of the cores,
-    its devices), and these by `changes`. If `changes` set OMP_NUM_THREADS, this applies to every
-    BLAS whose own variable they do not set."""
+    """The template's environment, overridden by the worker's own variables (threads, devices), and
+    these by `changes`. OMP_NUM_THREADS in `changes` applies to every BLAS whose own variable is not
+    in `changes`."""
     found = {**here, **own}
     named = dict(changes)
     if EVERY_BLAS in named:
@@ -69,10 +69,10 @@ def environment_of(
     return found
 
 
-def become_fresh(
+def exec_interpreter(
     start: Start, ask: Spawn, rpc_fd: int, inherited: list[int], own: dict[str, str]
 ) -> NoReturn:
-    """Executes the interpreter in the forked child."""
+    """Executes the interpreter, in the forked child."""
     arguments = _Arguments(
         start.control_fd,
         start.store_fd,
@@ -89,13 +89,13 @@ def become_fresh(
         inherited,
     )
     listed = json.dumps(sys.path).encode()
-    info = os.memfd_create("hoplite_mp start", 0)  # no O_CLOEXEC, so that it survives the exec
+    info = os.memfd_create("hoplite_mp start", 0)  # without O_CLOEXEC, to survive the exec
     os.write(info, len(listed).to_bytes(8, "little") + listed + msgspec.msgpack.encode(arguments))
     os.lseek(info, 0, os.SEEK_SET)
     for fd in (start.control_fd, start.store_fd, start.event_fd, rpc_fd, *inherited):
         os.set_inheritable(fd, True)
     boot = os.path.join(os.path.dirname(os.path.abspath(__file__)), "boot.py")
-    import subprocess  # imported here, as only these workers need it
+    import subprocess  # only for these workers
 
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     os.execve(
@@ -106,14 +106,14 @@ def become_fresh(
 
 
 def begin(body: bytearray) -> None:
-    """Runs the worker in the new interpreter."""
+    """Runs the worker, in the new interpreter."""
     arguments = msgspec.msgpack.decode(body, type=_Arguments)
     for fd in (arguments.control_fd, arguments.store_fd, arguments.event_fd, arguments.rpc_fd):
         os.set_inheritable(fd, False)
     for fd in arguments.inherited:
         os.set_inheritable(fd, False)
     ctypes.CDLL(None).prctl(PR_SET_NAME, b"hoplite worker", 0, 0, 0)
-    for stream in (sys.stdout, sys.stderr):  # lines are shown when they are printed
+    for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     gc.enable()
     code = 1

@@ -1,9 +1,9 @@
-"""The supervisor: a single-threaded template that forks node, manager and workers, and reaps them.
+"""The supervisor: a single-threaded template process that forks and reaps node, manager, workers.
 
-NumPy is imported once, here, also for the node, so that the fork of a worker takes 1 ms; and a
-parent that runs no user code and holds no lock can always fork, wait and kill. The node requests
-forks of workers, and receives a report of every exit. The supervisor ends the host when the driver
-requests this, when driver or node is gone, and after the end of a manager that is not restarted.
+The template has imported NumPy, so the fork of a worker takes 1 ms. It runs no user code and holds
+no lock, so it can always fork, wait and kill. The node requests forks of workers, and gets a report
+of every exit. The supervisor ends the host at the driver's request, after the end of driver or
+node, and after the end of a manager that is not restarted.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from hoplite_mp._supervisor.environment import (
     blas_environment,
     device_environment,
     limit_blas,
-    note_given,
+    record_user_settings,
 )
-from hoplite_mp._supervisor.exec_worker import become_fresh
+from hoplite_mp._supervisor.exec_worker import exec_interpreter
 from hoplite_mp._supervisor.manager_process import RETRY_MS, ManagerProcess
 from hoplite_mp._supervisor.processes import (
     children,
     descriptors,
     kill_group,
     leave,
+    print_error,
     raise_descriptor_limit,
-    say,
 )
 
 __all__ = ["main"]
@@ -62,10 +62,10 @@ PACKET_BYTES_MAX = 1 << 16
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 ENDING_POLL_MS = 20
 NODE_PATIENCE_S = 1.0
-UNKILLABLE_S = 5.0  # for unkillable processes: another user's, or stuck in the kernel
-FAREWELL_S = 1.0  # for the manager to inform other hosts, and for the node to exit
-LINE_FDS = 3  # descriptors of a worker: rpc, stdout and stderr
-FDS_MAX = 253  # including inherited ones; the kernel passes no more in one message
+UNKILLABLE_TIMEOUT_S = 5.0  # for processes of other users, or stuck in the kernel
+EXIT_TIMEOUT_S = 1.0  # for the manager to inform other hosts, and for the node to exit
+WORKER_FDS = 3  # descriptors of a worker: rpc, stdout and stderr
+FDS_MAX = 253  # including inherited ones; the kernel's limit for one message
 FIRST_SLOT = 2  # client slots 0 and 1 are the node's and the driver's
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -78,10 +78,10 @@ class Supervisor:
         self.start = start
         self.driver = socket.socket(fileno=start.supervisor_fd)
         self.node: socket.socket
-        self.driver_ends: list[int] = []  # becomes readable when the driver has ended
+        self.driver_pidfds: list[int] = []  # readable when the driver has ended
         self.workers: dict[int, tuple[int, int]] = {}  # pid -> (slot, pool)
         self.node_pid = 0
-        self.managing = ManagerProcess(self)
+        self.manager_process = ManagerProcess(self)
         self.given_up = self.node_died = False
         self.first: list[tuple[int, list[int]]] = []  # first workers: (slot, [rpc, stdout, stderr])
         self.ending = self.orderly = False
@@ -92,8 +92,8 @@ class Supervisor:
     def fork(
         self, name: bytes, entry: tuple[str, str], args: tuple[Any, ...], close: list[Any]
     ) -> int:
-        """Forks a child with its own session that is killed when this process ends. name: as shown
-        by ps and top, at most 15 bytes."""
+        """Forks a child in a new session, which is killed when this process ends. name: for ps and
+        top, at most 15 bytes."""
         parent = os.getpid()
         pid = os.fork()
         if pid:
@@ -112,7 +112,7 @@ class Supervisor:
                 thing.close() if hasattr(thing, "close") else os.close(thing)
             module, main_of = entry
             run = getattr(importlib.import_module(module), main_of)
-            gc.freeze()  # keeps collections from scanning the modules
+            gc.freeze()  # collections need not scan the modules
             gc.enable()
             code = run(*args) or 0
         except SystemExit as error:
@@ -126,18 +126,18 @@ class Supervisor:
         return 0
 
     def own_descriptors(self) -> list[Any]:
-        """Descriptors and sockets that no child gets."""
-        return [self.driver, self.node, self.wake_read, self.wake_write, *self.driver_ends]
+        """Descriptors and sockets that children must close."""
+        return [self.driver, self.node, self.wake_read, self.wake_write, *self.driver_pidfds]
 
     def start_services(self) -> None:
-        """Starts node and manager, whose further imports run on other cores. Also creates the first
-        workers' connections, so that these workers need not wait for the node."""
+        """Starts node and manager, and creates the first workers' connections, so that these
+        workers need not wait for the node."""
         s = self.start
         lan = s.lan
         manages = lan is None or not lan.manager
         self.node, node_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         to_manager, manager_end = socket.socketpair()
-        nodes_ends = [self.make_lines(FIRST_SLOT + i) for i in range(s.workers)]
+        nodes_ends = [self.make_channels(FIRST_SLOT + i) for i in range(s.workers)]
         given = msgspec.structs.replace(s, first_workers=nodes_ends)
         workers_ends = [fd for _, fds in self.first for fd in fds]
         self.node_pid = self.fork(
@@ -151,17 +151,18 @@ class Supervisor:
         node_end.close()
         to_manager.close()
         if manages:
-            self.managing.begin(manager_end)
+            self.manager_process.begin(manager_end)
         manager_end.close()
         for fd in descriptors(lan, "peer_fd"):
             os.close(fd)
 
-    def make_lines(self, slot: int) -> tuple[int, int, int, int]:
-        """Creates a first worker's connection and pipes; the worker's ends wait in `first`."""
-        line, workers = seqpacket_pair()
+    def make_channels(self, slot: int) -> tuple[int, int, int, int]:
+        """Creates a first worker's connection and pipes, with the worker's ends in `first`; returns
+        the node's ends."""
+        node_end, worker_end = seqpacket_pair()
         out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
-        self.first.append((slot, [workers.detach(), out[1], err[1]]))
-        return slot, line.detach(), out[0], err[0]
+        self.first.append((slot, [worker_end.detach(), out[1], err[1]]))
+        return slot, node_end.detach(), out[0], err[0]
 
     def spawn_first(self) -> None:
         while self.first:
@@ -170,7 +171,7 @@ class Supervisor:
 
     def spawn(self, ask: Spawn, fds: list[int]) -> None:
         s = self.start
-        if len(fds) < LINE_FDS:
+        if len(fds) < WORKER_FDS:
             self.not_spawned(ask.slot, fds, "Too many open files")
             return
         rpc_fd, out_fd, err_fd, *inherited = fds
@@ -185,8 +186,8 @@ class Supervisor:
             os.close(out_fd)
             os.close(err_fd)
             if ask.env:
-                become_fresh(s, ask, rpc_fd, inherited, environment)
-            for stream in (sys.stdout, sys.stderr):  # lines are shown when they are printed
+                exec_interpreter(s, ask, rpc_fd, inherited, environment)
+            for stream in (sys.stdout, sys.stderr):
                 stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
             os.environ.update(environment)
             limit_blas(environment)
@@ -210,7 +211,8 @@ class Supervisor:
 
         close = [*self.own_descriptors(), *(fd for _, others in self.first for fd in others)]
         close += descriptors(s.lan, "manager_fd")
-        close += [] if self.managing.standby is None else [self.managing.standby[0].manager_fd]
+        standby = self.manager_process.standby
+        close += [] if standby is None else [standby[0].manager_fd]
         try:
             pid = self.fork(b"hoplite worker", (__name__, "_run_in_child"), (run,), close)
         except OSError as error:  # too many processes, or too little memory
@@ -219,14 +221,14 @@ class Supervisor:
         for fd in fds:
             os.close(fd)
         self.workers[pid] = (ask.slot, ask.pool)
-        self.tell_node(Spawned(ask.slot, pid))
+        self.send_node(Spawned(ask.slot, pid))
 
     def not_spawned(self, slot: int, fds: list[int], why: str) -> None:
         for fd in fds:
             os.close(fd)
-        self.tell_node(NotSpawned(slot, why))
+        self.send_node(NotSpawned(slot, why))
 
-    def tell_node(self, message: Spawned | NotSpawned | Exited) -> None:
+    def send_node(self, message: Spawned | NotSpawned | Exited) -> None:
         with contextlib.suppress(OSError):
             self.node.send(msgspec.msgpack.encode(message))
 
@@ -240,28 +242,28 @@ class Supervisor:
                 return
             if pid in self.workers:
                 slot, _ = self.workers.pop(pid)
-                kill_group(pid)  # processes that tasks started, except in other sessions
-                self.tell_node(Exited(slot, pid, os.waitstatus_to_exitcode(status)))
-            elif pid in (self.node_pid, self.managing.pid):
-                self.note_end(pid, status)
-                if pid == self.managing.pid:
-                    self.managing.pid = 0
-                    if self.managing.standby is not None and not status:
-                        continue  # the cluster has ended; the node is informed, too
-                    # Status 0: the manager has nothing left to do, because the node has ended.
+                kill_group(pid)  # processes started by tasks, except in other sessions
+                self.send_node(Exited(slot, pid, os.waitstatus_to_exitcode(status)))
+            elif pid in (self.node_pid, self.manager_process.pid):
+                self.record_exit(pid, status)
+                if pid == self.manager_process.pid:
+                    self.manager_process.pid = 0
+                    if self.manager_process.standby is not None and not status:
+                        continue  # the cluster has ended, as the node knows
+                    # Status 0: the manager has ended because the node has ended.
                     if not self.ending and self.node_pid and status and not self.given_up:
-                        self.managing.restart()
+                        self.manager_process.restart()
                     else:
                         self.ending = True
                 else:
                     self.node_pid = 0
                     self.ending = True
 
-    def note_end(self, pid: int, status: int) -> None:
-        """Records the meaning of an exit code of the node or manager: GIVEN_UP if this host was
-        declared dead, or this manager had to step down; another code if the node has failed."""
+    def record_exit(self, pid: int, status: int) -> None:
+        """Interprets the exit code of node or manager. GIVEN_UP: this host was declared dead, or
+        this manager had to step down; other codes: the node has failed."""
         code = os.waitstatus_to_exitcode(status)
-        if pid in (self.node_pid, self.managing.pid):
+        if pid in (self.node_pid, self.manager_process.pid):
             self.given_up = self.given_up or code == GIVEN_UP
         if pid == self.node_pid and code not in (0, GIVEN_UP) and not self.ending:
             self.node_died = True
@@ -272,17 +274,17 @@ class Supervisor:
         poll = select.poll()
         try:
             driver_fd = os.pidfd_open(self.start.driver_pid)
-            self.driver_ends.append(driver_fd)
+            self.driver_pidfds.append(driver_fd)
             poll.register(driver_fd, select.POLLIN)
         except OSError:
-            return  # the driver is gone already
+            return  # the driver has ended
         poll.register(self.driver, select.POLLIN)
         poll.register(self.node, select.POLLIN)
         poll.register(self.wake_read, select.POLLIN)
         decoder = msgspec.msgpack.Decoder(ToSupervisor)
         self.reap()
         while not self.ending:
-            for fd, _ in poll.poll(RETRY_MS if self.managing.due else None):
+            for fd, _ in poll.poll(RETRY_MS if self.manager_process.due else None):
                 if fd == driver_fd:
                     self.ending = True
                 elif fd == self.wake_read:
@@ -292,7 +294,7 @@ class Supervisor:
                 elif fd == self.driver.fileno():
                     data = self.driver.recv(PACKET_BYTES_MAX)
                     if data and isinstance(decoder.decode(data), Shutdown):
-                        self.orderly = True  # workers know this, and get time to end
+                        self.orderly = True  # workers know this, and may clean up
                     self.ending = True
                 elif fd == self.node.fileno():
                     try:
@@ -306,53 +308,52 @@ class Supervisor:
                         break
                     self.take(decoder.decode(data), fds, bool(flags & socket.MSG_CTRUNC))
             if not self.ending:
-                self.managing.look()
+                self.manager_process.retry()
 
     def take(self, message: Spawn | StartStandby | Shutdown, fds: list[int], cut: bool) -> None:
-        """Handles a message from the node; `cut`: some of its descriptors are missing."""
+        """Handles a message from the node. `cut`: some of its descriptors are missing."""
         if isinstance(message, Spawn) and cut:
             self.not_spawned(message.slot, fds, "Too many open files")
         elif isinstance(message, Spawn):
             self.spawn(message, fds)
         elif isinstance(message, StartStandby) and fds:
-            self.managing.take_standby(message, fds[0])
+            self.manager_process.take_standby(message, fds[0])
         elif isinstance(message, StartStandby):
             print("hoplite_mp: no standby: too many open files", file=sys.stderr, flush=True)
 
-    def doze(self) -> None:
-        """Waits until a child has ended, or for a moment."""
+    def wait_for_child(self) -> None:
+        """Waits for the end of a child, for at most ENDING_POLL_MS."""
         select.select([self.wake_read], [], [], ENDING_POLL_MS / 1000)
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake_read, 4096)
 
-    def pause(self) -> None:
-        """Dozes, then reaps children."""
-        self.doze()
+    def wait_and_reap(self) -> None:
+        """Waits for the end of a child, for at most ENDING_POLL_MS, and reaps children."""
+        self.wait_for_child()
         self.reap()
 
     def await_node(self) -> None:
-        """Waits for the exit of the node, which has closed its connection, and for its exit
-        code."""
-        deadline = clock.monotonic() + FAREWELL_S
+        """Waits for the exit code of the node, which has closed its connection."""
+        deadline = clock.monotonic() + EXIT_TIMEOUT_S
         while self.node_pid and clock.monotonic() < deadline:
-            self.pause()
+            self.wait_and_reap()
 
     def end(self, patience_s: float) -> None:
-        """Ends the host. Workers have `patience_s` to exit; then they are killed."""
+        """Ends the host. Workers are killed after `patience_s`."""
         deadline = clock.monotonic() + patience_s
         while self.workers and clock.monotonic() < deadline:
-            self.pause()
+            self.wait_and_reap()
         for pid in self.workers:
             self.kill(pid)
         if self.orderly:
-            self.let_node_finish()
-        self.let_manager_say_farewell()
-        for pid in (self.node_pid, self.managing.pid):
+            self.await_last_output()
+        self.let_manager_end_cluster()
+        for pid in (self.node_pid, self.manager_process.pid):
             if pid:
                 self.kill(pid)
-        deadline = clock.monotonic() + UNKILLABLE_S
+        deadline = clock.monotonic() + UNKILLABLE_TIMEOUT_S
         while clock.monotonic() < deadline:
-            # Includes adopted children, because processes started by tasks end with the host.
+            # Includes adopted children: processes started by tasks end with the host.
             for pid in children():
                 self.kill(pid)
             try:
@@ -360,36 +361,36 @@ class Supervisor:
             except ChildProcessError:
                 return
             if pid:
-                self.note_end(pid, status)
+                self.record_exit(pid, status)
                 kill_group(pid)
             else:
-                self.doze()
-        say(f"these processes cannot be ended from here: {children()}")
+                self.wait_for_child()
+        print_error(f"these processes cannot be killed: {children()}")
 
-    def let_node_finish(self) -> None:
-        """Waits for the node, which still passes the workers' last lines to the driver."""
+    def await_last_output(self) -> None:
+        """Waits for the node, which forwards the workers' last lines to the driver."""
         deadline = clock.monotonic() + NODE_PATIENCE_S
         with contextlib.suppress(OSError):
-            self.node.shutdown(socket.SHUT_WR)  # the node first reads the reports of exits
+            self.node.shutdown(socket.SHUT_WR)  # after the reports of exits
         while self.node_pid and clock.monotonic() < deadline:
-            self.pause()
+            self.wait_and_reap()
 
-    def let_manager_say_farewell(self) -> None:
-        """Lets the manager inform other hosts of the end, because they would otherwise wait for the
-        next manager. Does nothing if the end was not requested and a standby can take over."""
+    def let_manager_end_cluster(self) -> None:
+        """Lets the manager inform other hosts of the end; they would otherwise wait for the next
+        manager. Does nothing after a failure if a standby can take over."""
         lan = self.start.lan
-        if not self.managing.pid or lan is None or (lan.standby and not self.orderly):
+        if not self.manager_process.pid or lan is None or (lan.standby and not self.orderly):
             return
-        deadline = clock.monotonic() + FAREWELL_S
+        deadline = clock.monotonic() + EXIT_TIMEOUT_S
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.managing.pid, signal.SIGTERM)
+            os.kill(self.manager_process.pid, signal.SIGTERM)
         self.ending = True
-        while self.managing.pid and clock.monotonic() < deadline:
-            self.pause()
+        while self.manager_process.pid and clock.monotonic() < deadline:
+            self.wait_and_reap()
 
     def kill(self, pid: int) -> None:
         kill_group(pid)
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # another user's, by sudo
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # another user's, after sudo
             os.kill(pid, signal.SIGKILL)
 
 
@@ -398,16 +399,18 @@ def _run_in_child(run: Any) -> int:
 
 
 def _start_children(supervisor: Supervisor) -> bool:
-    """Imports what children share, and starts node, manager and the first workers. False: the
-    system has no process left for node or manager."""
+    """Imports the children's common modules, and starts node, manager and the first workers. False:
+    the limit of processes is reached."""
     for name in BLAS_VARIABLES:
-        os.environ[name] = "1"  # otherwise numpy's BLAS would start threads, which a fork loses
+        os.environ[name] = "1"  # numpy's BLAS must not start threads, which a fork would lose
     for module in PRELOAD:
         importlib.import_module(module)
     try:
         supervisor.start_services()
-    except BlockingIOError:  # EAGAIN: the limit was used up after the check
-        say("node and manager cannot be started: no process is left for this user (ulimit -u)")
+    except BlockingIOError:  # EAGAIN: the limit was reached after the check
+        print_error(
+            "cannot start node and manager: this user's process limit is reached (ulimit -u)"
+        )
         supervisor.node_died = True
         return False
     for name in BLAS_VARIABLES:
@@ -421,12 +424,12 @@ def _start_children(supervisor: Supervisor) -> bool:
 
 
 def main(start: Start) -> None:
-    """Runs in the executed process until the host ends."""
+    """Runs the supervisor until the host ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setsid()
     raise_descriptor_limit()
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    note_given()
+    record_user_settings()
     supervisor = Supervisor(start)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(supervisor.wake_write, warn_on_full_buffer=False)

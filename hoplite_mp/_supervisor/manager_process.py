@@ -1,8 +1,8 @@
-"""The manager of a host, or its standby: the process that is restarted when it dies.
+"""The process of a host's manager or standby, which is restarted when it dies.
 
-A host outlives its manager, because nodes keep their state and report it to the next manager. While
-the system has no process or descriptor for the restart, it is retried from the supervisor's loop,
-which still reaps, starts workers and serves the driver.
+A host survives its manager, because nodes report their state to the next manager. If the system has
+no process or descriptor for the restart, the supervisor's loop retries it, and meanwhile reaps,
+starts workers and serves the driver.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from hoplite_mp._common import clock
 from hoplite_mp._protocol.local import LanStart, ManagerStarted, Start, StartStandby
-from hoplite_mp._supervisor.processes import descriptors, say
+from hoplite_mp._supervisor.processes import descriptors, print_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,13 +25,13 @@ __all__ = ["RETRY_MS", "ManagerProcess"]
 
 MANAGER_MAIN = ("hoplite_mp._manager.main", "main")
 STANDBY_MAIN = ("hoplite_mp._manager.standby", "main")
-# A manager that ends after this number of starts within this time is not restarted.
+# A manager that ends after STARTS_MAX starts within STARTS_S is not restarted.
 STARTS_MAX, STARTS_S = 10, 10.0
-# How long a start may wait for a free process or descriptor. Less than the time for which nodes
-# wait for a manager (MANAGER_ABSENT_S in _node/manager_link/connection.py). Higher: a host survives
-# a longer shortage. Lower: a host that is out of resources for good ends sooner.
+# How long a start may wait for a free process or descriptor. Must be less than the time for which
+# nodes wait for a manager (MANAGER_ABSENT_S in _node/manager_link/connection.py). Higher: a host
+# survives a longer shortage. Lower: a host that has permanently run out of resources ends sooner.
 PATIENCE_S = 7.0
-RETRY_MS = 50  # the longest time between two attempts
+RETRY_MS = 50  # longest time between two attempts
 
 
 class ManagerHost(Protocol):
@@ -45,10 +45,10 @@ class ManagerHost(Protocol):
     def fork(
         self, name: bytes, entry: tuple[str, str], args: tuple[Any, ...], close: list[Any]
     ) -> int:
-        """Forks a child; OSError if there is no process for it."""
+        """Forks a child; OSError if the system has no process for it."""
 
     def own_descriptors(self) -> list[Any]:
-        """Descriptors and sockets that no child gets."""
+        """Descriptors and sockets that children must close."""
 
 
 class ManagerProcess:
@@ -59,14 +59,14 @@ class ManagerProcess:
         self.pid = 0
         # If this host has a standby instead of a manager: (its parameters, number of the node).
         self.standby: tuple[LanStart, int] | None = None
-        self.due: Callable[[], None] | None = None  # a start that failed for lack of a process
+        self.due: Callable[[], None] | None = None  # a start that failed for lack of resources
         self._due_until = 0.0
         self._starts: list[float] = []  # start times, the latest last
 
     def begin(self, end: socket.socket, *nodes_end: socket.socket) -> None:
-        """Starts a manager at the other end of the node's connection. Its listening socket also
-        stays open here, so that connections are kept for the next manager while there is none.
-        nodes_end: the node's end of the connection, if this is not the first manager."""
+        """Starts a manager with its end of the connection to the node. The listening socket also
+        stays open in this process, so that connections wait for a restarted manager. nodes_end: the
+        node's end, if this is not the first manager."""
         host, s = self.host, self.host.start
         fds = [s.control_fd, s.store_fd, s.event_fd, *self._of_first_workers()]
         if not nodes_end:
@@ -84,9 +84,9 @@ class ManagerProcess:
         name = "manager" if self.standby is None else "standby"
         self._starts = self._starts[-STARTS_MAX:]
         if len(self._starts) == STARTS_MAX and clock.monotonic() - self._starts[0] < STARTS_S:
-            self._give_up(f"the {name} has ended {STARTS_MAX} times: it is not started again")
+            self._give_up(f"the {name} has ended {STARTS_MAX} times and is not restarted")
             return
-        say(f"the {name} has ended; it is started again")
+        print_error(f"the {name} has ended and is restarted")
         self._start(self._begin_again if self.standby is None else self._begin_standby)
 
     def take_standby(self, ask: StartStandby, manager_fd: int) -> None:
@@ -102,7 +102,7 @@ class ManagerProcess:
         self.standby = lan, ask.node
         self._start(self._begin_standby)
 
-    def look(self) -> None:
+    def retry(self) -> None:
         """Retries a pending start; gives up after PATIENCE_S."""
         if self.due is None:
             return
@@ -111,19 +111,19 @@ class ManagerProcess:
         except OSError as error:
             if clock.monotonic() > self._due_until:
                 self.due = None
-                self._give_up(f"there is no process for a manager: {error}")
+                self._give_up(f"cannot start a manager: {error}")
         else:
             self.due = None
 
     def _start(self, begin: Callable[[], None]) -> None:
         self.due, self._due_until = begin, clock.monotonic() + PATIENCE_S
-        self.look()
+        self.retry()
 
-    def _give_up(self, why: str) -> None:
-        say(why)
+    def _give_up(self, reason: str) -> None:
+        print_error(reason)
         if self.standby is None:
             self.host.ending = True
-        else:  # the host is intact, and its manager is elsewhere
+        else:  # the host continues with the manager on another host
             os.close(self.standby[0].manager_fd)
             self.standby = None
 
@@ -131,13 +131,13 @@ class ManagerProcess:
         to_manager, manager_end = socket.socketpair()
         with to_manager, manager_end:
             self.begin(manager_end, to_manager)
-            with contextlib.suppress(OSError):  # the node is gone, as its connection shows, too
+            with contextlib.suppress(OSError):  # the node is gone
                 message = msgspec.msgpack.encode(ManagerStarted())
                 socket.send_fds(self.host.node, [message], [to_manager.fileno()])
 
     def _begin_standby(self) -> None:
-        """The listening socket also stays open here. A restarted standby waits for votes, even if
-        its predecessor was the manager."""
+        """Starts a standby. The listening socket also stays open in this process. A restarted
+        standby waits for votes, even if its predecessor was the manager."""
         host, s = self.host, self.host.start
         fds = [s.control_fd, s.store_fd, s.event_fd, *self._of_first_workers()]
         close = [*host.own_descriptors(), *fds]

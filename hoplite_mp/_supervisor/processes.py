@@ -1,7 +1,4 @@
-"""Functions on processes: this process's limits, its children, and exits.
-
-These functions have no state, so they are not part of the supervisor's loop.
-"""
+"""Functions on processes: limits, children, exits."""
 
 from __future__ import annotations
 
@@ -21,19 +18,19 @@ __all__ = [
     "descriptors",
     "kill_group",
     "leave",
+    "print_error",
     "raise_descriptor_limit",
-    "say",
 ]
 
 DESCRIPTORS_MAX = 4096
 
 
 def children() -> list[int]:
-    """Pids of this single-threaded process's children."""
+    """Pids of the children of this single-threaded process."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return [int(pid) for pid in file.read().split()]
-    except OSError:  # a kernel without that file; children must exit by themselves
+    except OSError:  # a kernel without that file
         return []
 
 
@@ -42,21 +39,21 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def say(line: str) -> None:
-    """Writes to the user's stderr, because this process has no logging."""
+def print_error(line: str) -> None:
+    """Prints to stderr, because this process has no logging."""
     with contextlib.suppress(OSError):
         os.write(2, f"hoplite_mp: {line}\n".encode())
 
 
 def descriptors(lan: LanStart | None, *names: str) -> list[int]:
-    """The descriptors in the fields of `lan` with these names, as far as they exist."""
+    """The open descriptors in these fields of `lan`."""
     found = [] if lan is None else [getattr(lan, name) for name in names]
     return [fd for fd in found if fd >= 0]
 
 
 def leave(code: int) -> None:
-    """Ends a child: exit handlers run and output is flushed, but the interpreter, which is a copy
-    of the template's, is not torn down."""
+    """Ends a child: runs exit handlers and flushes output, without finalizing the interpreter, a
+    copy of the template's."""
     import atexit
     import threading
 
@@ -71,8 +68,8 @@ def leave(code: int) -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """Raises the limit, because each worker has a connection and two pipes at the node: about 170
-    workers use up 1024 descriptors."""
+    """Raises the soft limit: the node has a connection and two pipes for each worker, so about 170
+    workers use 1024 descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -79,7 +79,7 @@ def test_a_deleted_object_is_named_as_its_ref(cluster: Cluster) -> None:
     ],
 )
 def test_a_timeout_that_is_none(cluster: Cluster, call: Any, timeout: Any) -> None:
-    with pytest.raises(TypeError, match=r"timeout=.*: it must be seconds"):
+    with pytest.raises(TypeError, match=r"timeout=.*: it must be a number of seconds"):
         call(cluster, timeout)
 
 

@@ -102,7 +102,7 @@ def test_too_few_processes_later_are_errors_that_say_why(more: int) -> None:
         if kind in ("None", "1", "2"):
             continue
         assert kind in ("ConfigError", "WorkerLostError", "ValueError"), line
-        reasons = ("no thread can be started", "Resource temporarily unavailable")
+        reasons = ("cannot start the thread", "Resource temporarily unavailable")
         assert any(reason in " ".join(words) for reason in reasons), line
     assert found[-1] == "task 1"
 

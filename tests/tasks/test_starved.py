@@ -245,7 +245,7 @@ def test_a_host_that_finds_no_descriptor_for_a_manager_ends(
             with pytest.raises(hoplite_mp.NodeLostError):
                 cluster.submit(sleep_for_long).result(PATIENCE_S)
     err = capfd.readouterr().err
-    assert err.count("there is no process for a manager: [Errno 24] Too many open files") == 1
+    assert err.count("cannot start a manager: [Errno 24] Too many open files") == 1
 
 
 def test_a_standby_waits_for_room_and_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,9 +270,9 @@ def test_a_standby_waits_for_room_and_keeps_nobody_waiting(monkeypatch: pytest.M
         outcomes += [full, full, 77]
         room.take_standby(ask, writer)
         assert (room.pid, len(outcomes), room.due is None) == (0, 2, False)
-        room.look()
+        room.retry()
         assert (room.pid, len(outcomes), room.due is None) == (0, 1, False)
-        room.look()
+        room.retry()
         assert (room.pid, len(outcomes), room.due is None) == (77, 0, True)
         monkeypatch.setattr(manager_process, "PATIENCE_S", -1.0)
         outcomes.append(full)
