@@ -67,14 +67,14 @@ def test_a_check_that_raises_is_a_problem_and_the_next_one_runs() -> None:
 
     first, failed, last = run([broken, good])
     assert (first.level, failed.level, last.level) == ("ok", "problem", "ok")
-    assert failed.what == "broken"
-    assert "OSError: no such thing" in failed.words
+    assert failed.subject == "broken"
+    assert "OSError: no such thing" in failed.observation
 
 
 def test_summary() -> None:
     good, bad, so_so = ok("a", "b"), problem("a", "b"), warning("a", "b", "c")
-    assert summary([good]) == "nothing is wrong"
-    assert summary([good, so_so]) == "no problem, 1 warning"
+    assert summary([good]) == "no problems"
+    assert summary([good, so_so]) == "no problems, 1 warning"
     assert summary([bad, so_so, bad, so_so]) == "2 problems, 2 warnings"
 
 
@@ -84,11 +84,11 @@ def test_summary() -> None:
 def test_versions_are_shown_and_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     good = only(software._software())
     assert good.level == "ok"
-    assert f"hoplite_mp {__version__}" in good.words
+    assert f"hoplite_mp {__version__}" in good.observation
     monkeypatch.setattr(software, "_required", lambda: [("numpy", "99.1")])
     old = only(software._software())
     assert old.level == "problem"
-    assert re.search(r"numpy [\d.]+ \(at least 99.1\)", old.words)
+    assert re.search(r"numpy [\d.]+ \(at least 99.1\)", old.observation)
 
 
 def test_a_call_that_is_not_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,8 +100,8 @@ def test_a_call_that_is_not_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "pidfd_open", refused)
     found = only(software._kernel())
     assert found.level == "problem"
-    assert "pidfd_open: Operation not permitted" in found.words
-    assert "memfd_create:" not in found.words
+    assert "pidfd_open: Operation not permitted" in found.observation
+    assert "memfd_create:" not in found.observation
 
 
 def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,11 +112,11 @@ def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOPLITE_MP_RETRIS", "5")
     unread, _ = findings._settings()
     assert unread.level == "warning"
-    assert "HOPLITE_MP_RETRIS" in unread.words
+    assert "HOPLITE_MP_RETRIS" in unread.observation
     monkeypatch.setenv("HOPLITE_MP_RETRIES", "many")
     *_, wrong = findings._settings()
     assert wrong.level == "problem"
-    assert "HOPLITE_MP_RETRIES='many'" in wrong.words
+    assert "HOPLITE_MP_RETRIES='many'" in wrong.observation
     assert findings.limits().retries == 3
 
 
@@ -127,9 +127,9 @@ def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     ("quota", "count", "level", "words"),
     [
         (float("inf"), 4, "ok", "4 workers"),
-        (2.5, 2, "ok", "the time of 2.5"),
-        (float("inf"), 1, "warning", "1 worker if"),
-        (0.5, 1, "warning", "the time of 0.5"),
+        (2.5, 2, "ok", "a quota of 2.5 CPUs"),
+        (float("inf"), 1, "warning", "1 worker by default"),
+        (0.5, 1, "warning", "a quota of 0.5 CPUs"),
     ],
 )
 def test_cpus(
@@ -139,7 +139,7 @@ def test_cpus(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
     found = only(capacity._cpus())
     assert found.level == level
-    assert words in found.words
+    assert words in found.observation
 
 
 def test_instructions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -149,11 +149,11 @@ def test_instructions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "cpuinfo").write_text("flags\t\t: fpu sse2 sse4_2 aes avx2\n")
     good = only(capacity._instructions())
     assert good.level == "ok"
-    assert all(float(speed) > 0 for speed in re.findall(r"([\d.]+) GB/s", good.words))
+    assert all(float(speed) > 0 for speed in re.findall(r"([\d.]+) GB/s", good.observation))
     (tmp_path / "cpuinfo").write_text("flags\t\t: fpu sse2 sse4_2\n")
     lacking = only(capacity._instructions())
     assert lacking.level == "warning"
-    assert "does not show aes, avx2" in lacking.words
+    assert "lacks aes, avx2" in lacking.observation
     (tmp_path / "cpuinfo").write_text("Features\t: fp asimd aes crc32\n")  # no x86: measured only
     assert only(capacity._instructions()).level == "ok"
     monkeypatch.setattr(capacity, "CRC_SLOW_BYTES_PER_S", 1e15)
@@ -166,13 +166,13 @@ def test_blas_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     fine = only(capacity._blas())
     assert fine.level == "ok"
-    assert "1 in an actor" in fine.words
+    assert "1 in an actor" in fine.observation
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3,2")  # OpenMP allows a list
-    assert "12 threads" in only(capacity._blas()).words
+    assert "12 threads" in only(capacity._blas()).observation
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     many = only(capacity._blas())
     assert many.level == "warning"
-    assert "32 threads" in many.words
+    assert "32 threads" in many.observation
     monkeypatch.setenv("HOPLITE_MP_BLAS_THREADS", "1")  # it wins
     assert only(capacity._blas()).level == "ok"
 
@@ -189,7 +189,7 @@ def test_processes(monkeypatch: pytest.MonkeyPatch, room: int, level: str) -> No
     patch(monkeypatch, capacity, cpu_count=4, processes_left=(room, "control group"))
     found = only(capacity._processes())
     assert found.level == level
-    assert f"{room} more" in found.words
+    assert f"{room} more" in found.observation
 
 
 # -- memory, disk --------------------------------------------------------------------------------
@@ -222,20 +222,20 @@ def test_spilling(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOPLITE_MP_SPILL_DIR", str(tmp_path))
     good = only(capacity._spilling())
     assert good.level == "ok"
-    assert str(tmp_path) in good.words
+    assert str(tmp_path) in good.observation
     assert list(tmp_path.iterdir()) == []
     patch(monkeypatch, capacity, total_bytes=1 << 60)
     patch(monkeypatch, launch, total_bytes=1 << 60)
     assert only(capacity._spilling()).level == "warning"
     monkeypatch.setenv("HOPLITE_MP_SPILL_BYTES_MAX", "0")
-    assert "switched off" in only(capacity._spilling()).words
+    assert "switched off" in only(capacity._spilling()).observation
     monkeypatch.delenv("HOPLITE_MP_SPILL_BYTES_MAX")
     monkeypatch.setenv("HOPLITE_MP_SPILL_DIR", str(tmp_path / "nowhere"))
     assert only(capacity._spilling()).level == "problem"
     monkeypatch.setenv("HOPLITE_MP_SPILL_DIR", "/proc")  # nobody may write there, not even root
     refused = only(capacity._spilling())
     assert refused.level == "problem"
-    assert "/proc does not take a file" in refused.words
+    assert "cannot write a file in /proc" in refused.observation
 
 
 def test_spilling_into_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -243,10 +243,10 @@ def test_spilling_into_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setenv("HOPLITE_MP_SPILL_DIR", str(tmp_path))
     found = only(capacity._spilling())
     assert found.level == "warning"
-    assert "tmpfs" in found.words
+    assert "tmpfs" in found.observation
     monkeypatch.delenv("HOPLITE_MP_SPILL_DIR")
     patch(monkeypatch, capacity, default_directory=None)
-    assert "neither TMPDIR" in only(capacity._spilling()).words
+    assert "none of TMPDIR" in only(capacity._spilling()).observation
 
 
 # -- addresses, token, the way to a cluster --------------------------------------------------------
@@ -299,11 +299,11 @@ def test_token_file(tmp_path: Path) -> None:
     path.chmod(0o644)
     opened = only(network._token(path, needed=False))
     assert opened.level == "problem"
-    assert f"chmod 600 {path}" in opened.words
+    assert f"chmod 600 {path}" in opened.observation
     path.chmod(0o600)
     good = only(network._token(path, needed=True))
     assert good.level == "ok"
-    assert "mode 0600" in good.words
+    assert "mode 0600" in good.observation
     path.write_text("short")
     assert only(network._token(path, needed=True)).level == "problem"
 
@@ -324,23 +324,23 @@ def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
         server.bind(("127.0.0.1", 0))  # it does not listen
         address = address_of(server)
         found = only(way(address, monkeypatch))
-    assert (found.level, found.what) == ("problem", "connection")
-    assert found.words == f"{address}: Connection refused"
-    assert "nobody listens at this port" in found.advice
+    assert (found.level, found.subject) == ("problem", "connection")
+    assert found.observation == f"{address}: Connection refused"
+    assert "no process listens on this port" in found.advice
 
 
 @pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:70000", "no-such-host.invalid:7000"])
 def test_no_address(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = only(way(address, monkeypatch))
-    assert (found.level, found.what) == ("problem", "name")
+    assert (found.level, found.subject) == ("problem", "name")
 
 
 def test_somebody_who_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         reached, silent = way(address_of(server), monkeypatch, 0.2)
-    assert (reached.level, reached.what) == ("ok", "connection")
-    assert (silent.level, silent.what) == ("problem", "handshake")
-    assert "not to the handshake" in silent.words
+    assert (reached.level, reached.subject) == ("ok", "connection")
+    assert (silent.level, silent.subject) == ("problem", "handshake")
+    assert "not to the handshake" in silent.observation
 
 
 def test_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -360,7 +360,7 @@ def test_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
         _, other = way(address_of(server), monkeypatch)
         thread.join(60)
     assert other.level == "problem"
-    assert "does not use the protocol" in other.words
+    assert "does not use the protocol" in other.observation
 
 
 # -- the trial -----------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ def test_a_trial_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "TRIAL_S_MAX", 0.7)
     *_, last = trial.trial_of_host()()
     assert last.level == "problem"
-    assert "was ended after 0.7 s" in last.words
+    assert "was killed after 0.7 s" in last.observation
 
 
 def test_a_trial_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,7 +392,7 @@ def test_a_trial_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOPLITE_MP_SMALL_OBJECT_BYTES_MAX", "512KiB")
     *_, last = trial.trial_of_host()()
     assert last.level == "problem"
-    assert "failed while starting two workers: ConfigError: memory=1048576" in last.words
+    assert "failed while starting two workers: ConfigError: memory=1048576" in last.observation
 
 
 def test_a_trial_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,7 +401,7 @@ def test_a_trial_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
         trial.subprocess, "Popen", _Popen_of('echo \'{"step": "falling"}\'; kill -SEGV $$')
     )
     last = only(trial.trial_of_host()())
-    assert last.words == "it failed while falling: SIGSEGV: it said nothing"
+    assert last.observation == "failed while falling: SIGSEGV: no error output"
 
 
 def _Popen_of(script: str) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
-"""Checks whether CPUs, limits of open files and processes, memory and the disk suffice.
+"""Checks of CPUs, limits of open files and processes, memory and disk.
 
-Shortages of these show late, and look like other problems: workers that compete for cores, a slow
-network, a stand-in for a blocked worker that cannot be started.
+Shortages show late and look like other problems: workers that compete for cores, a slow network, an
+extra worker that cannot be started.
 """
 
 from __future__ import annotations
@@ -44,41 +44,41 @@ __all__ = ["CHECKS"]
 
 
 PROC = Path("/proc")
-PROCESSES_BESIDE = 3  # besides the workers: supervisor, node, manager
-THREADS_OF_NODE = 4  # besides the threads that reduce
-DESCRIPTORS_BESIDE = 32  # of the node, besides those for workers: 10, and some for links to nodes
-DESCRIPTORS_OF_WORKER = 6  # a connection and two pipes, with both ends while it starts
-# Enough bytes to measure a rate, but too few to disturb a user. A TLS record has 16 KiB.
+PROCESSES_OF_HOST = 3  # supervisor, node, manager
+THREADS_OF_NODE = 4  # without the threads for reductions
+DESCRIPTORS_OF_NODE = 32  # without those for workers: 10, plus some for links to nodes
+DESCRIPTORS_OF_WORKER = 6  # a connection and two pipes; both ends of each while it starts
+# Enough bytes to measure a rate in a short time. A TLS record has 16 KiB.
 RECORD_BYTES, RECORDS = 16 << 10, 256
-# Code without special instructions is slower than this; then one core limits a fast link.
+# Code without special instructions is slower; then one core limits a fast link.
 CRC_SLOW_BYTES_PER_S = 1.5e9
 AES_SLOW_BYTES_PER_S = 0.5e9
-# Flags in /proc/cpuinfo, and the purpose for which the library uses these instructions.
+# Flags in /proc/cpuinfo, and the library's use of these instructions.
 INSTRUCTIONS = {
-    "sse4_2": "checksums of what comes over the network",
+    "sse4_2": "checksums of network traffic",
     "aes": "TLS",
     "avx2": "reductions",
 }
 
 
 def _cpus() -> Iterator[Finding]:
-    there, allowed = os.cpu_count() or 1, len(os.sched_getaffinity(0))
+    total, allowed = os.cpu_count() or 1, len(os.sched_getaffinity(0))
     quota, workers = cpu_quota(), cpu_count()
-    seen = f"{allowed} of {there} may be used"
+    seen = f"{allowed} of {total} may be used"
     if quota < allowed:
-        seen += f", for the time of {quota:.3g} (control group)"
-    seen += f": {workers} worker{'s' * (workers != 1)} if nothing else is said"
+        seen += f", with a quota of {quota:.3g} CPUs (control group)"
+    seen += f": {workers} worker{'s' * (workers != 1)} by default"
     if quota < 1:
-        advice = "give the container a whole CPU: node and workers wait for each other now"
+        advice = "give the container a whole CPU: node and workers wait for each other"
         yield warning("CPUs", seen, advice)
     elif workers == 1:
-        yield warning("CPUs", seen, "nothing runs in parallel here; workers= may request more")
+        yield warning("CPUs", seen, "tasks do not run in parallel; workers= may request more")
     else:
         yield ok("CPUs", seen)
 
 
 def _instructions() -> Iterator[Finding]:
-    """Instructions for fast checksums, TLS and reductions; the first two are also measured."""
+    """Instructions for fast checksums, TLS and reductions; checksums and TLS are also measured."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     record = bytes(RECORD_BYTES)
@@ -90,18 +90,18 @@ def _instructions() -> Iterator[Finding]:
     flags = set(" ".join(re.findall(r"^(?:flags|Features)\s*:(.*)$", text, re.M)).split())
     lacking = [name for name in INSTRUCTIONS if name not in flags] if "sse2" in flags else []
     if lacking:
-        seen += f"; this CPU does not show {', '.join(lacking)}"
+        seen += f"; this CPU lacks {', '.join(lacking)}"
         uses = ", ".join(INSTRUCTIONS[name] for name in lacking)
         yield warning("instructions", seen, f"slower: {uses}. A virtual machine may hide them")
     elif checksum < CRC_SLOW_BYTES_PER_S or encryption < AES_SLOW_BYTES_PER_S:
-        advice = "a link faster than that waits for the CPU; on a trusted network, --no-tls helps"
+        advice = "the CPU limits faster links; on a trusted network, --no-tls helps"
         yield warning("instructions", seen, advice)
     else:
         yield ok("instructions", seen)
 
 
 def _bytes_per_s(call: Callable[[], object]) -> float:
-    """The best of three runs, because disturbances can only make a run slower."""
+    """The best of three runs, because disturbances only make a run slower."""
     times = []
     for _ in range(3):
         began = time.perf_counter()
@@ -112,8 +112,8 @@ def _bytes_per_s(call: Callable[[], object]) -> float:
 
 
 def _blas() -> Iterator[Finding]:
-    """Threads of the numerical libraries in a worker of a pool with one process for each CPU, as
-    set by the supervisor, compared with the number of CPUs."""
+    """Threads of the numerical libraries in a worker of a pool with one process per CPU, as set by
+    the supervisor."""
     cpus = cpu_count()
     given = {name: os.environ[name] for name in BLAS_VARIABLES if os.environ.get(name)}
     chosen = limits().blas_threads
@@ -129,7 +129,7 @@ def _blas() -> Iterator[Finding]:
             "BLAS threads",
             f"{threads} in each process ({source}): {cpus} workers with {threads * cpus} threads "
             f"compete for {cpus} CPUs",
-            "unset it, or start fewer workers",
+            "unset the variable, or start fewer workers",
         )
     elif source:
         yield ok("BLAS threads", f"{threads} in each process ({source})")
@@ -139,11 +139,11 @@ def _blas() -> Iterator[Finding]:
 
 
 def _descriptors() -> Iterator[Finding]:
-    """RLIMIT_NOFILE: only the hard limit counts, because the supervisor raises the soft limit."""
+    """RLIMIT_NOFILE. Only the hard limit matters, because the supervisor raises the soft limit."""
     config, workers = limits(), cpu_count()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     have = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
-    need = DESCRIPTORS_BESIDE + DESCRIPTORS_OF_WORKER * workers
+    need = DESCRIPTORS_OF_NODE + DESCRIPTORS_OF_WORKER * workers
     most = need + DESCRIPTORS_OF_WORKER * config.blocked_workers_max
     seen = f"a process may open {have} files"
     if have < need:
@@ -151,7 +151,7 @@ def _descriptors() -> Iterator[Finding]:
         yield problem("open files", seen, advice)
     elif have < most:
         advice = f"ulimit -Hn {most}, or lower HOPLITE_MP_BLOCKED_WORKERS_MAX"
-        seen += f"; {workers} workers and {config.blocked_workers_max} stand-ins need {most}"
+        seen += f"; {workers} workers and {config.blocked_workers_max} extra workers need {most}"
         yield warning("open files", seen, advice)
     else:
         yield ok("open files", seen)
@@ -160,36 +160,35 @@ def _descriptors() -> Iterator[Finding]:
 def _processes() -> Iterator[Finding]:
     """RLIMIT_NPROC, which does not apply to root, and the limit of the pids control group."""
     config, workers = limits(), cpu_count()
-    room, why = processes_left()
-    need = workers + PROCESSES_BESIDE + THREADS_OF_NODE + (config.reduce_threads or workers)
+    left, limit = processes_left()
+    need = workers + PROCESSES_OF_HOST + THREADS_OF_NODE + (config.reduce_threads or workers)
     most = need + config.blocked_workers_max
-    if room >= 1 << 59:
-        yield ok("processes", "their number is not limited")
+    if left >= 1 << 59:
+        yield ok("processes", "unlimited")
         return
-    seen = f"{room} more processes and threads are allowed ({why})"
-    if room < need:
+    seen = f"{left} more processes and threads are allowed ({limit})"
+    if left < need:
         yield problem("processes", seen, f"raise the limit: {workers} workers need {need}")
-    elif room < most:
-        seen += f"; {workers} workers and {config.blocked_workers_max} stand-ins need {most}"
-        yield warning("processes", seen, "raise it, or lower HOPLITE_MP_BLOCKED_WORKERS_MAX")
+    elif left < most:
+        seen += f"; {workers} workers and {config.blocked_workers_max} extra workers need {most}"
+        yield warning("processes", seen, "raise the limit, or lower HOPLITE_MP_BLOCKED_WORKERS_MAX")
     else:
         yield ok("processes", seen)
 
 
-# Checks of memory and of the disk to which objects are spilled.
+# Checks of memory and of the disk for spilled objects.
 #
-# If the store may grow beyond the free memory, puts wait, spill or fail later, which the user
-# should know in advance.
+# If the store may grow beyond the free memory, puts will wait, spill or fail.
 
 
-STORE_SMALL_BYTES = 64 * MIB  # in a smaller store, spans of small objects alone take a good part
+STORE_SMALL_BYTES = 64 * MIB  # spans of small objects take a large part of a smaller store
 WRITTEN = b"hoplite_mp doctor"
 
 
 def _store_bytes(config: Config) -> int:
     try:
         return store_size(config.memory_bytes)[0]
-    except ConfigError:  # the check of the address space reports it
+    except ConfigError:  # reported by the check of the address space
         return config.memory_bytes or total_bytes() // 3
 
 
@@ -200,7 +199,7 @@ def _memory() -> Iterator[Finding]:
     reserve = min(config.memory_reserve_bytes, total // 8)
     source = "HOPLITE_MP_MEMORY_BYTES" if config.memory_bytes else "a third"
     if not config.memory_bytes and store < total // 3:
-        source = "what ulimit allows"
+        source = "limited by ulimit"
     seen = f"{format_bytes(psutil.virtual_memory().total)} of RAM"
     if cgroup_limit() < psutil.virtual_memory().total:
         seen += f", {format_bytes(cgroup_limit())} for this control group"
@@ -208,51 +207,50 @@ def _memory() -> Iterator[Finding]:
     if store > total:
         yield problem("memory", seen, f"memory= must be less than {format_bytes(total)}")
     elif free <= reserve:
-        advice = f"end other programs: {format_bytes(reserve)} are left to them (memory_reserve)"
+        advice = f"end other programs: {format_bytes(reserve)} must stay free (memory_reserve)"
         yield problem("memory", seen, advice)
     elif store > free - reserve:
         advice = (
-            f"puts wait or spill from {format_bytes(max(0, free - reserve))} on; give memory= a "
+            f"puts wait or spill beyond {format_bytes(max(0, free - reserve))}; give memory= a "
             "smaller size, or end other programs"
         )
         yield warning("memory", seen, advice)
     elif store < STORE_SMALL_BYTES:
-        yield warning("memory", seen, "that is little: give memory= a larger size")
+        yield warning("memory", seen, "the store is small: give memory= a larger size")
     else:
         yield ok("memory", seen)
 
 
 def _spilling() -> Iterator[Finding]:
-    """Whether the directory for spilled objects is on a disk with enough free space and is
-    writable."""
+    """Whether the directory for spilled objects is writable and on a disk with enough space."""
     config = limits()
     if config.spill_bytes_max == 0:
-        yield ok("spilling", "it is switched off (HOPLITE_MP_SPILL_BYTES_MAX=0)")
+        yield ok("spilling", "switched off (HOPLITE_MP_SPILL_BYTES_MAX=0)")
         return
     folder = config.spill_dir or default_directory()
     if folder is None:
-        seen = "neither TMPDIR nor /var/tmp nor the working directory is on a disk and writable"
+        seen = "none of TMPDIR, /var/tmp and the working directory is writable and on a disk"
         yield warning(
             "spilling", seen, "puts fail when the store is full; set HOPLITE_MP_SPILL_DIR"
         )
         return
     if not os.path.isdir(folder):
-        yield problem("spilling", f"{folder} is no directory", "make it, or set spill_dir=")
+        yield problem("spilling", f"{folder} is not a directory", "create it, or set spill_dir=")
         return
     try:
         _write_and_read(folder)
     except OSError as error:
-        seen = f"{folder} does not take a file: {error.strerror or error}"
-        yield problem("spilling", seen, "make it writable, or name another one with spill_dir=")
+        seen = f"cannot write a file in {folder}: {error.strerror or error}"
+        yield problem("spilling", seen, "make it writable, or set spill_dir=")
         return
     free = shutil.disk_usage(folder).free
-    room = free if config.spill_bytes_max is None else min(free, config.spill_bytes_max)
-    seen = f"{format_bytes(room)} in {Path(folder)}"
+    space = free if config.spill_bytes_max is None else min(free, config.spill_bytes_max)
+    seen = f"{format_bytes(space)} in {Path(folder)}"
     if is_tmpfs(folder):
-        seen += ", which is memory itself (tmpfs)"
-        yield warning("spilling", seen, "spilling there gains nothing: name a directory on a disk")
-    elif room < _store_bytes(config):
-        advice = "less than one store full: free some space, or name a larger disk with spill_dir="
+        seen += ", which is in memory (tmpfs)"
+        yield warning("spilling", seen, "set spill_dir= to a directory on a disk")
+    elif space < _store_bytes(config):
+        advice = "less than the size of the store: free some space, or set spill_dir="
         yield warning("spilling", seen, advice)
     else:
         yield ok("spilling", seen)
@@ -267,7 +265,7 @@ def _write_and_read(folder: str) -> None:
         back = bytearray(len(WRITTEN))
         file.read(place, memoryview(back))
         if back != WRITTEN:
-            raise OSError("it returned other bytes than were written")
+            raise OSError("the bytes read differ from those written")
     finally:
         file.close()
 

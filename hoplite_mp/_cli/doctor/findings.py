@@ -1,7 +1,6 @@
-"""The findings of checks, and their presentation.
+"""Findings of checks, and their output.
 
-Each check reports its observation, whether that is a problem, and what to do about it. The
-appearance of findings on a terminal is defined here for all checks.
+A finding consists of an observation, its level, and advice.
 """
 
 from __future__ import annotations
@@ -28,59 +27,59 @@ __all__ = ["CHECKS", "Finding", "limits", "ok", "problem", "run", "show", "summa
 
 Level = Literal["ok", "warning", "problem"]
 LEVEL_CHARS = len("problem")
-WHAT_CHARS = len("control memory")
-WORDS_CHARS_MIN = 30  # even if the terminal is narrower
+SUBJECT_CHARS = len("control memory")
+OBSERVATION_CHARS_MIN = 30  # even on a narrower terminal
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """what: the subject, in a word or two; words: the observation; advice: what to do about it."""
+    """The result of a check. subject: one or two words."""
 
     level: Level
-    what: str
-    words: str
+    subject: str
+    observation: str
     advice: str = ""
 
 
-def ok(what: str, words: str) -> Finding:
+def ok(subject: str, observation: str) -> Finding:
     """The subject is as it should be."""
-    return Finding("ok", what, words)
+    return Finding("ok", subject, observation)
 
 
-def warning(what: str, words: str, advice: str) -> Finding:
-    """The subject works, but less well than it could, or not for everything."""
-    return Finding("warning", what, words, advice)
+def warning(subject: str, observation: str, advice: str) -> Finding:
+    """The subject works, but is slow or limited."""
+    return Finding("warning", subject, observation, advice)
 
 
-def problem(what: str, words: str, advice: str = "") -> Finding:
+def problem(subject: str, observation: str, advice: str = "") -> Finding:
     """The subject does not work."""
-    return Finding("problem", what, words, advice)
+    return Finding("problem", subject, observation, advice)
 
 
 def run(checks: Iterable[Check]) -> Iterator[Finding]:
-    """Yields the findings of the checks, one check after the other. A check that raises becomes a
-    finding as well: on a broken host anything may raise, and the other checks still matter."""
+    """Yields the findings of the checks, in order. An exception in a check becomes a finding, so
+    that the other checks still run."""
     for check in checks:
         try:
             yield from check()
         except Exception as error:
             name = check.__name__.strip("_").replace("_", " ")
             seen = f"this check failed: {type(error).__name__}: {error}"
-            yield problem(name, seen, "the next lines may say why; if not, please report it")
+            yield problem(name, seen, "the next lines may show the cause; if not, please report it")
 
 
 def show(finding: Finding, columns: int) -> str:
-    """One row of the table: the level, the subject, the words, and the advice below them."""
-    head = f"{finding.level:{LEVEL_CHARS}}  {finding.what:{WHAT_CHARS}}  "
-    width = max(columns - len(head), WORDS_CHARS_MIN)
-    lines = [line for text in finding.words.split("\n") for line in _wrapped(text, width)]
+    """One row of the table: level, subject, observation, and below it the advice."""
+    head = f"{finding.level:{LEVEL_CHARS}}  {finding.subject:{SUBJECT_CHARS}}  "
+    width = max(columns - len(head), OBSERVATION_CHARS_MIN)
+    lines = [line for text in finding.observation.split("\n") for line in _wrapped(text, width)]
     if finding.advice:
         lines += _wrapped(f"-> {finding.advice}", width, after="   ")
     return head + f"\n{' ' * len(head)}".join(lines)
 
 
 def _wrapped(text: str, width: int, after: str = "") -> list[str]:
-    """Lines that fit. A text that begins with a space is already aligned, and is not wrapped."""
+    """The wrapped lines of a text. A text that begins with a space is already aligned."""
     if text.startswith(" "):
         return [text]
     wrapper = textwrap.TextWrapper(
@@ -94,9 +93,9 @@ def summary(findings: Iterable[Finding]) -> str:
     levels = [finding.level for finding in findings]
     problems, warnings = levels.count("problem"), levels.count("warning")
     if not problems and not warnings:
-        return "nothing is wrong"
-    told = [_counted(problems, "problem")] if problems else ["no problem"]
-    return ", ".join([*told, *([_counted(warnings, "warning")] if warnings else [])])
+        return "no problems"
+    parts = [_counted(problems, "problem") if problems else "no problems"]
+    return ", ".join([*parts, *([_counted(warnings, "warning")] if warnings else [])])
 
 
 def _counted(number: int, noun: str) -> str:
@@ -107,7 +106,7 @@ PREFIX = "HOPLITE_MP_"
 
 
 def limits() -> Config:
-    """The limits from the environment; the defaults if these cannot be read, which `_settings`
+    """The limits from the environment; the defaults if these are invalid, as `_settings`
     reports."""
     try:
         return Config.from_environment()
@@ -116,8 +115,7 @@ def limits() -> Config:
 
 
 def _settings() -> Iterator[Finding]:
-    """The variables that are set, whether they are readable, and those that have no effect although
-    their names suggest it."""
+    """The variables that are set, their validity, and variables with this prefix but no effect."""
     fields = {PREFIX + field.name.upper() for field in dataclasses.fields(Config)}
     secret = {VARIABLE}
     known = fields | secret | {FILE_VARIABLE, DEBUG_VARIABLE}
@@ -125,7 +123,7 @@ def _settings() -> Iterator[Finding]:
     renamed = {PREFIX + old.upper(): PREFIX + new.upper() for old, new in RENAMED.items()}
     for name in found:
         if name in renamed:
-            yield warning("settings", f"{name} is an old name", f"set {renamed[name]} instead")
+            yield warning("settings", f"{name} was renamed", f"set {renamed[name]} instead")
         elif name not in known:
             seen = f"{name} is set, but has no effect"
             yield warning("settings", seen, "see the fields of hoplite_mp.Config")

@@ -1,7 +1,4 @@
-"""`hoplite-mp doctor` from its options to its exit code.
-
-Only this file defines the order of the checks, and which of them are worth trying.
-"""
+"""The command `hoplite-mp doctor`: selects and orders the checks."""
 
 from __future__ import annotations
 
@@ -24,11 +21,11 @@ INTERRUPTED = 130  # the exit code that shells use
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Runs every check, and prints its findings at once. Returns 0 if there is no problem, else
-    1."""
+    """Runs the checks, and prints their findings as they come. Returns 1 if there is a problem,
+    else 0."""
     found: list[Finding] = []
     try:
-        _look(arguments, found)
+        _run_checks(arguments, found)
     except KeyboardInterrupt:
         print("hoplite-mp doctor: interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -36,12 +33,12 @@ def doctor(arguments: argparse.Namespace) -> int:
     return int(any(finding.level == "problem" for finding in found))
 
 
-def _look(arguments: argparse.Namespace, found: list[Finding]) -> None:
+def _run_checks(arguments: argparse.Namespace, found: list[Finding]) -> None:
     columns = shutil.get_terminal_size((100, 24)).columns
     address, token_file, tls = arguments.address, arguments.token_file, not arguments.no_tls
 
-    def look(checks: list[Check]) -> bool:
-        """Runs the checks and prints their findings. Returns whether none is a problem."""
+    def succeed(checks: list[Check]) -> bool:
+        """Runs the checks and prints their findings. Returns whether there is no problem."""
         before = len(found)
         for finding in run(checks):
             found.append(finding)
@@ -49,10 +46,10 @@ def _look(arguments: argparse.Namespace, found: list[Finding]) -> None:
         return all(finding.level != "problem" for finding in found[before:])
 
     host = [*software.CHECKS, *findings.CHECKS, *capacity.CHECKS]
-    look([*host, *network.host_checks(token_file, address is not None)])
+    succeed([*host, *network.host_checks(token_file, address is not None)])
     if not arguments.no_start:
-        look([trial_of_host()])
-    # A host whose handshake with the manager fails cannot join either.
-    reached = address is None or look(network.checks_of(address, token_file, tls))
+        succeed([trial_of_host()])
+    # Without a handshake with the manager the host cannot join.
+    reached = address is None or succeed(network.checks_of(address, token_file, tls))
     if address is not None and reached and not arguments.no_start:
-        look([trial_of_cluster(address, token_file, tls)])
+        succeed([trial_of_cluster(address, token_file, tls)])

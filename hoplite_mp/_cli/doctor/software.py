@@ -1,7 +1,4 @@
-"""Checks of software and kernel: the requirements for starting a host.
-
-A missing requirement shows as another error, usually as a host that does not start.
-"""
+"""Checks of the software and kernel that are required to start a host."""
 
 from __future__ import annotations
 
@@ -54,7 +51,7 @@ def _required() -> list[tuple[str, str]]:
     """(package, minimum version) of each package that the distribution always requires."""
     try:
         wanted = importlib.metadata.requires(DISTRIBUTION) or []
-    except importlib.metadata.PackageNotFoundError:  # a checkout that is not installed
+    except importlib.metadata.PackageNotFoundError:  # not installed: a checkout
         return []
     found = [re.fullmatch(r"([\w.-]+)\s*>=\s*([\d.]+)", text) for text in wanted]
     return [(match[1], match[2]) for match in found if match]
@@ -65,7 +62,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _kernel() -> Iterator[Finding]:
-    """Makes each of the system calls without which no host starts."""
+    """Makes each of the required system calls."""
 
     def shared_file() -> None:
         os.close(os.memfd_create("hoplite_mp doctor", os.MFD_CLOEXEC))
@@ -108,12 +105,12 @@ def _kernel() -> Iterator[Finding]:
 
 
 def _address_space() -> Iterator[Finding]:
-    """Makes a sparse file of the store's size, maps all of it and writes to it, as the store
-    does."""
+    """Creates and maps a sparse file of the store's size, and writes to it, as the store does."""
     try:
         _, length = store_size(limits().memory_bytes)
     except ConfigError as error:
-        yield problem("address space", str(error), "raise it, or lower HOPLITE_MP_MEMORY_BYTES")
+        advice = "raise the limit, or lower HOPLITE_MP_MEMORY_BYTES"
+        yield problem("address space", str(error), advice)
         return
     fd = os.memfd_create("hoplite_mp doctor", os.MFD_CLOEXEC)
     try:
@@ -128,11 +125,11 @@ def _address_space() -> Iterator[Finding]:
         ]
         yield problem(
             "address space",
-            f"{format_bytes(length)} of it cannot be mapped: {error}",
-            f"lift ulimit {', '.join(found)}" if found else "allow sparse memory files",
+            f"{format_bytes(length)} cannot be mapped: {error}",
+            f"raise ulimit {', '.join(found)}" if found else "allow sparse memfds",
         )
     else:
-        yield ok("address space", f"{format_bytes(length)} can be mapped (it costs no memory)")
+        yield ok("address space", f"{format_bytes(length)} can be mapped (this uses no memory)")
     finally:
         os.close(fd)
 

@@ -1,9 +1,8 @@
 """Trials: starting a cluster on this host, and joining a running one.
 
-Some unforeseen problems only show when processes start, tasks run and data is transferred. A trial
-runs in a separate process, which prints each step before it begins, and each finding. So a hanging
-trial can be ended at a deadline, a crashing trial does not end the command, and in both cases the
-step is reported.
+Some problems only show when processes start, tasks run and data is transferred. A trial runs in a
+separate process, which prints each step before it begins, and each finding. So a hanging trial can
+be killed, a crash does not end the command, and in both cases the failing step is known.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ if TYPE_CHECKING:
 
 __all__ = ["trial_of_cluster", "trial_of_host"]
 
-# For one whole trial. Higher: loaded hosts pass. Lower: a hanging trial is reported sooner.
+# For a trial. Higher: loaded hosts pass. Lower: a hanging trial is reported sooner.
 TRIAL_S_MAX = 45.0
-STEP_S_MAX = 30.0  # for one wait inside a trial, which then raises its own error
+STEP_S_MAX = 30.0  # for a wait inside a trial
 AFTER_KILL_S = 5.0
-ANSWER_S_MAX = 8.0  # until every node has answered; each attempt gives a node two seconds
+ANSWER_S_MAX = 8.0  # for the answers of all nodes; an attempt takes two seconds
 WORKERS = 2
 OBJECT_BYTES = 64 * MIB
 STORE_PART = 4  # the object takes at most this fraction of the store
@@ -64,9 +63,9 @@ def trial_of_host() -> Check:
 
 
 def trial_of_cluster(address: str, token_file: Path | None, tls: bool) -> Check:
-    """Joins without workers, asks every node, and runs tasks on each node that has workers."""
+    """Joins without workers, queries all nodes, and runs tasks on each node with workers."""
     environment = dict(os.environ)
-    if token_file is not None:  # by the environment, where VARIABLE would take precedence
+    if token_file is not None:  # passed by the environment, where VARIABLE takes precedence
         environment.pop(VARIABLE, None)
         environment[FILE_VARIABLE] = str(token_file)
 
@@ -76,9 +75,9 @@ def trial_of_cluster(address: str, token_file: Path | None, tls: bool) -> Check:
     return trial
 
 
-def _watched(words: list[str], environment: dict[str, str], what: str) -> Iterator[Finding]:
-    """Runs the trial, and yields its findings; if it hung or failed, also a problem with the step
-    at which that happened."""
+def _watched(words: list[str], environment: dict[str, str], subject: str) -> Iterator[Finding]:
+    """Runs the trial, and yields its findings; after a hang or failure, also a problem with the
+    step."""
     root = str(Path(__file__).resolve().parents[3])
     paths = [root, *filter(None, [environment.get("PYTHONPATH")])]
     process = subprocess.Popen(
@@ -91,44 +90,44 @@ def _watched(words: list[str], environment: dict[str, str], what: str) -> Iterat
     )
     late = False
     try:
-        out, complaints = process.communicate(timeout=TRIAL_S_MAX)
+        out, errors = process.communicate(timeout=TRIAL_S_MAX)
     except subprocess.TimeoutExpired:
         late = True
         process.kill()
-        out = complaints = ""
-        with contextlib.suppress(subprocess.TimeoutExpired):  # its cluster ends with it
-            out, complaints = process.communicate(timeout=AFTER_KILL_S)
+        out = errors = ""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            out, errors = process.communicate(timeout=AFTER_KILL_S)
     except BaseException:
         process.kill()
         raise
     step = "starting python"
     for line in out.splitlines():
         with contextlib.suppress(ValueError):  # lines printed by libraries
-            said = json.loads(line)
-            step = said.get("step", step)
-            if "level" in said:
-                yield Finding(**said)
+            report = json.loads(line)
+            step = report.get("step", step)
+            if "level" in report:
+                yield Finding(**report)
     if late:
-        seen = f"it hung while {step}, and was ended after {TRIAL_S_MAX:g} s"
-        yield problem(what, seen, "is the host overloaded? If not, please report it")
+        seen = f"hung while {step}, and was killed after {TRIAL_S_MAX:g} s"
+        yield problem(subject, seen, "is the host overloaded? If not, please report it")
     elif process.returncode:
-        last = (complaints.strip().splitlines() or ["it said nothing"])[-1]
-        yield problem(what, f"it failed while {step}: {_ending(process.returncode)}{last}")
+        last = (errors.strip().splitlines() or ["no error output"])[-1]
+        yield problem(subject, f"failed while {step}: {_ending(process.returncode)}{last}")
 
 
 def _ending(code: int) -> str:
     return f"{signal.Signals(-code).name}: " if code < 0 else ""
 
 
-# -- in the trial's own process --------------------------------------------------------------------
+# -- in the trial's process ------------------------------------------------------------------------
 
 
-def _say(**words: Any) -> None:
-    print(json.dumps(words), flush=True)
+def _print(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)
 
 
-def _tell(finding: Finding) -> None:
-    _say(**dataclasses.asdict(finding))
+def _report(finding: Finding) -> None:
+    _print(**dataclasses.asdict(finding))
 
 
 def _pid(_: int = 0) -> int:
@@ -159,25 +158,25 @@ def _calls(submit: Callable[..., Any], count: int) -> float:
 
 
 def _host() -> None:
-    _say(step="starting two workers")
+    _print(step="starting two workers")
     began = time.perf_counter()
     with Cluster(workers=WORKERS) as cluster:
         if cluster.submit(_pid).result(STEP_S_MAX) == os.getpid():
-            raise RuntimeError("a task ran in the process that sent it")
-        _tell(ok("start", f"two workers: the first result after {shown(_since(began))}"))
-        _say(step="running tasks")
+            raise RuntimeError("a task ran in the process that submitted it")
+        _report(ok("start", f"two workers: the first result after {shown(_since(began))}"))
+        _print(step="running tasks")
         call = _calls(cluster.submit, CALLS)
-        seen = f"there and back in {shown(call)} (median of {CALLS})"
+        seen = f"round trip in {shown(call)} (median of {CALLS})"
         if call > CALL_SLOW_S:
-            _tell(warning("tasks", seen, "that is slow: is the host busy with something else?"))
+            _report(warning("tasks", seen, "slow: is the host busy?"))
         else:
-            _tell(ok("tasks", seen))
-        _say(step="counting threads")
+            _report(ok("tasks", seen))
+        _print(step="counting threads")
         blas, others = cluster.submit(_threads).result(STEP_S_MAX)
         measured = others if blas is None else f"{blas} (BLAS), {others} (others)"
-        _tell(ok("threads", f"in each of {WORKERS} workers: {measured}"))
+        _report(ok("threads", f"in each of {WORKERS} workers: {measured}"))
         _objects(cluster)
-        _say(step="ending the cluster")
+        _print(step="ending the cluster")
 
 
 def _objects(cluster: Cluster) -> None:
@@ -185,36 +184,37 @@ def _objects(cluster: Cluster) -> None:
     nbytes = min(OBJECT_BYTES, store // STORE_PART)
     array = np.arange(nbytes // 8, dtype=np.uint64) * np.uint64(2654435761)
     wanted, size = int(np.bitwise_xor.reduce(array)), format_bytes(nbytes)
-    _say(step=f"storing {size}")
+    _print(step=f"storing {size}")
     times = []
-    for _ in range(4):  # the first put has to get its memory from the system
+    for _ in range(4):  # the first put gets its memory from the system
         ref = None  # the next put can use the memory of the previous object
         began = time.perf_counter()
         ref = cluster.put(array)
         times.append(_since(began))
     put = statistics.median(times[1:])
-    _say(step=f"reading {size} in another process")
+    _print(step=f"reading {size} in another process")
     pid, get, found = cluster.submit(_get_and_read, by_ref(ref)).result(STEP_S_MAX)
     if pid == os.getpid() or found != wanted:
-        _tell(problem("objects", f"{size} were stored, and other bytes read", "please report it"))
+        seen = f"the bytes read differ from the {size} stored"
+        _report(problem("objects", seen, "please report it"))
         return
     seen = (
-        f"{size} stored at {nbytes / put / 1e9:.1f} GB/s, found by another process in {shown(get)} "
-        "without a copy, and the same there"
+        f"{size} stored at {nbytes / put / 1e9:.1f} GB/s, read correctly by another process in "
+        f"{shown(get)} without a copy"
     )
     if nbytes / put < PUT_SLOW_BYTES_PER_S:
-        _tell(warning("objects", seen, "that is slow: is memory short, or the host busy?"))
+        _report(warning("objects", seen, "slow: is memory short, or the host busy?"))
     else:
-        _tell(ok("objects", seen))
+        _report(ok("objects", seen))
 
 
 def _cluster(address: str, tls: bool) -> None:
-    _say(step=f"joining {address}")
+    _print(step=f"joining {address}")
     began = time.perf_counter()
     with ApartCluster(workers=0, address=address, tls=None if tls else False) as cluster:
         joined = _since(began)
         own = f"h{cluster._runtime.tasks.node_number}"
-        _say(step="asking every node")
+        _print(step="querying all nodes")
         deadline = time.monotonic() + ANSWER_S_MAX
         while True:
             answered = set(cluster.stats()["nodes"])
@@ -224,17 +224,17 @@ def _cluster(address: str, tls: bool) -> None:
                 break
         for node in silent:
             seen = f"{node.id} ({node.host}, {node.address}) does not answer this host"
-            advice = "nodes speak to each other: open the ports that --ports names, on both hosts"
-            _tell(problem("nodes", seen, advice))
+            advice = "nodes connect to each other: open the ports of --ports on both hosts"
+            _report(problem("nodes", seen, advice))
         listed = ", ".join(f"{node.id} ({node.host}, {node.address})" for node in nodes)
         if not silent:
-            _tell(ok("nodes", f"joined in {shown(joined)}; all answer: {listed}"))
-        _say(step="running tasks at every node")
+            _report(ok("nodes", f"joined in {shown(joined)}; all answer: {listed}"))
+        _print(step="running tasks on all nodes")
         for node in nodes:
             if node.workers and node not in silent:
                 call = _calls(cluster.options(node=node).submit, CALLS_REMOTE)
-                _tell(ok("tasks", f"at {node.id}, there and back in {shown(call)}"))
-        _say(step="leaving the cluster")
+                _report(ok("tasks", f"on {node.id}: round trip in {shown(call)}"))
+        _print(step="leaving the cluster")
 
 
 def _since(began: float) -> float:
