@@ -1,7 +1,7 @@
-"""`hoplite-mp dump`: every wait in a running cluster and what must end it, as text or JSON.
+"""`hoplite-mp dump`: all waits in a running cluster, with their causes, as text or JSON.
 
-When a cluster seems to hang, the user needs to know which process waits for which. Each node knows
-only its own part; together their reports also show which nodes have not reported to a collective.
+Each node reports its own waits. The reports together also show which nodes have not reported to a
+collective.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = ["collect", "dump", "lines"]
 _FRAME = re.compile(r'\s*File "(.+)", line (\d+) in ')  # as written by faulthandler
 
 
-def visit(arguments: argparse.Namespace) -> Cluster:
-    """Takes part in the cluster at `address`. HopliteError, ValueError: the reason why it cannot be
-    reached."""
+def connect(arguments: argparse.Namespace) -> Cluster:
+    """Joins the cluster at `address` without workers. HopliteError, ValueError: the cluster cannot
+    be reached."""
     return Cluster(
         workers=0,
         address=arguments.address,
@@ -41,9 +41,9 @@ def visit(arguments: argparse.Namespace) -> Cluster:
     )
 
 
-def brought_along(cluster: Cluster) -> int | None:
-    """The number of the node that this process has started only for inspection; None if it uses
-    this host's existing node."""
+def own_node(cluster: Cluster) -> int | None:
+    """The number of the node that this process has started for the command; None if it is attached
+    to this host's node."""
     host = cluster._host
     if host is None or host.attached:
         return None
@@ -51,10 +51,10 @@ def brought_along(cluster: Cluster) -> int | None:
 
 
 def dump(arguments: argparse.Namespace) -> int:
-    """Prints every wait of the cluster. Returns the exit code."""
+    """Prints all waits of the cluster. Returns the exit code."""
     try:
-        with visit(arguments) as cluster:
-            own = brought_along(cluster)
+        with connect(arguments) as cluster:
+            own = own_node(cluster)
             found = collect(cluster, stacks=arguments.stacks)
     except (HopliteError, ValueError) as error:  # also if the cluster ends meanwhile
         print(f"hoplite-mp: {error}", file=sys.stderr)
@@ -65,8 +65,8 @@ def dump(arguments: argparse.Namespace) -> int:
 
 
 def collect(cluster: Cluster, stacks: bool = False) -> dict[str, Any]:
-    """{"nodes": each node's report, "silent": the nodes that did not answer in time}. Adds the
-    nodes that have not reported to each collective."""
+    """{"nodes": the nodes' reports, "silent": the nodes that did not answer in time}. Adds to each
+    collective the nodes that have not reported."""
     channel = cluster._runtime.channel
     sizes, silent = channel.call(Dump(stacks)).value
     nodes = []
@@ -84,38 +84,38 @@ def collect(cluster: Cluster, stacks: bool = False) -> dict[str, Any]:
         for part in one["parts"]["first"]
         if part["reported"]
     }
-    # A report names only the first parts of a node, so its other parts are unknown.
-    cut = {one["node"] for one in nodes if one["parts"]["count"] > len(one["parts"]["first"])}
-    cut.update(silent)
+    # A report lists only a node's first parts, so its other parts are unknown.
+    unknown = {one["node"] for one in nodes if one["parts"]["count"] > len(one["parts"]["first"])}
+    unknown.update(silent)
     for one in nodes:
         for operation in one["collectives"]["first"]:
             key = operation["operation"], operation["epoch"]
-            # A node without such a part has not reported either. (A plan of a single node has no
-            # parts, but it would be over if that node had reported.)
+            # A node without such a part has not reported either. (The plan of a single node has no
+            # parts, but it ends with that node's report.)
             operation["not_reported"] = [
                 node_id(node)
                 for node in operation["waits_for"]
-                if (*key, node) not in reported and node not in cut
+                if (*key, node) not in reported and node not in unknown
             ]
     return {"nodes": nodes, "silent": [node_id(node) for node in silent]}
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    """The reports as text, one line for each wait."""
+    """The reports as text, one line per wait."""
     for one in found["nodes"]:
         yield f"{node_id(one['node'])} ({one['host']})"
-        nothing = True
+        is_empty = True
         for kind, line in _KINDS.items():
             section = one.get(kind)
             for item in section["first"] if section else ():
                 for text in line(item).split("\n"):
                     yield f"  {text}"
-                nothing = False
+                is_empty = False
             more = section["count"] - len(section["first"]) if section else 0
             if more > 0:
-                yield f"  and {more} more of these ({kind})"
-        if nothing:
-            yield "  nothing waits here"
+                yield f"  and {more} more ({kind})"
+        if is_empty:
+            yield "  no waits"
     for node in found["silent"]:
         yield f"{node} does not answer"
 
@@ -125,7 +125,7 @@ def _for(seconds: float | None) -> str:
 
 
 def _needs(item: dict[str, Any]) -> str:
-    """The listed missing objects, and the number of further ones."""
+    """The listed missing objects, and the number of the others."""
     named = []
     for need in item["needs"]:
         at = f"[{need['index']}] " if "index" in need else ""
@@ -137,8 +137,8 @@ def _needs(item: dict[str, Any]) -> str:
 def _waiting(item: dict[str, Any]) -> str:
     task = f"task {item['name']}() {item['id']} waits{_for(item['seconds'])}"
     if not item["missing"]:
-        return f"{task} for {item['by']}, which has not sent it yet; its arguments are there"
-    return f"{task} for {_needs(item)}; sent by {item['by']}"
+        return f"{task} to be sent by {item['by']}; its arguments are ready"
+    return f"{task} for {_needs(item)}; submitted by {item['by']}"
 
 
 def _queued(item: dict[str, Any]) -> str:
@@ -146,35 +146,36 @@ def _queued(item: dict[str, Any]) -> str:
     workers = f"pool {item['pool']}, {item['workers']} workers here{origin}"
     if "pause" in item:
         task = f"task {item['name']}() {item['id']}"
-        return f"{task} has failed, and is tried again in {item['pause']:.1f} s ({workers})"
+        return f"{task} has failed, and is retried in {item['pause']:.1f} s ({workers})"
     return f"task {item['name']}() {item['id']} is queued{_for(item['seconds'])} ({workers})"
 
 
 def _running(item: dict[str, Any]) -> str:
-    inside = f", inside {item['inside']} others" if item["inside"] else ""
+    depth = item["inside"]
+    inside = f", nested in {depth} task{'s' * (depth != 1)}" if depth else ""
     task = f"task {item['name']}() {item['id']}"
     return f"{task} runs{_for(item['seconds'])} on {item['on']}{inside}"
 
 
 def _sent(item: dict[str, Any]) -> str:
-    return f"task {item['name']}() {item['id']} was sent to {item['to']}, and is not back"
+    return f"task {item['name']}() {item['id']} was sent to {item['to']} and has not ended"
 
 
 def _transfer(item: dict[str, Any]) -> str:
     what = f"object {item['object']}" if item["object"] else f"a part of {item['kind'] or 'a call'}"
     if item["operation"] is not None:
         what += f" (operation {item['operation']})"
-    come = f"{format_bytes(item['come'])} of {format_bytes(item['bytes'])}"
+    received = f"{format_bytes(item['come'])} of {format_bytes(item['bytes'])}"
     if item["kind"] == "not planned yet":
-        come = "no plan has come yet"
-    return f"{what} is on its way from {item['from']}{_for(item['seconds'])}: {come}"
+        received = "no plan yet"
+    return f"{what} is in transit from {item['from']}{_for(item['seconds'])}: {received}"
 
 
 def _collective(item: dict[str, Any]) -> str:
     what = f"{item['kind']} {item['op']}".strip()
     ready = item["sources"] - item["missing"]
     text = f"{what} (operation {item['operation']}) of {item['by']} is open{_for(item['seconds'])}"
-    text += f": {ready} of {item['sources']} sources done, {item['num']} needed"
+    text += f": {ready} of {item['sources']} sources ready, {item['num']} needed"
     if item["missing"]:
         text += f"; missing: {_needs(item)}"
     if item["planned"] is not None:
@@ -187,8 +188,8 @@ def _collective(item: dict[str, Any]) -> str:
 
 
 def _part(item: dict[str, Any]) -> str:
-    state = f"{item['missing']} pieces are missing" if item["missing"] else "whole"
-    state = state if item["begun"] else "it waits for space or for its sources"
+    state = f"{item['missing']} pieces are missing" if item["missing"] else "complete"
+    state = state if item["begun"] else "waiting for space or sources"
     state = "reported" if item["reported"] else state
     plan = f"operation {item['operation']}, plan {item['epoch']}"
     return f"part of {plan}, open{_for(item['seconds'])}: {state}"
@@ -199,16 +200,16 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def _group(item: dict[str, Any]) -> str:
-    came = [
+    joined = [
         f"{member['rank']} (" + (f"pid {member['pid']} at " if member["pid"] else "at ")
         + f"{node_id(member['node'])})"
         for member in item["came"]
     ]  # fmt: skip
-    text = f"group {item['name']!r} of {item['size']}: ranks {', '.join(came) or 'none'} have come"
+    text = f"group {item['name']!r} of {item['size']}: ranks {', '.join(joined) or 'none'} joined"
     if not item["formed"]:
-        here = {member["rank"] for member in item["came"]}
-        absent = [rank for rank in range(item["size"]) if rank not in here]
-        return f"{text}; it waits for {_ranks(absent)}"
+        present = {member["rank"] for member in item["came"]}
+        absent = [rank for rank in range(item["size"]) if rank not in present]
+        return f"{text}; waiting for {_ranks(absent)}"
     for box in item["unread"]:
         text += f"; {box['messages']} unread for rank {box['rank']}"
     text += f"; call {item['call']}"
@@ -216,34 +217,35 @@ def _group(item: dict[str, Any]) -> str:
         text += f" ({item['kind']})"
     if item["made"]:
         text += f" made by {_ranks(item['made'])}"
-        text += f", it waits for {_ranks(item['awaited'])}" if item["awaited"] else ""
+        text += f", waiting for {_ranks(item['awaited'])}" if item["awaited"] else ""
     else:
-        text += " begun by nobody here"
+        text += " not made by any rank of this host"
     if item["moving"]:
-        text += f"; bytes move, not done: {', '.join(node_id(node) for node in item['moving'])}"
+        nodes = ", ".join(node_id(node) for node in item["moving"])
+        text += f"; transfers are incomplete on {nodes}"
     elif item["leader"] and not item["awaited"]:
-        text += f"; {item['leader']} decides it"
+        text += f"; {item['leader']} decides"
     return text
 
 
 def _process(item: dict[str, Any]) -> str:
     inside = f" in {item['task']}()" if item["task"] else ""
     if not item["id"]:
-        return f"{item['process']} waits{inside} for a Group, or for its thread that waits"
+        return f"{item['process']} waits{inside} for a Group or for another thread's wait"
     more = f" and {item['more']} more" if item["more"] else ""
     where = f" ({item['where']})" if item["where"] else ""
     return f"{item['process']} waits{inside}{_for(item['seconds'])} for {item['id']}{where}{more}"
 
 
 def _stack(item: dict[str, Any]) -> str:
-    if item["idle"]:  # the stack is the same in all idle workers
+    if item["idle"]:  # all idle workers have the same stack
         return f"worker {item['worker']} (pid {item['pid']}) is idle"
     text = "\n".join(map(_with_source, item["text"].rstrip().split("\n")))
-    return f"worker {item['worker']} (pid {item['pid']}) stands at\n{text}"
+    return f"worker {item['worker']} (pid {item['pid']}) runs\n{text}"
 
 
 def _with_source(line: str) -> str:
-    """The line of a stack, with the source text of its frame if this host has the file."""
+    """The line of a stack, with the source of its frame if this host has the file."""
     found = _FRAME.match(line)
     text = linecache.getline(found[1], int(found[2])).strip() if found else ""
     return f"  {line}\n      {text}" if text else f"  {line}"
@@ -252,14 +254,14 @@ def _with_source(line: str) -> str:
 def _actor(item: dict[str, Any]) -> str:
     named = f"actor {item['name']!r} ({item['class']})" if item["name"] else f"a {item['class']}"
     pids = f" (pid {', '.join(map(str, item['pids']))})" if item["pids"] else ""
-    calls = f"{item['waiting']} calls wait, {item['running']} run, {item['done']} are done"
-    again = f"{item['restarts']} restarts, {item['restarts_left']} left"
-    return f"{named} {item['identity']} {item['state']}{pids}: {calls}; {again}"
+    calls = f"{item['waiting']} calls waiting, {item['running']} running, {item['done']} done"
+    restarts = f"{item['restarts']} restarts, {item['restarts_left']} left"
+    return f"{named} {item['identity']} {item['state']}{pids}: {calls}; {restarts}"
 
 
 def _actor_calls(item: dict[str, Any]) -> str:
-    where = f"on {item['at']}" if item["at"] else "whose host is lost, until it begins on another"
-    return f"{item['waiting']} calls wait here for the actor {item['identity']} {where}"
+    where = f"on {item['at']}" if item["at"] else "whose host is lost, to be restarted"
+    return f"{item['waiting']} calls wait here for actor {item['identity']} {where}"
 
 
 _KINDS = {

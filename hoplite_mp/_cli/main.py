@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 DEMO_NEEDS = {"sklearn": "scikit-learn", "rich": "rich", "matplotlib": "matplotlib"}
-"""Modules of the extra `demo`, and the packages that bring them."""
-# Limits of `top --interval`. At a shorter interval `top` would mostly show its own load; a longer
-# one is a task for cron.
+"""Modules of the extra `demo`, and the packages that provide them."""
+# Limits of `top --interval`. At shorter intervals `top` would mostly show its own load.
 INTERVAL_S_MIN, INTERVAL_S_MAX = 0.1, 3600.0
 TOP_NEEDS = {"rich": "rich"}
 """The same for the extra `top`."""
@@ -36,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _warnings_printed():
             code = _run(argv)
-    except BrokenPipeError:  # the reader of the output has ended
+    except BrokenPipeError:  # the reader of stdout has ended
         code = 1
     finally:
         written = _flushed(sys.stdout) & _flushed(sys.stderr)
@@ -45,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _warnings_printed() -> Iterator[None]:
-    """Inside this context, stderr receives warnings of this package like a command's own lines."""
+    """Prints this package's log messages to stderr in the format of commands."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("hoplite-mp: %(message)s"))
     logger = logging.getLogger("hoplite_mp")
@@ -57,16 +56,16 @@ def _warnings_printed() -> Iterator[None]:
 
 
 def _flushed(stream: TextIO) -> bool:
-    """Flushes, and returns whether everything is written. If not, the stream leads to /dev/null
-    from then on: otherwise the interpreter would flush again at its end, print its own error, and
-    exit with code 120."""
+    """Flushes the stream; returns whether all output was written. After a failure the stream is
+    redirected to /dev/null: otherwise the interpreter would flush again at exit, print an error,
+    and exit with code 120."""
     try:
         stream.flush()
     except (OSError, ValueError):
         with contextlib.suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
+            null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(null, stream.fileno())
+            os.close(null)
         return False
     return True
 
@@ -81,7 +80,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _lazy(module: str, function: str) -> Callable[[argparse.Namespace], int]:
-    """A command whose module is imported when it runs, because no command needs all modules."""
+    """A command whose module is imported when it runs."""
 
     def run(arguments: argparse.Namespace) -> int:
         code: int = getattr(importlib.import_module(module), function)(arguments)
@@ -121,13 +120,13 @@ def parser() -> argparse.ArgumentParser:
             help='resources of this host for options(resources=), for example "gpu=2" or '
             '"gpu=2,disk=0.5"',
         )
-    for command in (*members, *_add_watchers(commands), *_add_checks(commands)):
+    for command in (*members, *_add_monitors(commands), *_add_checks(commands)):
         command.add_argument(
             "--token-file",
             type=Path,
             metavar="F",
             help="file with the cluster's secret"
-            + ("; - reads it from standard input, and the node ends with that input")
+            + ("; - reads it from standard input; the node ends at the end of that input")
             * (command is join),
         )
         command.add_argument("--no-tls", action="store_true", help="do not encrypt connections")
@@ -140,7 +139,7 @@ def _add_demo(commands: Commands) -> None:
         help="train a network while a worker is killed, compared with ProcessPoolExecutor",
         description="Asynchronous data-parallel training with a parameter server on scikit-learn's "
         "handwritten digits. Each step takes the first two gradients that are ready; halfway, one "
-        "worker is killed. The same training runs on concurrent.futures.ProcessPoolExecutor. "
+        "worker is killed. For comparison, the same training runs on ProcessPoolExecutor. "
         "Exit code 1 if the test accuracy is below 95 %.",
     )
     demo.set_defaults(run=_demo)
@@ -170,13 +169,13 @@ def _add_simulate(commands: Commands) -> None:
         help="run the planner on a simulated network",
         description="Simulates operations on many hosts in virtual time, with the real planner and "
         "node. Without faults: the time of each operation, a lower bound, and the cost for the "
-        "manager. With --faults random: clusters, work and faults drawn from seeds, with every "
-        "value checked; exit code 1 if a check fails. The same seed gives the same run. With "
-        "--topology: the time of an allreduce on links that do not form a star, for several plans.",
+        "manager. With --faults random: random clusters, workloads and faults, with every value "
+        "checked; exit code 1 if a check fails. The same seed gives the same run. With --topology: "
+        "the time of an allreduce on other interconnects than a star, for several plans.",
     )
     simulate.set_defaults(run=_lazy("hoplite_mp._cli.simulate", "simulate"))
     simulate.add_argument(
-        "--nodes", metavar="N", help='default: 8; several as "8,64,1000"; with faults: drawn'
+        "--nodes", metavar="N", help='default: 8; several as "8,64,1000"; with faults: random'
     )
     simulate.add_argument(
         "--seed", type=_count, default=0, metavar="S", help="first seed; default: %(default)s"
@@ -198,7 +197,7 @@ def _add_simulate(commands: Commands) -> None:
         "--topology",
         metavar="NAMES",
         help="comma-separated list of torus:RxC, mesh:RxC, fattree:N, star:N; all links have "
-        "--rate, and each time step takes --latency in addition",
+        "--rate, and each step takes --latency in addition",
     )
     simulate.add_argument(
         "--plan",
@@ -213,8 +212,8 @@ def _add_simulate(commands: Commands) -> None:
     simulate.add_argument(
         "--block",
         metavar="SIZE",
-        help="smallest block; larger is faster and less exact; default: that of the engine, 64KiB "
-        "for more than 128 nodes",
+        help="smallest block; larger blocks are faster to simulate and less exact; default: that "
+        "of the engine, 64KiB for more than 128 nodes",
     )
     simulate.add_argument(
         "--json", type=Path, metavar="FILE", help="also write the table to this file"
@@ -222,13 +221,13 @@ def _add_simulate(commands: Commands) -> None:
 
 
 def _add_members(commands: Commands) -> list[argparse.ArgumentParser]:
-    """Adds the commands that make this host take part in a cluster."""
+    """Adds the commands that run a node on this host."""
     up = commands.add_parser(
         "up",
         help="start a cluster here that other hosts can join",
         description="Runs the manager and a node in the foreground. When they are ready, prints "
-        "the command for other hosts to stdout, and instructions to stderr. This host takes part "
-        "in the cluster. SIGTERM or Ctrl-C ends the cluster.",
+        "the command for other hosts to stdout, and instructions to stderr. SIGTERM or Ctrl-C ends "
+        "the cluster.",
     )
     up.set_defaults(run=_lazy("hoplite_mp._cli.up_join", "up"))
     up.add_argument("--listen", required=True, metavar="HOST:PORT", help="address for other hosts")
@@ -236,8 +235,8 @@ def _add_members(commands: Commands) -> list[argparse.ArgumentParser]:
         "--standby",
         action=_Once,
         metavar="HOST:PORT",
-        help="address, on a host that joins, of a standby that becomes the manager if this host is "
-        "lost. It takes over if more than half of all hosts are left; otherwise see `promote`",
+        help="address of a standby, on a host that joins. The standby becomes the manager if this "
+        "host is lost and more than half of all hosts are left; otherwise see `promote`",
     )
     join = commands.add_parser(
         "join",
@@ -250,12 +249,12 @@ def _add_members(commands: Commands) -> list[argparse.ArgumentParser]:
         "address",
         nargs="?",
         metavar="HOST:PORT",
-        help="address that `hoplite-mp up` printed; without it, lists the clusters that announce "
-        "themselves on this network (extra `lan`), and ends",
+        help="address printed by `hoplite-mp up`; without it, lists the clusters announced on this "
+        "network (extra `lan`)",
     )
     join.add_argument(
         "--wait",
-        type=_patience,
+        type=_wait_seconds,
         metavar="S",
         help="seconds to keep retrying; default: 30. Also waits for a missing token file, which is "
         "otherwise an immediate error",
@@ -263,25 +262,25 @@ def _add_members(commands: Commands) -> list[argparse.ArgumentParser]:
     return [up, join]
 
 
-def _add_watchers(commands: Commands) -> list[argparse.ArgumentParser]:
+def _add_monitors(commands: Commands) -> list[argparse.ArgumentParser]:
     """Adds the commands for a running cluster."""
     status = commands.add_parser(
         "status",
         help="show the state of a running cluster",
-        description="Shows nodes with their workers and memory, tasks, objects and bytes moved, "
-        "once. Exit code 1, with one line on stderr, if the cluster cannot be reached.",
+        description="Shows nodes with their workers and memory, tasks, objects and bytes moved. "
+        "Exit code 1, with one line on stderr, if the cluster cannot be reached.",
     )
     status.set_defaults(run=_lazy("hoplite_mp._cli.status", "status"))
-    status.add_argument("address", metavar="HOST:PORT", help="address that `hoplite-mp up` printed")
+    status.add_argument("address", metavar="HOST:PORT", help="address printed by `hoplite-mp up`")
     status.add_argument("--json", action="store_true", help="print JSON for programs")
     watch = commands.add_parser(
         "top",
         help="watch a running cluster, updated every second",
         description="Shows nodes with their workers and memory, tasks, objects and bytes per "
-        "second. q or Ctrl-C ends it. If stdout is not a terminal, prints a table per interval.",
+        "second. q or Ctrl-C ends it. If stdout is not a terminal, prints one table per interval.",
     )
     watch.set_defaults(run=_top)
-    watch.add_argument("address", metavar="HOST:PORT", help="address that `hoplite-mp up` printed")
+    watch.add_argument("address", metavar="HOST:PORT", help="address printed by `hoplite-mp up`")
     watch.add_argument(
         "--interval",
         type=_seconds,
@@ -295,12 +294,12 @@ def _add_watchers(commands: Commands) -> list[argparse.ArgumentParser]:
     dump = commands.add_parser(
         "dump",
         help="show what the processes of a running cluster wait for",
-        description="Shows every wait and its owner, by node: tasks, transfers, collectives, "
-        "Groups, blocked processes. For a cluster that seems to hang; it changes nothing. Exit "
-        "code 1, with one line on stderr, if the cluster cannot be reached.",
+        description="Shows all waits by node: tasks, transfers, collectives, Groups, blocked "
+        "processes. Use it if a cluster seems to hang; it does not disturb the cluster. Exit code "
+        "1, with one line on stderr, if the cluster cannot be reached.",
     )
     dump.set_defaults(run=_lazy("hoplite_mp._cli.dump", "dump"))
-    dump.add_argument("address", metavar="HOST:PORT", help="address that `hoplite-mp up` printed")
+    dump.add_argument("address", metavar="HOST:PORT", help="address printed by `hoplite-mp up`")
     dump.add_argument("--json", action="store_true", help="print everything as JSON for programs")
     dump.add_argument(
         "--stacks", action="store_true", help="also show the stacks of the workers' threads"
@@ -312,17 +311,17 @@ def _add_promote(commands: Commands) -> argparse.ArgumentParser:
     promote = commands.add_parser(
         "promote",
         help="make a standby the manager",
-        description="Confirms that the manager's host is gone for good, when the standby cannot "
-        "decide that by itself because only its own host of two is left. Make sure that it is: a "
-        "manager that is only cut off continues to decide until it learns of this. Exit code 0 "
-        "when the standby leads.",
+        description="Makes the standby the manager although only one of two hosts is left, so that "
+        "the standby cannot know whether the manager's host is lost. Make sure that it is: a "
+        "manager that is only cut off continues to decide until the standby reaches it. Exit code "
+        "0 when the standby is the manager.",
     )
     promote.set_defaults(run=_lazy("hoplite_mp._cli.promote", "promote"))
     promote.add_argument(
-        "address", metavar="HOST:PORT", help="address of the standby, as given to up --standby"
+        "address", metavar="HOST:PORT", help="address of the standby, as in `up --standby`"
     )
     promote.add_argument(
-        "--anyway", action="store_true", help="even if most of more than two hosts are missing"
+        "--anyway", action="store_true", help="even without a majority of more than two hosts"
     )
     return promote
 
@@ -333,8 +332,8 @@ def _add_checks(commands: Commands) -> list[argparse.ArgumentParser]:
         "doctor",
         help="check this host",
         description="Checks software, kernel, CPUs, limits, memory, disk, addresses and token of "
-        "this host; then starts two workers and uses them. With HOST:PORT also checks the "
-        "connections to that cluster and to each of its nodes. Exit code 1 if there is a problem.",
+        "this host; then starts two workers and tests them. With HOST:PORT also tests the "
+        "connections to that cluster and each of its nodes. Exit code 1 if there is a problem.",
     )
     doctor.set_defaults(run=_lazy("hoplite_mp._cli.doctor.main", "doctor"))
     doctor.add_argument(
@@ -348,7 +347,7 @@ def _add_checks(commands: Commands) -> list[argparse.ArgumentParser]:
         help="measure this host, or the hosts of a cluster",
         description="Measures small tasks, large objects, arguments and a reduction on this host, "
         "compared with ProcessPoolExecutor, memcpy and numpy, in about 20 s. With HOST:PORT: tasks "
-        "and transfers at each node of that cluster, and an allreduce over all.",
+        "on and transfers to each node of that cluster, and an allreduce over all nodes.",
     )
     bench.set_defaults(run=_lazy("hoplite_mp._cli.bench.host", "bench"))
     bench.add_argument(
@@ -368,7 +367,7 @@ def _add_checks(commands: Commands) -> list[argparse.ArgumentParser]:
 
 
 class _Once(argparse.Action):
-    """An option that may be given once; by default argparse would silently use the last one."""
+    """An option that may be given once; by default argparse silently uses the last value."""
 
     def __call__(
         self,
@@ -378,7 +377,7 @@ class _Once(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         if getattr(namespace, self.dest) is not None:
-            parser.error(f"{option_string} was given twice: there is one at most")
+            parser.error(f"{option_string} may be given only once")
         setattr(namespace, self.dest, values)
 
 
@@ -393,13 +392,13 @@ def _workers(text: str) -> int:
     return _whole(text, f"from 0 to {most}", lambda number: 0 <= number <= most)
 
 
-def _whole(text: str, which: str, is_one: Callable[[int], bool]) -> int:
+def _whole(text: str, limits: str, is_legal: Callable[[int], bool]) -> int:
     try:
         number = int(text)
     except ValueError:
         number = None
-    if number is None or not is_one(number):
-        raise argparse.ArgumentTypeError(f"must be a whole number {which}, not {text!r}")
+    if number is None or not is_legal(number):
+        raise argparse.ArgumentTypeError(f"must be a whole number {limits}, not {text!r}")
     return number
 
 
@@ -424,7 +423,7 @@ def _seconds(text: str) -> float:
     return number
 
 
-def _patience(text: str) -> float:
+def _wait_seconds(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
@@ -440,8 +439,8 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _lacking(command: str, needs: dict[str, str]) -> bool:
-    """Whether the command's extra is missing. If so, prints how to install it."""
+def _is_extra_missing(command: str, needs: dict[str, str]) -> bool:
+    """Whether packages of the command's extra are missing. If so, prints how to install them."""
     missing = [package for name, package in needs.items() if not _importable(name)]
     if missing:
         print(
@@ -452,7 +451,7 @@ def _lacking(command: str, needs: dict[str, str]) -> bool:
 
 
 def _top(arguments: argparse.Namespace) -> int:
-    if _lacking("top", TOP_NEEDS):
+    if _is_extra_missing("top", TOP_NEEDS):
         return 1
 
     from hoplite_mp._cli.top import top
@@ -461,7 +460,7 @@ def _top(arguments: argparse.Namespace) -> int:
 
 
 def _demo(arguments: argparse.Namespace) -> int:
-    if _lacking("demo", DEMO_NEEDS):
+    if _is_extra_missing("demo", DEMO_NEEDS):
         return 1
 
     from hoplite_mp._cli.demo.main import demo

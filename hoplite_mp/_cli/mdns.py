@@ -1,9 +1,8 @@
-"""The clusters on this network: announced by `hoplite-mp up`, listed by `hoplite-mp join`.
+"""Announcements of clusters on this network: by `hoplite-mp up`, for `hoplite-mp join`.
 
-An address is easy to mistype. The announcement is multicast DNS (RFC 6762, RFC 6763) by the package
-zeroconf, which is an extra; without it nothing is announced. An announcement is only a hint: it
-contains no secret, any host on the network can make or read one, and joining the announced cluster
-still requires the token.
+They use multicast DNS (RFC 6762, RFC 6763) by the optional package zeroconf. An announcement is
+only a hint: it contains no secret, any host on the network can send or read one, and joining the
+cluster requires the token.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SERVICE = "_hoplite-mp._tcp.local."
-# How long `join` listens. Higher: announcements on slow or busy networks arrive in time. Lower: the
-# list appears sooner.
+# How long `join` listens. Higher: it finds clusters on slow or busy networks. Lower: the list
+# appears sooner.
 LISTEN_S = 3.0
-MISSING = "this needs the package zeroconf: pip install 'hoplite-mp[lan]'; or name the address"
+MISSING = "this needs the package zeroconf: pip install 'hoplite-mp[lan]'; or give the address"
 
 
-class Heard(NamedTuple):
-    """A cluster that was announced."""
+class AnnouncedCluster(NamedTuple):
+    """A cluster that was announced on this network."""
 
     address: str
     host: str
@@ -40,8 +39,8 @@ class Heard(NamedTuple):
 
 @contextlib.contextmanager
 def announced(address: str, tls: bool) -> Iterator[bool]:
-    """Announces the cluster as long as the block runs. Yields False if it cannot, because zeroconf
-    is not installed, the address is loopback, or this network has no multicast."""
+    """Announces the cluster during the block. Yields False if zeroconf is not installed, the
+    address is loopback, or this network has no multicast."""
     ip = _ip(address)
     try:
         import zeroconf
@@ -62,7 +61,7 @@ def announced(address: str, tls: bool) -> Iterator[bool]:
     with contextlib.ExitStack() as stack:
         try:
             node = stack.enter_context(zeroconf.Zeroconf(interfaces=[str(ip)]))
-            # The name contains the port, so an earlier process that announced it has ended.
+            # The name contains the port, so an earlier announcer has ended.
             node.register_service(info, cooperating_responders=True)
         except (OSError, zeroconf.Error):
             yield False
@@ -72,7 +71,7 @@ def announced(address: str, tls: bool) -> Iterator[bool]:
 
 
 def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The IP address at which other hosts reach it, or None if only this host does."""
+    """The IP address for other hosts, or None if only this host can reach the address."""
     for endpoint in resolve(parse_address(address)):
         ip = ipaddress.ip_address(endpoint.sockaddr[0].partition("%")[0])
         if not ip.is_loopback and not ip.is_unspecified:
@@ -80,7 +79,7 @@ def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     return None
 
 
-def heard(seconds: float = LISTEN_S) -> list[Heard]:
+def discover(seconds: float = LISTEN_S) -> list[AnnouncedCluster]:
     """Listens for the given time; returns the announced clusters, sorted by address."""
     try:
         import zeroconf
@@ -106,20 +105,22 @@ def heard(seconds: float = LISTEN_S) -> list[Heard]:
         browser = zeroconf.ServiceBrowser(node, SERVICE, Listener())
         threading.Event().wait(seconds)
         with lock:
-            there = sorted(names)
-        for name in there:
+            services = sorted(names)
+        for name in services:
             info = node.get_service_info(SERVICE, name, timeout=1000)
             if info is not None and info.port and info.parsed_addresses():
-                found.append(_heard(info.parsed_addresses()[0], info.port, info.decoded_properties))
+                ip = info.parsed_addresses()[0]
+                found.append(_sanitized(ip, info.port, info.decoded_properties))
         browser.cancel()
     return sorted(found)
 
 
-def _heard(ip: str, port: int, said: dict[str, str | None]) -> Heard:
-    """An announcement from an untrusted source. At most 64 characters of each field are read, and
-    only letters, digits and ".-_" are used."""
+def _sanitized(ip: str, port: int, properties: dict[str, str | None]) -> AnnouncedCluster:
+    """An announcement from an untrusted source: at most 64 characters of each field, and only
+    letters, digits and ".-_"."""
 
     def text(key: str) -> str:
-        return "".join(c for c in (said.get(key) or "?")[:64] if c.isalnum() or c in ".-_")
+        return "".join(c for c in (properties.get(key) or "?")[:64] if c.isalnum() or c in ".-_")
 
-    return Heard(str(Address(ip, port)), text("host"), text("version"), said.get("tls") != "0")
+    address, tls = str(Address(ip, port)), properties.get("tls") != "0"
+    return AnnouncedCluster(address, text("host"), text("version"), tls)

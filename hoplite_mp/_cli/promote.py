@@ -1,6 +1,6 @@
-"""`hoplite-mp promote`: makes the standby the manager, by the decision of a human.
+"""`hoplite-mp promote`: makes the standby the manager, by an operator's decision.
 
-With two hosts, neither can know whether the other one is gone or only cut off.
+With two hosts, neither can know whether the other is lost or only cut off.
 """
 
 from __future__ import annotations
@@ -26,30 +26,29 @@ if TYPE_CHECKING:
 
 __all__ = ["promote"]
 
-ANSWER_S = 10.0  # for the standby to collect the votes of the present nodes, and to answer
-# How long the request is repeated while the standby's answer may still change, because the lease
-# of the lost manager has not expired yet. Higher: slower hosts have more time. Lower: a refusal is
-# reported sooner.
-SOON_S = 5.0
-SOON_PAUSE_S = 0.3
+ANSWER_S = 10.0  # for the standby to collect votes and to answer
+# How long to repeat the request while the answer may change, because the lease of the lost manager
+# has not expired. Higher: slower hosts have more time. Lower: a refusal is reported sooner.
+RETRY_S = 5.0
+RETRY_PAUSE_S = 0.3
 
 
 def promote(arguments: argparse.Namespace) -> int:
-    """Asks the standby to lead. Returns the exit code: 0 if it does."""
-    deadline = clock.monotonic() + SOON_S
+    """Asks the standby to become the manager. Returns the exit code: 0 if it does."""
+    deadline = clock.monotonic() + RETRY_S
     try:
         answer = _ask(arguments)
         while answer.may_change and clock.monotonic() < deadline:
-            clock.sleep(SOON_PAUSE_S)
+            clock.sleep(RETRY_PAUSE_S)
             answer = _ask(arguments)
     except (HopliteError, OSError) as error:
         print(f"hoplite-mp: {error}", file=sys.stderr)
         return 1
-    where = arguments.address
+    address = arguments.address
     if answer.leads:
-        print(f"{where}: {answer.reason}")
+        print(f"{address}: {answer.reason}")
         return 0
-    print(f"hoplite-mp: the standby at {where} does not lead: {answer.reason}", file=sys.stderr)
+    print(f"hoplite-mp: the standby at {address} does not lead: {answer.reason}", file=sys.stderr)
     return 1
 
 
@@ -89,5 +88,5 @@ def _answer(stream: TcpStream) -> Promoted:
         poll.register(stream.fileno(), select.POLLIN | (select.POLLOUT * stream.wants_write))
         poll.poll(left * 1000)
     raise ManagerLostError(
-        "no answer: is this the standby's address, as given to `hoplite-mp up --standby`?"
+        "no answer: is this the standby's address, as in `hoplite-mp up --standby`?"
     )

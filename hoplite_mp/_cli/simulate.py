@@ -1,8 +1,4 @@
-"""`hoplite-mp simulate` from its options to its exit code.
-
-A single host suffices to find out how long a plan takes on a thousand hosts, and whether faults can
-break the library.
-"""
+"""The command `hoplite-mp simulate`: operations on many virtual hosts, and runs with faults."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ __all__ = ["DEFAULT_NODES", "simulate"]
 DEFAULT_NODES = "8"
 DEFAULT_OPERATIONS = "broadcast,get,reduce,allreduce,reduce_scatter"
 DEFAULT_BYTES, DEFAULT_RATE, DEFAULT_LATENCY = "64MiB", "1Gbit", "100us"
-# Limited, because a plan's streams take some hundred megabytes for each thousand nodes.
+# A plan's streams take some hundred megabytes per thousand nodes.
 SCALE_NODES_MAX = 20_000
 NODES_MIN = 2
 # For runs with faults, which use real nodes.
@@ -48,12 +44,12 @@ _SECONDS = re.compile(r"([0-9.eE+-]+) ?(us|µs|ms|s)?")
 
 
 def simulate(arguments: argparse.Namespace) -> int:
-    """Runs the requested simulation, and shows the result. Returns the exit code."""
+    """Runs the simulation, and prints the result. Returns the exit code."""
     try:
         if arguments.topology is not None:
             return _topologies(arguments)
         if arguments.plan is not None:
-            raise ConfigError("--plan goes with --topology")
+            raise ConfigError("--plan requires --topology")
         if arguments.faults == "random":
             return _faults(arguments)
         return _scale(arguments)
@@ -69,18 +65,18 @@ def simulate(arguments: argparse.Namespace) -> int:
 
 
 def _faults(arguments: argparse.Namespace) -> int:
-    """Runs real nodes under faults, with the same checks as the tests, for any number of seeds."""
-    # Imported only here, because it imports all code of real nodes.
+    """Runs real nodes under faults, with the same checks as the tests."""
+    # Imported here because it imports the whole node.
     from hoplite_mp._simulation.runs import run_seed
 
     for name in ("operations", "bytes", "rate", "latency", "block", "json"):
         if getattr(arguments, name) is not None:
-            raise ConfigError(f"--{name} does not go with --faults random: each seed draws its own")
+            raise ConfigError(f"--{name} is not allowed with --faults random, which draws it")
     nodes = None
     if arguments.nodes is not None:
         (nodes, *more) = _nodes(arguments.nodes, NODES_MIN, FAULTS_NODES_MAX)
         if more:
-            raise ConfigError("--faults random takes one --nodes, or none: each seed draws its own")
+            raise ConfigError("--faults random takes at most one number of --nodes")
     outcomes: list[RunOutcome] = []
     failed = 0
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
@@ -90,18 +86,18 @@ def _faults(arguments: argparse.Namespace) -> int:
             failed += 1
             for line in outcome.tail if failed == 1 else ():
                 print(line, file=sys.stderr)
-            again = f"--seed {seed}" + (f" --nodes {nodes}" if nodes else "")
-            print(f"FAILED  {again}: {outcome.failure}")
-    print(_tally(outcomes))
+            options = f"--seed {seed}" + (f" --nodes {nodes}" if nodes else "")
+            print(f"FAILED  {options}: {outcome.failure}")
+    print(_summary(outcomes))
     return 1 if failed else 0
 
 
-def _tally(outcomes: Sequence[RunOutcome]) -> str:
+def _summary(outcomes: Sequence[RunOutcome]) -> str:
     faults = Counter(kind for outcome in outcomes for kind in outcome.faults)
     counted = ", ".join(f"{count} {kind}" for kind, count in sorted(faults.items()))
     if len(outcomes) == 1:
         (one,) = outcomes
-        counted += f"\nits log is {one.digest}"
+        counted += f"\ndigest of the log: {one.digest}"
     return (
         f"{len(outcomes)} runs of {min(one.nodes for one in outcomes)} to "
         f"{max(one.nodes for one in outcomes)} nodes, "
@@ -128,9 +124,9 @@ def _scale(arguments: argparse.Namespace) -> int:
             least = _bytes("block", arguments.block, 1)
         sizes.append(Size(nodes, nbytes, rate, latency_s, least))
     if arguments.seeds != 1:
-        raise ConfigError("--seeds goes with --faults random: without faults all seeds are alike")
+        raise ConfigError("--seeds requires --faults random: otherwise the seed has no effect")
     if arguments.json is not None:
-        arguments.json.touch()  # fails before the simulation if it cannot be written, not after
+        arguments.json.touch()  # fails before the simulation if it cannot be written
     rows: list[ScaleRow] = []
     try:
         for operation in operations:
@@ -207,9 +203,9 @@ class TopologyRow:
 def _topologies(arguments: argparse.Namespace) -> int:
     for name in ("nodes", "operations", "block"):
         if getattr(arguments, name) is not None:
-            raise ConfigError(f"--{name} does not go with --topology")
+            raise ConfigError(f"--{name} is not allowed with --topology")
     if arguments.faults != "none" or arguments.seeds != 1:
-        raise ConfigError("--faults and --seeds do not go with --topology")
+        raise ConfigError("--faults and --seeds are not allowed with --topology")
     plans = _plans(arguments.plan or ",".join(PLANS))
     networks = _interconnects(arguments.topology)
     nbytes = _bytes("bytes", arguments.bytes or DEFAULT_BYTES, BYTES_LEAST)
@@ -296,7 +292,7 @@ def _plans(text: str) -> list[str]:
     for word in found:
         if word not in PLANS:
             raise ConfigError(
-                f"--plan={text!r} is not allowed: {word!r} is none of {', '.join(PLANS)}"
+                f"--plan={text!r} is not allowed: {word!r} is not one of {', '.join(PLANS)}"
             )
     return found
 
@@ -325,7 +321,8 @@ def _operations(text: str) -> list[str]:
     for word in found:
         if word not in OPERATIONS:
             raise ConfigError(
-                f"--operations={text!r} is not allowed: {word!r} is none of {', '.join(OPERATIONS)}"
+                f"--operations={text!r} is not allowed: {word!r} is not one of "
+                f"{', '.join(OPERATIONS)}"
             )
     return found
 
@@ -349,7 +346,8 @@ def _rate(text: str) -> float:
         rate = _number(number) * 1000 ** " KMG".index(unit.upper() or " ") / 8
     if not 1 <= rate < math.inf:
         raise ConfigError(
-            f'--rate={text!r} is not allowed: bits a second with a unit, as "100Mbit" or "10Gbit"'
+            f"--rate={text!r} is not allowed: bits per second with a unit, such as "
+            '"100Mbit" or "10Gbit"'
         )
     return rate
 
@@ -362,7 +360,7 @@ def _seconds(text: str) -> float:
         seconds = _number(number) * {"us": 1e-6, "µs": 1e-6, "ms": 1e-3}.get(unit, 1.0)
     if not 0 <= seconds <= 60:
         raise ConfigError(
-            f'--latency={text!r} is not allowed: up to a minute, as "100us", "1ms" or "0.05s"'
+            f'--latency={text!r} is not allowed: up to a minute, such as "100us", "1ms" or "0.05s"'
         )
     return seconds
 

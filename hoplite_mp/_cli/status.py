@@ -1,7 +1,4 @@
-"""`hoplite-mp status`: the state of a running cluster, once, as a table or as JSON.
-
-A user who starts a cluster over several hosts wants to see that they have joined and work.
-"""
+"""`hoplite-mp status`: the state of a running cluster, as a table or JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._api.nodes import amount_words, gone_nodes, node_id, standby_of
-from hoplite_mp._cli.dump import brought_along, collect, visit
+from hoplite_mp._cli.dump import collect, connect, own_node
 from hoplite_mp._cli.table import table
 from hoplite_mp._common.machine_limits import format_bytes
 from hoplite_mp.errors import HopliteError
@@ -24,7 +21,7 @@ __all__ = [
     "ACTOR_COLUMNS",
     "actor_rows",
     "gone",
-    "gone_words",
+    "gone_line",
     "node_table",
     "status",
     "task_counts",
@@ -34,18 +31,18 @@ __all__ = [
 ACTOR_COLUMNS = ("actor", "class", "node", "state", "waiting", "running", "done", "restarts")
 
 
-def actor_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
-    """A row for each actor, named ones first, with the fields in ACTOR_COLUMNS. `found`: the
+def actor_rows(reports: dict[str, Any]) -> list[tuple[str, ...]]:
+    """A row for each actor, named actors first, with the fields in ACTOR_COLUMNS. `reports`: the
     result of `dump.collect`."""
-    elsewhere: dict[str, int] = {}
-    for node in found["nodes"]:
+    remote: dict[str, int] = {}  # identity -> calls that wait on other nodes
+    for node in reports["nodes"]:
         for calls in node.get("actor calls", {"first": ()})["first"]:
-            elsewhere[calls["identity"]] = elsewhere.get(calls["identity"], 0) + calls["waiting"]
-    shown: list[tuple[str, ...]] = []
-    for node in found["nodes"]:
+            remote[calls["identity"]] = remote.get(calls["identity"], 0) + calls["waiting"]
+    rows: list[tuple[str, ...]] = []
+    for node in reports["nodes"]:
         for actor in node.get("actors", {"first": ()})["first"]:
-            waiting = actor["waiting"] + elsewhere.get(actor["identity"], 0)
-            shown.append(
+            waiting = actor["waiting"] + remote.get(actor["identity"], 0)
+            rows.append(
                 (
                     actor["name"] or "-",
                     actor["class"],
@@ -57,13 +54,13 @@ def actor_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
                     f"{actor['restarts']} of {actor['restarts'] + actor['restarts_left']}",
                 )
             )
-    shown.sort(key=lambda row: (row[0] == "-", *row[:3]))
-    for node in found["nodes"]:
+    rows.sort(key=lambda row: (row[0] == "-", *row[:3]))
+    for node in reports["nodes"]:
         actors = node.get("actors", {"first": (), "count": 0})
         more = actors["count"] - len(actors["first"])
-        if more:  # a node names only some of them
-            shown.append(("...", f"{more} more", node_id(node["node"]), *[""] * 5))
-    return shown
+        if more:  # a node lists only some of them
+            rows.append(("...", f"{more} more", node_id(node["node"]), *[""] * 5))
+    return rows
 
 
 HEAD = (
@@ -79,16 +76,17 @@ COUNTS = (
 def status(arguments: argparse.Namespace) -> int:
     """Prints the state of the cluster. Returns the exit code."""
     try:
-        with visit(arguments) as cluster:
-            said = collect(cluster)
-            nodes, lost, found = node_states(cluster, said), gone(cluster), actor_rows(said)
+        with connect(arguments) as cluster:
+            reports = collect(cluster)
+            nodes, lost = node_states(cluster, reports), gone(cluster)
+            rows = actor_rows(reports)
             if arguments.json:
-                held = [dict(zip(ACTOR_COLUMNS, row, strict=True)) for row in found]
-                print(json.dumps({"nodes": nodes, "gone": lost, "actors": held}, indent=1))
+                actors = [dict(zip(ACTOR_COLUMNS, row, strict=True)) for row in rows]
+                print(json.dumps({"nodes": nodes, "gone": lost, "actors": actors}, indent=1))
                 return 0
-            print("\n".join([*node_table(nodes), *map(gone_words, lost), *standby(cluster)]))
-            if found:
-                print("", *table([ACTOR_COLUMNS, *found]), sep="\n")
+            print("\n".join([*node_table(nodes), *map(gone_line, lost), *standby(cluster)]))
+            if rows:
+                print("", *table([ACTOR_COLUMNS, *rows]), sep="\n")
     except (HopliteError, ValueError) as error:  # also if the cluster ends meanwhile
         print(f"hoplite-mp: {error}", file=sys.stderr)
         return 1
@@ -97,7 +95,7 @@ def status(arguments: argparse.Namespace) -> int:
 
 def gone(cluster: Cluster) -> list[dict[str, Any]]:
     """{"id", "host", "seconds", "how"} of each host that has left or was lost, as recorded by this
-    host's node; a node that was started only for this command has no records."""
+    host's node. A node started for this command has no records."""
     here = {node.id for node in cluster.nodes}
     return [
         {"id": name, "host": host, "seconds": seconds, "how": "left" if left else "lost"}
@@ -106,8 +104,8 @@ def gone(cluster: Cluster) -> list[dict[str, Any]]:
     ]
 
 
-def gone_words(one: dict[str, Any]) -> str:
-    """A line about a host that `gone` has found."""
+def gone_line(one: dict[str, Any]) -> str:
+    """A line about a host from `gone`."""
     how = "left" if one["how"] == "left" else "was lost"
     return f"{one['id']} ({one['host']}) {how} {ago(one['seconds'])} ago"
 
@@ -118,8 +116,8 @@ def ago(seconds: float) -> str:
 
 
 def standby(cluster: Cluster) -> list[str]:
-    """A line about the standby: its host, whether it leads, or whether there is no manager at all.
-    Empty in a cluster without a standby."""
+    """A line about the standby: its host, whether it leads, or that no manager is running. Empty
+    in a cluster without a standby."""
     addresses, node, leads, managed = standby_of(cluster._runtime)
     if not addresses:
         return []
@@ -130,17 +128,16 @@ def standby(cluster: Cluster) -> list[str]:
             f"gone, `hoplite-mp promote {addresses[0]}` makes the standby the manager"
         ]
     if node < 0:
-        return [f"{where}: no host with that address has joined, so nobody would take over"]
-    return [f"{where}, on {node_id(node)}{', which leads the cluster' if leads else ''}"]
+        return [f"{where}: no host with that address has joined, so there is no standby"]
+    return [f"{where}, on {node_id(node)}{', which is the manager' if leads else ''}"]
 
 
-def node_states(cluster: Cluster, said: dict[str, Any]) -> list[dict[str, Any]]:
-    """The state of each node; `said`: the result of `dump.collect`. A node that has not answered
-    lacks some or all of COUNTS. Leaves out a node that this process has started only for
-    inspection."""
-    own = brought_along(cluster)
+def node_states(cluster: Cluster, reports: dict[str, Any]) -> list[dict[str, Any]]:
+    """The state of each node; `reports`: the result of `dump.collect`. A node that has not answered
+    lacks some or all of COUNTS. Excludes the node that this process has started for the command."""
+    own = own_node(cluster)
     counted = cluster.stats()["nodes"]
-    tasks = task_counts(said)
+    tasks = task_counts(reports)
     return [
         {
             "id": node.id,
@@ -158,16 +155,16 @@ def node_states(cluster: Cluster, said: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def task_counts(said: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """The number of queued and running tasks on each node that has answered, by its id."""
+def task_counts(reports: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """The numbers of queued and running tasks of each node that has answered, by node id."""
     return {
         node_id(one["node"]): {name: one[name]["count"] for name in COUNTS[:2]}
-        for one in said["nodes"]
+        for one in reports["nodes"]
     }
 
 
 def node_table(nodes: list[dict[str, Any]]) -> list[str]:
-    """A row for each of `node_states`."""
+    """The table of `node_states`."""
     rows: list[tuple[str, ...]] = [HEAD]
     for node in nodes:
         row = [node["id"], node["address"], node["host"], str(node["workers"])]

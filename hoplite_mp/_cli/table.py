@@ -1,4 +1,4 @@
-"""The printer of all text tables, and the format of times in their cells."""
+"""Text tables, and the format of times in their cells."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["format_seconds", "table", "three_digits"]
 
 
 def table(rows: Iterable[Sequence[str]], right: Container[int] = ()) -> list[str]:
-    """The lines of a table with a column for each cell of a row, two spaces apart. right: the
-    columns that are aligned to the right. A row is as high as its cell with the most lines."""
+    """The lines of a table, with columns two spaces apart. right: right-aligned columns. Cells may
+    have several lines."""
     lines = [line for row in rows for line in zip_longest(*map(str.splitlines, row), fillvalue="")]
     columns = []
     for at, column in enumerate(zip(*lines, strict=True)):
@@ -31,5 +31,5 @@ def format_seconds(seconds: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """With three significant digits, or all digits before the point."""
+    """The value with three significant digits, or all digits of the integer part."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

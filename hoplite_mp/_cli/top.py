@@ -1,9 +1,8 @@
-"""`hoplite-mp top`: the present activity of a running cluster, redrawn until the user ends it.
+"""`hoplite-mp top`: the activity of a running cluster, updated periodically.
 
-Counters count from the start; a rate is the difference of two polls, divided by the time between
-them. A node that does not answer is shown without numbers.
-
-Needs rich (extra `top`). If the output is not a terminal, it prints plain tables one after another.
+Counters count from the start; a rate is the difference between two polls, divided by their
+interval. Nodes that do not answer are shown without numbers. Needs rich (extra `top`). If stdout is
+not a terminal, it prints plain tables.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from hoplite_mp._api.nodes import (
     resource_words,
     with_counts,
 )
-from hoplite_mp._cli.dump import brought_along, collect, visit
+from hoplite_mp._cli.dump import collect, connect, own_node
 from hoplite_mp._cli.status import (
     ACTOR_COLUMNS,
     actor_rows,
     gone,
-    gone_words,
+    gone_line,
     task_counts,
 )
 from hoplite_mp._cli.table import table
@@ -54,8 +53,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TopSnapshot", "lines", "top"]
 
-PIPED_COLUMNS = 200  # width of a table when the output is no terminal
-NARROW_COLUMNS = 150  # on a narrower terminal, the columns in LEAST are left out
+PIPED_COLUMNS = 200  # width of a table if stdout is not a terminal
+NARROW_COLUMNS = 150  # narrower terminals do not show the columns in LEAST
 COLUMNS = (
     "node", "host", "address", "workers", "memory", "queued", "running", "tasks/s", "done",
     "failed", "objects", "sent/s", "received/s",
@@ -63,28 +62,28 @@ COLUMNS = (
 NUMBERS = COLUMNS[3:]
 LEAST = {"address", "done", "failed", "objects"}
 RATES = ("tasks_done", "bytes_sent", "bytes_received")
-NO_RATE = "-"  # there is only one poll of that node so far
+NO_RATE = "-"  # after the first poll of a node
 NO_ANSWER, ALL = "no answer", "all"
-QUIT_KEYS = b"qQ\x03\x04"  # also Ctrl-C and Ctrl-D, in case the terminal passes them on as bytes
+QUIT_KEYS = b"qQ\x03\x04"  # also Ctrl-C and Ctrl-D, if the terminal passes them as bytes
 KEYS_BYTES = 64
 INTERRUPTED = 130  # the exit code that shells use
 
 
 @dataclass(frozen=True, slots=True)
 class TopSnapshot:
-    """The state at one time: the nodes, and the counters of those that have answered."""
+    """The state at one time: the nodes, and the counters of nodes that have answered."""
 
     at: float  # seconds of a clock
     nodes: tuple[Node, ...]
     counts: dict[str, dict[str, int]]  # by node id
     actors: tuple[tuple[str, ...], ...] = ()  # rows of _cli/status.py
-    # Number of queued and running tasks at that time, by id of the nodes that answered.
+    # Numbers of queued and running tasks, by node id.
     tasks: dict[str, dict[str, int]] | None = None
-    gone: tuple[str, ...] = ()  # a line for each host that has left or was lost
+    gone: tuple[str, ...] = ()  # a line per host that has left or was lost
 
 
 def lines(now: TopSnapshot, before: TopSnapshot | None) -> list[tuple[str, ...]]:
-    """A line for each node and, if there are several, one with the totals; fields as in COLUMNS."""
+    """A row for each node and, if there are several, one with the totals; fields as in COLUMNS."""
     found = []
     names = ("workers", "used", "limit", "done", "failed", "objects", "queued", "running")
     total = dict.fromkeys(names, 0)
@@ -135,8 +134,8 @@ def _cells(counts: dict[str, int], rates: dict[str, float]) -> tuple[str, ...]:
 
 
 def _rates(now: TopSnapshot, before: TopSnapshot | None, node: str) -> dict[str, float]:
-    """Rates per second since the previous poll; empty if the node was not in it, or the node's
-    counters have restarted."""
+    """Rates per second since the previous poll; empty without a previous poll of this node, or if
+    its counters have restarted."""
     if before is None or node not in before.counts or now.at <= before.at:
         return {}
     new, old, seconds = now.counts[node], before.counts[node], now.at - before.at
@@ -145,25 +144,31 @@ def _rates(now: TopSnapshot, before: TopSnapshot | None, node: str) -> dict[str,
     return {name: (new[name] - old[name]) / seconds for name in RATES}
 
 
-def _look(cluster: Cluster) -> TopSnapshot:
-    """Asks all nodes for their counters, then for their waits; each has some seconds to answer.
-    Leaves out a node that this process has started only for inspection."""
+def _poll(cluster: Cluster) -> TopSnapshot:
+    """Queries the counters of all nodes, then their waits; each query has a timeout of some
+    seconds. Excludes the node that this process has started for the command."""
     runtime = cluster._runtime
     counted = {node_id(number): counts for number, counts in counters(runtime).items()}
     at = clock.monotonic()
-    own = brought_along(cluster)
+    own = own_node(cluster)
     shown = (
         with_counts(one, counted[one.id]) if one.id in counted else one
         for one in list_nodes(runtime)
         if own is None or one.id != node_id(own)
     )
-    said = collect(cluster)
-    lost = tuple(map(gone_words, gone(cluster)))
-    return TopSnapshot(at, tuple(shown), counted, tuple(actor_rows(said)), task_counts(said), lost)
+    reports = collect(cluster)
+    return TopSnapshot(
+        at,
+        tuple(shown),
+        counted,
+        tuple(actor_rows(reports)),
+        task_counts(reports),
+        tuple(map(gone_line, gone(cluster))),
+    )
 
 
 def _drawn(title: str, now: TopSnapshot, before: TopSnapshot | None, width: int) -> Group:
-    """The table of nodes, and below it the hosts that are gone and the actors, if any."""
+    """The table of nodes, then the gone hosts and the actors."""
     shown = [name not in LEAST or width >= NARROW_COLUMNS for name in COLUMNS]
     rows = [tuple(compress(row, shown)) for row in (COLUMNS, *lines(now, before))]
     texts = [(title, "italic")]
@@ -175,7 +180,7 @@ def _drawn(title: str, now: TopSnapshot, before: TopSnapshot | None, width: int)
         numbers = _numbers(ACTOR_COLUMNS, ("waiting", "running", "done"))
         head, *rest = table([ACTOR_COLUMNS, *now.actors], numbers)
         texts += [("", ""), (head, "bold"), *((line, "") for line in rest)]
-    # As Text, because a host's name must not be read as markup.
+    # As Text, so that host names are not parsed as markup.
     return Group(*(Text(*one, no_wrap=True, overflow="ellipsis") for one in texts))
 
 
@@ -183,8 +188,8 @@ def _numbers(columns: Sequence[str], names: Sequence[str]) -> list[int]:
     return [at for at, name in enumerate(columns) if name in names]
 
 
-class _Ending:
-    """Signals and keys that end the command; they also end a `sleep`."""
+class _EndRequest:
+    """Signals and keys that end the command, and interrupt `sleep`."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -193,8 +198,7 @@ class _Ending:
 
     @contextlib.contextmanager
     def watch(self, keys: bool) -> Iterator[None]:
-        """Inside this context signals set `asked`; with `keys`, the terminal passes on each key at
-        once."""
+        """Inside this context signals set `asked`; with `keys`, the terminal is unbuffered."""
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         old = {number: signal.signal(number, self._signalled) for number in numbers}
         woken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -216,12 +220,12 @@ class _Ending:
                 os.close(fd)
 
     def _signalled(self, *_: object) -> None:
-        if self.asked:  # the second signal, because the command may be waiting for a node
+        if self.asked:  # second signal: the command may be waiting for a node
             raise KeyboardInterrupt
         self.asked = True
 
     def sleep(self, seconds: float) -> None:
-        """Sleeps for the given time, or until an end is requested."""
+        """Sleeps for the given time, or until the end is requested."""
         end = clock.monotonic() + seconds
         while not self.asked and (left := end - clock.monotonic()) > 0:
             watched = [self._read, *([self._keys] if self._keys >= 0 else [])]
@@ -236,7 +240,7 @@ class _Ending:
             pressed = os.read(self._keys, KEYS_BYTES)
         except OSError:
             pressed = b""
-        # No bytes mean the end of input, because the terminal is gone.
+        # No bytes: end of input, because the terminal is gone.
         self.asked = self.asked or not pressed or any(key in QUIT_KEYS for key in pressed)
 
 
@@ -248,9 +252,9 @@ def top(arguments: argparse.Namespace) -> int:
         console = Console(width=PIPED_COLUMNS)
     connecting = True
     try:
-        cluster = visit(arguments)
+        cluster = connect(arguments)
         connecting = False
-        ending = _Ending()
+        ending = _EndRequest()
         with cluster, ending.watch(keys=live and sys.stdin.isatty()):
             tables = _tables(cluster, arguments, ending, console)
             (_draw if live else _print)(tables, console)
@@ -269,14 +273,14 @@ def top(arguments: argparse.Namespace) -> int:
 
 
 def _tables(
-    cluster: Cluster, arguments: argparse.Namespace, ending: _Ending, console: Console
+    cluster: Cluster, arguments: argparse.Namespace, ending: _EndRequest, console: Console
 ) -> Iterator[Group]:
-    """Yields a picture for each interval. On a terminal the first one appears at once, still
-    without rates."""
+    """Yields a table for each interval. On a terminal the first one, without rates, appears
+    immediately."""
     before: TopSnapshot | None = None
     left = arguments.count
     while not ending.asked and left != 0:
-        now = _look(cluster)
+        now = _poll(cluster)
         if before is not None or console.is_terminal:
             title = f"{arguments.address}  {time.strftime('%H:%M:%S')}"
             yield _drawn(title, now, before, console.width)

@@ -1,6 +1,6 @@
-"""`hoplite-mp up` and `hoplite-mp join`: hosts of a cluster in the foreground of a terminal.
+"""`hoplite-mp up` and `hoplite-mp join`: run a node of a cluster in the foreground.
 
-A host takes part in a cluster as long as this process runs. It reports problems in one line.
+The host is a member of the cluster as long as this process runs. Problems are reported in one line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._api.cluster import Cluster
 from hoplite_mp._api.nodes import WORKERS_MAX, node_id
-from hoplite_mp._cli.mdns import LISTEN_S, announced, heard
+from hoplite_mp._cli.mdns import LISTEN_S, announced, discover
 from hoplite_mp._common import clock
 from hoplite_mp._common.machine_limits import cpu_count
 from hoplite_mp._common.signals import StopRequest
@@ -32,70 +32,69 @@ if TYPE_CHECKING:
 __all__ = ["join", "up"]
 
 FROM_STDIN = "-"  # as --token-file: the token is the first line; the end of input ends the node
-# How long a host that was declared lost looks for its cluster. Higher: longer network failures are
-# survived.
+# How long a host that was declared lost tries to rejoin. Higher: it survives longer network
+# failures.
 REJOIN_S = 30.0
-# How long `join` looks for the cluster without --wait. Higher: hosts may be started in any order.
-# Lower: a wrong address is an error sooner.
+# How long `join` retries without --wait. Higher: hosts may be started in any order. Lower: a wrong
+# address is an error sooner.
 WAIT_S = 30.0
-# How many times in a row a host rejoins if it is lost within LIVED_S each time.
+# Most consecutive rejoins of a host that is lost within LIVED_S each time.
 REJOINS_MAX = 5
 LIVED_S = 120.0
-POLL_S = 0.2  # between two attempts or checks; also the timeout of a connection in `_refuses`
+POLL_S = 0.2  # between two attempts or checks; also the connection timeout in `_refuses`
 
 
 class HostCluster(Cluster):
-    """The Cluster in the process that keeps a host's node running; drivers may attach to that
-    node."""
+    """The Cluster of a process that runs a host's node, to which drivers may attach."""
 
     _attaches = False
     _stays = True
 
     def __init__(self, *, standby: tuple[str, ...] = (), **options: Any) -> None:
         """standby: with listen=, the address for the standby; with address=, further addresses of
-        the manager. The other options are those of Cluster."""
+        the manager. options: those of Cluster."""
         self._standby = standby
         super().__init__(**options)
 
 
 def up(arguments: argparse.Namespace) -> int:
-    """Runs a cluster that others can join, until a signal ends it. Returns the exit code."""
+    """Runs a cluster that other hosts can join, until a signal. Returns the exit code."""
     ending = _on_signals()
     standby = () if arguments.standby is None else (arguments.standby,)
     try:
         cluster = HostCluster(listen=arguments.listen, standby=standby, **_common(arguments))
     except HopliteError as error:
-        return _say(error)
+        return _print_error(error)
     host = cluster._host
     with cluster:
-        address = str(cluster.address)  # as other hosts reach it, whatever it listens on
+        address = str(cluster.address)  # for other hosts
         _announce(cluster, address, arguments.no_tls)
         with announced(address, not arguments.no_tls):
-            _stay(cluster, ending)
+            _await_end(cluster, ending)
     if ending.is_set() or host is None:
         return 0
     if not standby or not (host.given_up or host.node_died):
         return int(host.node_died)
-    # This host's manager has stepped down, or the other hosts have lost it. They may continue with
-    # the standby, so this host tries to join them.
+    # This host's manager has stepped down, or was lost. The other hosts may continue with the
+    # standby, so this host tries to rejoin.
     common = _common(arguments)
-    return _take_part(address, standby, common, ending, again=True)
+    return _run_member(address, standby, common, ending, again=True)
 
 
 def _announce(cluster: Cluster, address: str, no_tls: bool) -> None:
-    """Prints one line to stdout, for programs and for pasting, and its explanation to stderr."""
+    """Prints the command for other hosts to stdout, and an explanation to stderr."""
     file = cluster.token_file
-    # The path on the joining host. It is left out if `join` looks there by default.
+    # The path on the joining host; omitted if it is the default.
     named = file is not None and file != default_path()
     option = f" --token-file {shlex.quote(str(file))}" if named else ""
     if file is None:
-        before = f"with the same {VARIABLE} set there"
+        before = f"with the same {VARIABLE}"
     else:
-        before = f"after you have copied {file} to it (mode 0600)"
+        before = f"after copying {file} to it (mode 0600)"
     print(
-        f"hoplite-mp: this host is up, with {_workers(cluster)}, and works for the cluster until "
-        "SIGTERM or Ctrl-C ends it. The line on stdout lets another host join: run it there, "
-        f"{before}" + ("; --token-file is then the path of that copy." if named else "."),
+        f"hoplite-mp: the cluster is up, with {_workers(cluster)} on this host, until SIGTERM or "
+        "Ctrl-C. To add another host, run the command on stdout on that host, "
+        f"{before}" + ("; --token-file is the path of the copy." if named else "."),
         file=sys.stderr,
         flush=True,
     )
@@ -110,17 +109,16 @@ def _workers(cluster: Cluster) -> str:
 def join(arguments: argparse.Namespace) -> int:
     """Runs a node of a running cluster until the cluster ends. Returns the exit code."""
     if arguments.address is None:
-        return _list_nearby()
+        return _list_clusters()
     ending = _on_signals()
     wait = WAIT_S if arguments.wait is None else arguments.wait
     deadline = clock.monotonic() + wait
     common = _common(arguments)
     if str(arguments.token_file) == FROM_STDIN:
         common["token"] = sys.stdin.readline().strip()
-        threading.Thread(target=_until_the_end_of_input, daemon=True).start()
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
     else:
-        # By default `join` only waits for other hosts. A missing token file on this host is an
-        # error at once, unless the user has given --wait.
+        # A missing token file is an immediate error, unless the user has given --wait.
         try:
             path = token_path(arguments.token_file)
             if arguments.wait is not None and path is not None:
@@ -129,21 +127,21 @@ def join(arguments: argparse.Namespace) -> int:
                 return 0
             load_token(arguments.token_file)
         except AuthError as error:
-            return _say(error)
+            return _print_error(error)
     left = max(0.1, deadline - clock.monotonic())
-    return _take_part(arguments.address, (), common, ending, left=left)
+    return _run_member(arguments.address, (), common, ending, left=left)
 
 
-def _list_nearby() -> int:
+def _list_clusters() -> int:
     """Prints commands to join the clusters that are announced on this network."""
     try:
-        found = heard()
+        found = discover()
     except HopliteError as error:
-        return _say(error)
+        return _print_error(error)
     if not found:
         print(
-            f"hoplite-mp: no cluster was heard of on this network within {LISTEN_S:g} s. `up` "
-            "announces one if zeroconf is installed; otherwise give the address: "
+            f"hoplite-mp: no cluster was announced on this network within {LISTEN_S:g} s. `up` "
+            "announces it if zeroconf is installed; otherwise give the address: "
             "hoplite-mp join HOST:PORT",
             file=sys.stderr,
         )
@@ -155,24 +153,24 @@ def _list_nearby() -> int:
 
 
 def _await_token(path: Path, deadline: float, ending: StopRequest) -> None:
-    """Returns when the file exists, the deadline has passed, or this process must end. Prints
-    nothing if the file exists at the first check."""
-    said = False
-    while _missing(path) and clock.monotonic() < deadline and not ending.is_set():
-        if not said:
+    """Waits until the file exists, the deadline has passed, or this process must end. Prints a line
+    if it waits."""
+    printed = False
+    while _is_missing(path) and clock.monotonic() < deadline and not ending.is_set():
+        if not printed:
             print(
                 f"hoplite-mp: {path} does not exist yet: waiting up to "
-                f"{deadline - clock.monotonic():.3g} s for that file. Copy the token from the host "
-                "where `hoplite-mp up` runs (mode 0600)",
+                f"{deadline - clock.monotonic():.3g} s. Copy the token from the host where "
+                "`hoplite-mp up` runs (mode 0600)",
                 file=sys.stderr,
                 flush=True,
             )
-            said = True
+            printed = True
         ending.wait(POLL_S)
 
 
-def _missing(path: Path) -> bool:
-    """Whether there is no such file. Other errors count as no: waiting does not fix them."""
+def _is_missing(path: Path) -> bool:
+    """Whether the file does not exist. False after other errors, which waiting does not fix."""
     try:
         os.stat(path)
     except FileNotFoundError:
@@ -182,7 +180,7 @@ def _missing(path: Path) -> bool:
     return False
 
 
-def _take_part(
+def _run_member(
     address: str,
     standby: tuple[str, ...],
     common: dict[str, Any],
@@ -191,14 +189,14 @@ def _take_part(
     left: float = REJOIN_S,
     again: bool = False,
 ) -> int:
-    """Joins the cluster, and rejoins each time this host is lost, until the cluster ends. again:
-    the host was a member before, so even the first join is a rejoin. Returns the exit code."""
+    """Joins the cluster, and rejoins after each loss of this host, until the cluster ends. again:
+    the first join is a rejoin. Returns the exit code."""
     tries = REJOINS_MAX
     if common["workers"] is None:
         common["workers"] = min(cpu_count(), WORKERS_MAX)
     while True:
         if again:
-            print("hoplite-mp: this host joins the cluster again", file=sys.stderr, flush=True)
+            print("hoplite-mp: this host rejoins the cluster", file=sys.stderr, flush=True)
         begun = clock.monotonic()
         cluster = _join(address, standby, common, ending, left, again)
         if isinstance(cluster, HopliteError):
@@ -208,21 +206,21 @@ def _take_part(
             if over and isinstance(cluster, ManagerLostError):
                 print("hoplite-mp: the cluster has ended", file=sys.stderr)
                 return 0
-            return _say(cluster)
+            return _print_error(cluster)
         host = cluster._host
         with cluster:
             name = node_id(cluster._runtime.tasks.node_number)
             held = host.holds_standby if host is not None else ""
             also = f", with its standby at {held}" if held else ""
             print(f"node {name} of the cluster at {address}{also}", flush=True)
-            _stay(cluster, ending)
+            _await_end(cluster, ending)
         if ending.is_set():
             return 0
         if host is None or not (host.given_up or host.node_died):
-            told = "the cluster has ended, or this host has left it"
+            reason = "the cluster has ended, or this host has left it"
             if host is not None and host.removed:
-                told = f"node {name} was removed from the cluster (remove_node)"
-            print(f"hoplite-mp: {told}", file=sys.stderr)
+                reason = f"node {name} was removed from the cluster (remove_node)"
+            print(f"hoplite-mp: {reason}", file=sys.stderr)
             return 0
         standby = host.standby or standby
         if not standby and _refuses(address):
@@ -233,7 +231,7 @@ def _take_part(
         if not tries:
             print(
                 f"hoplite-mp: this host was lost {REJOINS_MAX + 1} times, each within {LIVED_S:g} s"
-                ": join again when the cause (e.g. its link, its memory) is fixed",
+                ". Fix the cause (for example its link or memory), then run `join` again",
                 file=sys.stderr,
             )
             return 1
@@ -248,8 +246,8 @@ def _join(
     left: float,
     again: bool,
 ) -> HostCluster | HopliteError:
-    """Joins the cluster once; returns the error if that fails. If another manager may take over,
-    addresses without a leading manager are tried until the deadline."""
+    """Joins the cluster once; returns the error of a failure. If a standby may take over, the
+    addresses are tried until the deadline."""
     deadline = clock.monotonic() + left
     while True:
         left = max(POLL_S, deadline - clock.monotonic())
@@ -266,10 +264,10 @@ def _join(
 
 
 def _refuses(address: str) -> bool:
-    """Whether the host answers, but refuses connections. Then its cluster has ended."""
+    """Whether the host refuses connections, so its cluster has ended."""
     try:
         endpoints = resolve(parse_address(address))
-    except OSError:  # the name cannot be resolved now
+    except OSError:  # the name cannot be resolved
         return False
     for endpoint in endpoints:
         try:
@@ -295,7 +293,7 @@ def _common(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _until_the_end_of_input() -> None:
+def _end_with_stdin() -> None:
     while sys.stdin.read(4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
@@ -309,7 +307,7 @@ def _on_signals() -> StopRequest:
     return ending
 
 
-def _stay(cluster: Cluster, ending: StopRequest) -> int:
+def _await_end(cluster: Cluster, ending: StopRequest) -> int:
     """Waits for a signal or the end of the cluster."""
     host = cluster._host
     while host is not None and not ending.wait(POLL_S) and not host.ended.is_set():
@@ -317,6 +315,6 @@ def _stay(cluster: Cluster, ending: StopRequest) -> int:
     return 0
 
 
-def _say(error: HopliteError) -> int:
+def _print_error(error: HopliteError) -> int:
     print(f"hoplite-mp: {error}", file=sys.stderr)
     return 1

@@ -78,7 +78,7 @@ def test_other_bytes_are_noticed() -> None:
     probe = fresh.next()[::4099].copy()
     fresh.check(probe)
     fresh.next()
-    with pytest.raises(RuntimeError, match="other bytes"):
+    with pytest.raises(RuntimeError, match="bytes received differ"):
         fresh.check(probe)
     fresh.memcpy()
     assert np.array_equal(fresh.copy, fresh.array)
@@ -122,7 +122,7 @@ def test_a_cluster(running: str) -> None:
     assert done.returncode == 0, done.stderr
     titles = [line.split("  ")[0] for line in done.stdout.splitlines()[1:]]
     name = os.uname().nodename
-    assert titles == [f"no-op at h0 ({name}), p50", f"64 MiB to h0 ({name})"]
+    assert titles == [f"no-op on h0 ({name}), p50", f"64 MiB to h0 ({name})"]
 
 
 def test_nobody_there() -> None:

@@ -45,9 +45,9 @@ def come_back(
         return lives.pop(0)
 
     monkeypatch.setattr(up_join, "_join", join)
-    monkeypatch.setattr(up_join, "_stay", lambda *_: None)
+    monkeypatch.setattr(up_join, "_await_end", lambda *_: None)
     monkeypatch.setattr(up_join, "_refuses", lambda address: is_up and not lives)
-    return up_join._take_part("10.0.0.1:7000", (), dict(COMMON), ending)
+    return up_join._run_member("10.0.0.1:7000", (), dict(COMMON), ending)
 
 
 @pytest.mark.parametrize(

@@ -185,9 +185,9 @@ def test_up_says_what_its_line_is_for(home: Path, started: Start) -> None:
     assert line.split()[:2] == ["hoplite-mp", "join"]
     assert len(line.split()) == 3
     (said,) = err.splitlines()
-    assert "with 1 worker, and works for the cluster until SIGTERM or Ctrl-C ends it" in said
-    assert "The line on stdout lets another host join" in said
-    assert f"copied {home}/.config/hoplite_mp/token to it (mode 0600)" in said
+    assert "with 1 worker on this host, until SIGTERM or Ctrl-C" in said
+    assert "To add another host, run the command on stdout" in said
+    assert f"copying {home}/.config/hoplite_mp/token to it (mode 0600)" in said
 
 
 def test_up_names_a_file_that_joiners_would_not_find(home: Path, started: Start) -> None:
@@ -197,7 +197,7 @@ def test_up_names_a_file_that_joiners_would_not_find(home: Path, started: Start)
     words = shlex.split(up.stdout.readline())
     _, err = ended(up)
     assert words[3:] == ["--token-file", str(token)]
-    assert f"copied {token} to it (mode 0600); --token-file is then the path of that copy" in err
+    assert f"copying {token} to it (mode 0600); --token-file is the path of the copy" in err
 
 
 def test_up_with_a_token_that_came_from_no_file(
@@ -209,7 +209,7 @@ def test_up_with_a_token_that_came_from_no_file(
     words = up.stdout.readline().split()
     _, err = ended(up)
     assert words[3:] == ["--no-tls"]
-    assert "with the same HOPLITE_MP_TOKEN set there" in err
+    assert "with the same HOPLITE_MP_TOKEN" in err
     assert os.environ["HOPLITE_MP_TOKEN"] not in err
 
 

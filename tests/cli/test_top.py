@@ -97,7 +97,7 @@ def test_the_line_of_a_host_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> Non
     left = [("h0", "host0", 5.0, True), ("h2", "host2", 11.2, True), ("h3", "host3", 700, False)]
     monkeypatch.setattr(status, "gone_nodes", lambda runtime: left)
     seen: Any = SimpleNamespace(nodes=NODES, _runtime=None)
-    said = [status.gone_words(one) for one in status.gone(seen)]
+    said = [status.gone_line(one) for one in status.gone(seen)]
     assert said == ["h2 (host2) left 11 s ago", "h3 (host3) was lost 12 min ago"]
 
 

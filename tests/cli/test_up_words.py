@@ -55,7 +55,7 @@ def test_a_standby_that_cannot_be(
 def test_two_standbys(capsys: pytest.CaptureFixture[str]) -> None:
     code, said = up(capsys, "--standby", "10.0.0.1:7001", "--standby", "10.0.0.2:7001")
     assert code == 2
-    assert "--standby was given twice" in said
+    assert "--standby may be given only once" in said
 
 
 def test_a_standby_that_is_not_there_yet(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def a_run(name: str, accuracy: float, kill: bool = True) -> TrainingRun:
         bytes_moved={"copied": 2_000_000_000, "made_in_place": 3_000_000_000},
         kill_step=10 if kill else None,
         killed_pid=4711 if kill else None,
-        happened="1 worker replaced" if kill else "nobody was killed",
+        happened="1 worker replaced" if kill else "no worker was killed",
     )
 
 
@@ -57,7 +57,7 @@ def test_table(ours, pool):
 
 def test_table_without_a_kill():
     text = main.results(a_run("a", 0.97, kill=False), a_run("b", 0.97, kill=False))
-    assert "nobody was killed" in text
+    assert "no worker was killed" in text
     assert "50.0 ms" not in text
 
 

@@ -213,7 +213,7 @@ def test_bench(cluster: UpCluster, lan: Lan) -> None:
     found = json.loads(file.read_text())
     assert found["nodes"] == 3
     titles = [row["title"] for row in found["rows"]]
-    assert sum(title.startswith("no-op at") for title in titles) == 3
+    assert sum(title.startswith("no-op on") for title in titles) == 3
     assert sum(title.startswith("64 MiB to") for title in titles) == 3
     assert titles[-2:] == [
         "allreduce of 64 MiB over 3 nodes", "allreduce of 64 MiB over 3 nodes: each link"

@@ -121,7 +121,7 @@ def test_the_managers_host_is_killed(three: StandbyCluster) -> None:
         assert float(seconds) < DELAY_S_MAX
         print(f"the driver waited {seconds} s")
         assert driver.hear() == "all h2 h3"
-        leads = rf"{STANDBY_IS}, which leads the cluster$"
+        leads = rf"{STANDBY_IS}, which is the manager$"
         assert re.search(leads, cluster.command(lan[2], "status").stdout)
     assert cluster.end_standby() == [0, 0]
 

@@ -368,7 +368,7 @@ def test_dump_of_tasks_and_a_group_over_hosts(cluster: UpCluster, lan: Lan, tmp_
     assert [member["rank"] for member in group["came"]] == [1]
     text = dump(cluster, lan[2], "--stacks").stdout
     assert f"h{driver['node']} (h2)\n" in text
-    assert "it waits for ranks 0, 2" in text
+    assert "waiting for ranks 0, 2" in text
     assert text.count("in hang\n") == 3
     go.touch()
     out, _ = program.communicate("go on\n", timeout=PATIENCE_S)
@@ -427,7 +427,7 @@ def test_a_node_that_hangs_and_then_is_gone(lan_permitted: None, tmp_path: Path)
         done = dump(cluster, lan[1])
         assert done.returncode == 0
         assert f"{holder} does not answer" in done.stdout.split("\n")
-        assert f"  object {oid} is on its way from {holder} for " in done.stdout
+        assert f"  object {oid} is in transit from {holder} for " in done.stdout
         lan[2].kill()
         out, _ = program.communicate(timeout=PATIENCE_S)
         assert out == "lost\n"

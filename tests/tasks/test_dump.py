@@ -84,13 +84,13 @@ def test_a_task_that_runs_one_that_waits_and_one_in_the_queue(
         assert sum(" runs for " in line for line in lines) == 2
         (line,) = [line for line in lines if waiting.ref.id in line]
         assert line.startswith(f"  task the sum() {waiting.ref.id} waits for ")
-        assert "sent by the driver (pid" in line
+        assert "submitted by the driver (pid" in line
     finally:
         go.touch()
     cluster.wait([*running, queued])
     assert isinstance(waiting.exception(), TypeError)  # a path and a number
     # The result is there a moment before the task has left its worker's stack.
-    eventually(lambda: text(cluster).split("\n")[1:] == ["  nothing waits here"])
+    eventually(lambda: text(cluster).split("\n")[1:] == ["  no waits"])
 
 
 def test_who_waits_inside_a_task(cluster: Cluster, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_task_inside_a_task(cluster: Cluster, tmp_path: Path) -> None:
             ]  # fmt: skip
             assert found[0]["id"] == outer.ref.id
             assert found[0]["on"] == found[1]["on"]
-            assert ", inside 1 others" in text(c)
+            assert ", nested in 1 task" in text(c)
         finally:
             go.touch()
         outer.result()
@@ -159,7 +159,7 @@ def test_a_group_that_does_not_fill(cluster: Cluster, tmp_path: Path) -> None:
     line = next(line for line in text(cluster).split("\n") if "group" in line)
     pid = group["came"][0]["pid"]
     assert line == (
-        f"  group 'alone' of 3: ranks 1 (pid {pid} at h0) have come; it waits for ranks 0, 2"
+        f"  group 'alone' of 3: ranks 1 (pid {pid} at h0) joined; waiting for ranks 0, 2"
     )
     others = [cluster.submit(member, rank) for rank in (0, 2)]
     assert [f.result() for f in [others[0], future, others[1]]] == [0, 1, 2]
@@ -183,7 +183,7 @@ def test_a_group_of_which_one_does_not_call(cluster: Cluster, tmp_path: Path) ->
             cluster, "groups", lambda f: [(one["call"], one["made"]) for one in f] == [(1, [0])]
         )
         assert found[0]["awaited"] == [1]
-        assert "call 1 made by rank 0, it waits for rank 1" in text(cluster)
+        assert "call 1 made by rank 0, waiting for rank 1" in text(cluster)
     finally:
         go.touch()
     assert [future.result() for future in futures] == [2.0, 2.0]
@@ -194,7 +194,7 @@ def test_messages_that_nobody_receives(cluster: Cluster) -> None:
         for at in range(3):
             first.send(at, 1)
         until(cluster, "groups", lambda f: f[0]["unread"] == [{"rank": 1, "messages": 3}])
-        assert "; 3 unread for rank 1; call 0 begun by nobody here" in text(cluster)
+        assert "; 3 unread for rank 1; call 0 not made by any rank of this host" in text(cluster)
         assert [second.recv() for _ in range(3)] == [0, 1, 2]
         until(cluster, "groups", lambda f: f[0]["unread"] == [])
 
@@ -218,7 +218,7 @@ def test_a_reduce_with_missing_sources(cluster: Cluster, tmp_path: Path) -> None
         assert (need["index"], need["id"]) == (1, sources[1].ref.id)  # type: ignore[union-attr]
         assert one["planned"] is None
         (line,) = [line for line in text(cluster).split("\n") if "reduce max" in line]
-        assert "2 of 3 sources done, 3 needed; missing: [1] " in line
+        assert "2 of 3 sources ready, 3 needed; missing: [1] " in line
         assert "which runs on worker" in line
     finally:
         go.touch()
@@ -242,8 +242,8 @@ def test_a_long_queue_is_counted(tmp_path: Path) -> None:
                 WAITS_MAX + 20, WAITS_MAX,
             )  # fmt: skip
             lines = text(c).split("\n")
-            assert "  and 50 more of these (queued)" in lines
-            assert "  and 20 more of these (waiting)" in lines
+            assert "  and 50 more (queued)" in lines
+            assert "  and 20 more (waiting)" in lines
         finally:
             go.touch()
         c.wait([*futures, *dependent])
@@ -274,7 +274,7 @@ def test_where_the_threads_stand(cluster: Cluster, tmp_path: Path) -> None:
             mine = standing_in(cluster, "in wait_for")
             assert mine["text"].count("Current thread") == 1
             shown = "\n".join(dump.lines(dump.collect(cluster, stacks=True)))
-            assert f"worker {mine['worker']} (pid {mine['pid']}) stands at" in shown
+            assert f"worker {mine['worker']} (pid {mine['pid']}) runs" in shown
     finally:
         go.touch()
     assert future.result() == str(go)
@@ -342,7 +342,7 @@ def test_who_has_not_reported() -> None:
     assert found["nodes"][0]["collectives"]["first"][0]["not_reported"] == ["h2"]
     assert list(dump.lines(found)) == [
         "h0 (host0)",
-        "  reduce sum (operation 9) of the driver (pid 1) is open for 2.0 s: 3 of 3 sources done, "
+        "  reduce sum (operation 9) of the driver (pid 1) is open for 2.0 s: 3 of 3 sources ready, "
         "3 needed; plan 2 runs for 1.5 s; not reported: h2",
         "h1 (host1)",
         "  part of operation 9, plan 2, open for 1.5 s: reported",

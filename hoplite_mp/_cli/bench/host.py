@@ -1,7 +1,7 @@
-"""Benchmarks of one host: ours, ProcessPoolExecutor, memcpy and numpy, in turns in one run.
+"""Benchmarks of one host: this library, ProcessPoolExecutor, memcpy and numpy, in turns.
 
-Numbers from another machine say little about this one; a ratio to software that every host has says
-more. Each result is checked, so that no benchmark is fast because it skips work.
+Ratios to software that is available everywhere can be compared between machines. All results are
+checked, so that no benchmark is fast because it skips work.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ __all__ = ["bench", "host_rows", "show", "workers_of"]
 
 BLOCK_BYTES = 64 * MIB
 SOURCES, SOURCE_BYTES = 8, 16 * MIB
-WORKERS_MIN = 2  # with one, nothing runs in parallel
+WORKERS_MIN = 2
 # More workers do not make single calls faster, and take long to start.
 WORKERS_MAX = 16
-CALLS = 50  # calls of one contestant in a row
+CALLS = 50  # consecutive calls of one contestant
 QUEUED = 1000
-# For one wait. On a healthy host, no wait takes a hundredth of this.
+# For one wait. On a healthy host waits take less than a hundredth of this.
 WAIT_S_MAX = 60.0
 POOL = "ProcessPoolExecutor"
-# The share of each benchmark in the total time. "arguments" has the largest share, because the pool
-# is slow with arguments by value.
+# The share of each benchmark in the total time. The largest is "arguments", because the pool is
+# slow with arguments by value.
 SHARES = {"call": 0.2, "queue": 0.2, "objects": 0.2, "arguments": 0.25, "reduce": 0.15}
 
 
@@ -61,12 +61,11 @@ def workers_of(asked: int | None) -> int:
 
 
 def host_rows(effort: Effort, workers: int) -> Iterator[BenchRow]:
-    """Yields each row as soon as it is measured. HopliteError; TimeoutError if a wait takes too
-    long."""
+    """Yields each row when it is measured. HopliteError; TimeoutError if a wait takes too long."""
     context = multiprocessing.get_context("spawn")  # a process with threads must not be forked
     with Cluster(workers=workers) as cluster, ProcessPoolExecutor(workers, context) as pool:
         for executor in (cluster, pool):
-            _wake(executor, workers)
+            _warm_up(executor, workers)
         yield from _calls(effort.part(SHARES["call"]), cluster, pool)
         yield _queue(effort.part(SHARES["queue"]), cluster, pool)
         fresh = _Fresh()
@@ -75,20 +74,19 @@ def host_rows(effort: Effort, workers: int) -> Iterator[BenchRow]:
         yield _reduce(effort.part(SHARES["reduce"]), cluster)
 
 
-def _wake(executor: Any, workers: int) -> None:
-    """Returns when every worker has run a task, so that all have started and imported their
-    modules."""
+def _warm_up(executor: Any, workers: int) -> None:
+    """Waits until all workers have run a task, so that they have imported their modules."""
     pids: set[int] = set()
     deadline = time.monotonic() + WAIT_S_MAX
     while len(pids) < workers:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{len(pids)} of {workers} workers came within {WAIT_S_MAX:g} s")
+            raise TimeoutError(f"{len(pids)} of {workers} workers started in {WAIT_S_MAX:g} s")
         calls = [executor.submit(tasks.pid_after, 0.01) for _ in range(2 * workers)]
         pids.update(call.result(WAIT_S_MAX) for call in calls)
 
 
 class _Fresh:
-    """An array with new content each time, always in the same warm memory."""
+    """An array with new contents for each use, in the same warm memory."""
 
     def __init__(self) -> None:
         size = BLOCK_BYTES // 4
@@ -103,11 +101,11 @@ class _Fresh:
         return self.array
 
     def check(self, probe: Floats) -> None:
-        """Checks that the elements are those of the present array."""
+        """Checks elements read from the present array."""
         _same(probe, tasks.probe(self.array))
 
     def memcpy(self) -> float:
-        """The seconds to copy the block into warm memory, as a reference."""
+        """The time to copy the block into warm memory, in seconds."""
         began = time.perf_counter()
         ctypes.memmove(self.copy.ctypes.data, self.array.ctypes.data, BLOCK_BYTES)
         return time.perf_counter() - began
@@ -115,7 +113,7 @@ class _Fresh:
 
 def _same(found: Floats, wanted: Floats) -> None:
     if not np.array_equal(found, wanted):
-        raise RuntimeError("a benchmark got other bytes than it sent: please report it")
+        raise RuntimeError("the bytes received differ from those sent: please report it")
 
 
 def _calls(effort: Effort, *executors: Any) -> list[BenchRow]:
@@ -168,7 +166,7 @@ def _objects(effort: Effort, cluster: Cluster, fresh: _Fresh) -> list[BenchRow]:
 
     def put() -> float:
         array = fresh.next()
-        held[0] = None  # the put can use the memory of the previous object
+        held[0] = None  # put can reuse the memory
         began = time.perf_counter()
         held[0] = cluster.put(array)
         return time.perf_counter() - began
@@ -180,13 +178,13 @@ def _objects(effort: Effort, cluster: Cluster, fresh: _Fresh) -> list[BenchRow]:
         fresh.check(tasks.probe(array))
         return seconds
 
-    def elsewhere() -> float:
+    def in_worker() -> float:
         seconds, probe = cluster.submit(tasks.get_and_probe, by_ref(held[0])).result(WAIT_S_MAX)
         fresh.check(probe)
         gets.append(seconds)
         return seconds
 
-    puts, copies, _, memcpys = in_turns(effort, put, copied, elsewhere, fresh.memcpy)
+    puts, copies, _, memcpys = in_turns(effort, put, copied, in_worker, fresh.memcpy)
     memcpy = median(memcpys)
     return [
         BenchRow("put of 64 MiB", median(puts), "s", "memcpy", memcpy),
@@ -206,17 +204,17 @@ def _arguments(effort: Effort, cluster: Cluster, pool: Any, fresh: _Fresh) -> li
     def by_value() -> float:
         return sent(cluster.submit, fresh.next())
 
-    def by_value_there() -> float:
+    def by_value_to_pool() -> float:
         return sent(pool.submit, fresh.next())
 
     def by_reference() -> float:
         return sent(cluster.submit, cluster.put(fresh.next()))
 
-    ours, refs, theirs = in_turns(effort, by_value, by_reference, by_value_there)
-    there = median(theirs)
+    ours, refs, theirs = in_turns(effort, by_value, by_reference, by_value_to_pool)
+    reference = median(theirs)
     return [
-        BenchRow("argument of 64 MiB by value", median(ours), "s", POOL, there),
-        BenchRow("argument of 64 MiB by ref", median(refs), "s", f"{POOL}, by value", there),
+        BenchRow("argument of 64 MiB by value", median(ours), "s", POOL, reference),
+        BenchRow("argument of 64 MiB by ref", median(refs), "s", f"{POOL}, by value", reference),
     ]
 
 
@@ -246,13 +244,10 @@ def _reduce(effort: Effort, cluster: Cluster) -> BenchRow:
     return BenchRow(title, median(ours), "s", "numpy, one process", median(theirs))
 
 
-# `hoplite-mp bench` from its options to its exit code.
-#
-# The folder `benchmarks/` of the repository is not installed, but users who have only the package
-# may also want to know how fast it is on their hosts.
+# The command `hoplite-mp bench`.
 
 
-# Start and warm-up take additional time, and the minimum number of rounds may take longer.
+# Without start and warm-up; the minimum number of rounds may take longer.
 WHOLE, QUICK = Effort(15.0, 3), Effort(1.0, 1)
 INTERRUPTED = 130  # the exit code that shells use
 
@@ -264,7 +259,7 @@ def bench(arguments: argparse.Namespace) -> int:
     rows: list[BenchRow] = []
     try:
         if arguments.json is not None:
-            arguments.json.touch()  # so that an error in writing is detected before it measures
+            arguments.json.touch()  # fails before the measurements if it cannot be written
         for row in _measure(arguments, effort, conditions):
             rows.append(row)
             print(f"measured: {row.title}", file=sys.stderr)
@@ -297,7 +292,7 @@ def _measure(
 
 def show(rows: Sequence[BenchRow]) -> str:
     """The table."""
-    head = ("", "hoplite_mp", "", "beside it", "times as fast")
+    head = ("", "hoplite_mp", "", "reference", "times as fast")
     cells: list[tuple[str, ...]] = [head]
     for row in rows:
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
@@ -315,7 +310,7 @@ def _shown(value: float, unit: str) -> str:
 
 
 def _write(path: Path, rows: Sequence[BenchRow], conditions: Mapping[str, Any]) -> None:
-    """Writes a JSON file with the rows, and with the measured machine and software. OSError."""
+    """Writes a JSON file with the rows, machine and software. OSError."""
     content = {
         "hoplite_mp": __version__,
         "python": platform.python_version(),

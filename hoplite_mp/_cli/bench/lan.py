@@ -1,8 +1,4 @@
-"""Benchmarks between the hosts of a running cluster, as measured from this one.
-
-A program gets less from a network than its links promise; this file measures how much, with the
-calls that programs use.
-"""
+"""Benchmarks between this host and the other hosts of a running cluster, by ordinary calls."""
 
 from __future__ import annotations
 
@@ -28,19 +24,18 @@ if TYPE_CHECKING:
 __all__ = ["cluster_rows"]
 
 BLOCK_BYTES = 64 * MIB
-CALLS = 20  # calls on one node in a row
+CALLS = 20  # consecutive calls on one node
 WAIT_S_MAX = 120.0  # for one wait; 64 MiB take 5.4 s at 100 Mbit/s
 SHARES = {"call": 0.2, "move": 0.4, "allreduce": 0.4}
 
 
 def cluster_rows(cluster: Cluster, effort: Effort) -> Iterator[BenchRow]:
-    """Yields each row as soon as it is measured. HopliteError; TimeoutError if a wait takes too
-    long."""
+    """Yields each row when it is measured. HopliteError; TimeoutError if a wait takes too long."""
     own = node_id(cluster._runtime.tasks.node_number)
     nodes = [node for node in cluster.nodes if node.id != own]
     working = [node for node in nodes if node.workers]
     if not working:
-        raise ValueError("no node of this cluster has workers: nothing can be measured")
+        raise ValueError("no node of this cluster has workers")
     yield from _calls(effort.part(SHARES["call"]), cluster, working)
     yield from _moves(effort.part(SHARES["move"]), cluster, nodes)
     if len(working) > 1:
@@ -72,13 +67,13 @@ def _calls(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[BenchRow
 
     in_turns(effort, *map(contestant, nodes, single))
     return [
-        BenchRow(f"no-op at {_name(node)}, p50", percentile(values[CALLS:], 0.5), "s")
+        BenchRow(f"no-op on {_name(node)}, p50", percentile(values[CALLS:], 0.5), "s")
         for node, values in zip(nodes, single, strict=True)
     ]
 
 
 def _moves(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[BenchRow]:
-    """Sends a new object each time. If the node has workers, a task there checks the object."""
+    """Sends new objects. If the node has workers, a task on it checks each object."""
     size = BLOCK_BYTES // 4
     base = (np.arange(size) % 1009).astype(np.float32)
     counter = itertools.count()
@@ -105,7 +100,7 @@ def _moves(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[BenchRow
 
 
 def _allreduce(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[BenchRow]:
-    """Each node has one array; each round makes new arrays before its timed part."""
+    """Each node has one array; each round creates new arrays before its timed part."""
     size = BLOCK_BYTES // 4
     wanted = sum(tasks.probe(_made(size, number)) for number in range(len(nodes)))
 
@@ -124,7 +119,7 @@ def _allreduce(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[Benc
         return seconds
 
     (times,) = in_turns(effort, allreduce)
-    # Each link carries at least this in each direction: 2 (n - 1) / n of the array.
+    # Lower bound of the bytes on each link in each direction: 2 (n - 1) / n of the array.
     moved = 2 * (len(nodes) - 1) / len(nodes) * BLOCK_BYTES
     title = f"allreduce of 64 MiB over {len(nodes)} nodes"
     return [
@@ -141,9 +136,9 @@ def _ready(cluster: Cluster, refs: list[Any]) -> None:
     """Waits until all refs are done; TimeoutError after WAIT_S_MAX."""
     _, missing = cluster.wait(refs, timeout=WAIT_S_MAX)
     if missing:
-        raise TimeoutError(f"{len(missing)} of {len(refs)} were not ready after {WAIT_S_MAX:g} s")
+        raise TimeoutError(f"{len(missing)} of {len(refs)} refs not ready after {WAIT_S_MAX:g} s")
 
 
 def _same(found: Floats, wanted: Floats) -> None:
     if not np.array_equal(found, wanted):
-        raise RuntimeError("a benchmark got other bytes than it sent: please report it")
+        raise RuntimeError("the bytes received differ from those sent: please report it")

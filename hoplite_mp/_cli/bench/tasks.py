@@ -1,8 +1,8 @@
-"""The method of the benchmarks: rows, turns, and the tasks of the workers.
+"""Common parts of the benchmarks: rows, turns, and the tasks of the workers.
 
-All rows are measured in the same way, in turns, and "ratio" always means how many times as fast
-this library is as the reference. Spawned workers (also those of the standard library) import the
-tasks by name, so this module imports little.
+All rows are measured in turns. "ratio" is the speed of this library divided by that of the
+reference. Spawned workers, including those of the standard library, import the tasks by name, so
+this module imports little.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STRIDE = 4099  # one of this many elements is checked, at almost no cost
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One line. unit: "s", "1/s" or "B/s"; reference: the name of the reference measurement."""
+    """One row. unit: "s", "1/s" or "B/s"; reference: the name of the reference."""
 
     title: str
     value: float
@@ -44,7 +44,7 @@ class BenchRow:
 
     @property
     def ratio(self) -> float | None:
-        """How many times as fast as the reference; None if there is no reference."""
+        """The speed divided by that of the reference; None without a reference."""
         if self.reference_value is None:
             return None
         if self.unit in SMALLER_IS_FASTER:
@@ -64,13 +64,13 @@ class Effort:
     rounds_min: int
 
     def part(self, share: float) -> Effort:
-        """The effort for one benchmark, which has the given share of the time."""
+        """The effort for a benchmark with this share of the time."""
         return dataclasses.replace(self, seconds=self.seconds * share)
 
 
 def in_turns(effort: Effort, *contestants: Callable[[], float]) -> list[list[float]]:
-    """The seconds reported by each contestant, round by round. They take turns, so that other
-    activity on the host affects them alike. The first round warms up and is discarded."""
+    """The seconds returned by each contestant in each round. They take turns, so that other
+    activity of the host affects all alike. The first round is a warm-up and is discarded."""
     for contestant in contestants:
         contestant()
     times: list[list[float]] = [[] for _ in contestants]
@@ -82,12 +82,12 @@ def in_turns(effort: Effort, *contestants: Callable[[], float]) -> list[list[flo
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that is not exceeded by at least the given share of all values."""
+    """The smallest value with at least this share of all values at or below it."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def echo(value: Any) -> Any:
-    """The no-op. Its result proves that the call was made."""
+    """The no-op. Its result proves that it has run."""
     return value
 
 
@@ -103,7 +103,7 @@ def probe(array: Floats) -> Floats:
 
 
 def get_and_probe(ref: Any) -> tuple[float, Floats]:
-    """(seconds of a get in this process, some elements of the array)."""
+    """(duration of a get in this process in seconds, some elements of the array)."""
     began = time.perf_counter()
     array = current().get(ref)
     return time.perf_counter() - began, probe(array)

@@ -1,4 +1,4 @@
-"""The main job of the library on one host, on real data: `hoplite-mp demo`.
+"""`hoplite-mp demo`: asynchronous training on one host with real data.
 
 Needs the extra `demo` (scikit-learn, rich, matplotlib).
 """

@@ -1,4 +1,4 @@
-"""The demo from its options to its exit code."""
+"""The command `hoplite-mp demo`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
     from hoplite_mp._cli.demo.training import TrainingPlan, TrainingRun
 
-# The results at the end of the demo: a table, and with --out a JSON file and a picture.
+# Output of the results: a table, and with --out a JSON file and a plot.
 
 
 WANTED_ACCURACY = 0.95
 
 
 def result(plan: TrainingPlan, ours: TrainingRun, pool: TrainingRun) -> dict[str, Any]:
-    """The content of result.json: our run, and under "pool" the same keys for the pool."""
+    """The contents of result.json: this library's run, and in "pool" the same keys for the pool."""
     return {
         "workers": plan.workers,
         "seed": plan.seed,
@@ -49,7 +49,7 @@ def result(plan: TrainingPlan, ours: TrainingRun, pool: TrainingRun) -> dict[str
 
 
 def results(ours: TrainingRun, pool: TrainingRun) -> str:
-    """Both runs side by side, as a table."""
+    """A table of both runs."""
     rows: list[tuple[str, Callable[[TrainingRun], str]]] = [
         ("", lambda run: run.name),
         ("test accuracy", lambda run: f"{run.accuracy:.1%}"),
@@ -62,11 +62,11 @@ def results(ours: TrainingRun, pool: TrainingRun) -> str:
         ("what happened", lambda run: run.happened.replace("; ", "\n")),
     ]
     lines = table(((name, *map(cell, (ours, pool))) for name, cell in rows), right=(1, 2))
-    return "\n".join(["Asynchronous training, the first gradients of every step count", *lines])
+    return "\n".join(["Asynchronous training with the first gradients of each step", *lines])
 
 
 def verdict(ours: TrainingRun) -> str | None:
-    """None if our run has reached the required accuracy, otherwise a line that says it has not."""
+    """An error line if this library's run has not reached the required accuracy, else None."""
     if ours.accuracy >= WANTED_ACCURACY:
         return None
     steps = len(ours.step_seconds)
@@ -84,7 +84,7 @@ def write(directory: Path, plan: TrainingPlan, ours: TrainingRun, pool: Training
 
 
 def picture(ours: TrainingRun, pool: TrainingRun) -> Figure:
-    """Accuracy over time of both runs, and when a worker was killed."""
+    """A plot of the accuracy of both runs over time, with the kills of workers."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     for run, colour in (ours, "tab:blue"), (pool, "tab:orange"):
@@ -104,7 +104,7 @@ def picture(ours: TrainingRun, pool: TrainingRun) -> Figure:
 
 
 def milliseconds(seconds: float) -> str:
-    """In milliseconds, with a sensible number of digits."""
+    """The time in milliseconds, rounded."""
     value = seconds * 1e3
     return f"{value:.1f} ms" if value < 100 else f"{value:.0f} ms"
 
@@ -118,12 +118,12 @@ def moved(run: TrainingRun) -> str:
 
 
 def lost(run: TrainingRun) -> str:
-    """The time that the death of a worker has cost."""
+    """The time lost by the death of a worker."""
     return "-" if run.lost_seconds is None else milliseconds(run.lost_seconds)
 
 
 def demo(plan: TrainingPlan, out: Path | None = None) -> int:
-    """Trains twice, and shows the results. Returns the exit code."""
+    """Trains twice, and prints the results. Returns the exit code."""
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -139,9 +139,9 @@ def demo(plan: TrainingPlan, out: Path | None = None) -> int:
     except KeyboardInterrupt:
         print("hoplite-mp demo: interrupted", file=sys.stderr)
         return 130
-    complaint = verdict(our_run)
-    if complaint is not None:
-        print(complaint, file=sys.stderr)
+    failure = verdict(our_run)
+    if failure is not None:
+        print(failure, file=sys.stderr)
         return 1
     return 0
 

@@ -1,4 +1,4 @@
-"""The training on hoplite_mp: each step puts the parameters once; gradients are never copied."""
+"""The training on hoplite_mp: each step puts the parameters once, and copies no gradient."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ NAME = "hoplite_mp"
 
 
 def gradient(params: Floats, plan: TrainingPlan, number: int, x: Floats, y: Labels) -> Floats:
-    """The task. It writes the gradient into the store, and publishes it by returning it."""
+    """The task: writes the gradient into the store, and returns it without a copy."""
     out: Floats = hoplite_mp.current().empty(params.shape, np.float32)
     loss_and_gradient(params, *minibatch(plan, number, x, y), out)
     return out
 
 
 def train(plan: TrainingPlan, digits: Digits, progress: Callable[[int], None]) -> TrainingRun:
-    """Starts a cluster, trains on it, and kills one of its workers half way."""
+    """Starts a cluster, trains on it, and kills one of its workers halfway."""
     params = start_parameters(plan)
     optimiser = Momentum(params, plan.rate, plan.momentum)
     record = Record(plan, digits)
@@ -59,7 +59,7 @@ def train(plan: TrainingPlan, digits: Digits, progress: Callable[[int], None]) -
             cluster.submit(gradient, shared, plan, slot, x, y) for slot in range(plan.workers)
         ]
         submitted = plan.workers
-        born = [0] * plan.workers
+        born = [0] * plan.workers  # slot -> the step of its parameters
         killed_pid = None
         for step in range(plan.steps):
             if step == plan.kill_step:
@@ -84,7 +84,7 @@ def train(plan: TrainingPlan, digits: Digits, progress: Callable[[int], None]) -
         NAME,
         startup_seconds,
         {
-            # put() copies the parameters and examples; gradients and their means are made in place
+            # put() copies parameters and examples; gradients and means are computed in place
             "copied": size * (plan.steps + 1) + digits.train_x.nbytes + digits.train_y.nbytes,
             "made_in_place": size * (submitted - plan.workers + plan.steps),
         },
@@ -99,4 +99,4 @@ def train(plan: TrainingPlan, digits: Digits, progress: Callable[[int], None]) -
 def _what_happened(stats: dict[str, Any]) -> str:
     total = stats.get("total", stats)
     lost, retried = total["workers_lost"], total["tasks_retried"]
-    return f"{lost} worker replaced, {retried} task run again, the others went on"
+    return f"{lost} worker replaced, {retried} task retried, the others continued"

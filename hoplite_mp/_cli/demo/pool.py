@@ -1,7 +1,7 @@
 """The same training on concurrent.futures.ProcessPoolExecutor, for comparison.
 
-It is as fast as such a pool allows: the initialiser sends the examples once to each worker, workers
-import numpy with one BLAS thread, and only parameters and gradients are pickled and sent.
+It is as fast as a pool allows: the initialiser sends the examples once to each worker, workers use
+one BLAS thread, and tasks send only parameters and gradients.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 NAME = "ProcessPoolExecutor"
 
 HUNG_SECONDS = 8.0
-"""The pool counts as hung when no gradient comes for so long: a worker killed while it writes a
-result leaves the pool's thread reading the rest of it for ever, and no future completes."""
+"""Without a gradient for this long, the pool counts as hung: after a kill of a worker that writes a
+result, the pool's thread waits forever for the rest, and no future completes."""
 
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -57,7 +57,7 @@ def _initialise(plan: TrainingPlan, digits: Digits) -> None:
 
 
 def gradient(params: Floats, number: int) -> Floats:
-    """The task. Its parameters and its gradient are sent through pipes."""
+    """The task. Parameters and gradient are sent through pipes."""
     out = np.empty_like(params)
     loss_and_gradient(params, *minibatch(_plan, number, _digits.train_x, _digits.train_y), out)
     return out
@@ -65,8 +65,7 @@ def gradient(params: Floats, number: int) -> Floats:
 
 @contextlib.contextmanager
 def _quiet_start() -> Iterator[None]:
-    """Children started inside this context have one BLAS thread, and ignore Ctrl-C, which this
-    process handles."""
+    """Children started inside this context have one BLAS thread and ignore Ctrl-C."""
     saved = {name: os.environ.get(name) for name in _BLAS_THREADS}
     os.environ.update(dict.fromkeys(_BLAS_THREADS, "1"))
     main_thread = threading.current_thread() is threading.main_thread()
@@ -84,7 +83,7 @@ def _quiet_start() -> Iterator[None]:
 
 
 class _Pool:
-    """A pool that can be replaced by a new one, and the gradients in flight on it."""
+    """A replaceable pool, with the gradients in flight."""
 
     def __init__(self, plan: TrainingPlan, digits: Digits) -> None:
         self._plan = plan
@@ -97,7 +96,7 @@ class _Pool:
         self.received = 0
 
     def open(self) -> list[int]:
-        """Starts the processes; returns their pids, as tasks report them."""
+        """Starts the processes; returns their pids, as reported by tasks."""
         executor = self._executor = ProcessPoolExecutor(
             self._plan.workers,
             mp_context=multiprocessing.get_context("spawn"),
@@ -122,10 +121,8 @@ class _Pool:
         self._born = [0] * self._plan.workers
 
     def first(self, count: int) -> list[int]:
-        """The slots of the first `count` gradients that are ready; waits for them.
-
-        Raises TimeoutError when none comes: the pool hangs.
-        """
+        """Waits for the first `count` gradients; returns their slots. TimeoutError: the pool
+        hangs."""
         waiting = set(self._flight)
         while len(self._flight) - len(waiting) < count:
             done, waiting = wait(waiting, HUNG_SECONDS, return_when=FIRST_COMPLETED)
@@ -135,7 +132,7 @@ class _Pool:
         return ready[:count]
 
     def mean(self, slots: list[int]) -> Floats:
-        """The mean of these gradients; raises BrokenProcessPool if one of them is lost."""
+        """The mean of these gradients; BrokenProcessPool if one of them is lost."""
         gradients = [self._flight[slot].result() for slot in slots]
         self.received += len(slots)
         total: Floats = functools.reduce(np.add, gradients)
@@ -143,7 +140,7 @@ class _Pool:
         return total
 
     def ages(self, slots: list[int], step: int) -> list[int]:
-        """The age, in steps, of the parameters from which these slots' gradients were computed."""
+        """The age, in steps, of the parameters of these slots' gradients."""
         return [step - self._born[slot] for slot in slots]
 
     def resubmit(self, slots: list[int], params: Floats, step: int) -> None:
@@ -153,9 +150,9 @@ class _Pool:
             self._born[slot] = step
 
     def reopen(self, params: Floats, step: int) -> int:
-        """After a break: opens a new pool and submits lost tasks again; returns how many."""
-        # every future of a broken pool is completed, most with the exception; but if the pool hung,
-        # or tasks were submitted while it broke, some never are
+        """Replaces a broken pool and resubmits lost tasks; returns their number."""
+        # All futures of a broken pool complete, most with the exception, except if the pool hung or
+        # tasks were submitted while it broke.
         wait(self._flight, HUNG_SECONDS)
         self.close()
         self.open()
@@ -168,11 +165,11 @@ class _Pool:
         return len(lost)
 
     def tear(self) -> None:
-        """Breaks a hanging pool, so that it detects that. There is no public function for this."""
+        """Breaks a hanging pool. There is no public function for this."""
         for pid in self._pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        # closes this process's write end too, because otherwise the reader never reaches the end
+        # The pool's reader sees the end of file only if this process's write end is also closed.
         results: Any = getattr(self._executor, "_result_queue")  # noqa: B009
         results._writer.close()
 
@@ -184,7 +181,7 @@ class _Pool:
 
 
 def train(plan: TrainingPlan, digits: Digits, progress: Callable[[int], None]) -> TrainingRun:
-    """Starts a pool, trains on it, kills one of its workers half way, continues with a new pool."""
+    """Starts a pool, trains on it, kills one of its workers halfway, continues with a new pool."""
     params = start_parameters(plan)
     optimiser = Momentum(params, plan.rate, plan.momentum)
     record = Record(plan, digits)
@@ -214,8 +211,8 @@ def train(plan: TrainingPlan, digits: Digits, progress: Callable[[int], None]) -
                     hangs += 1
             optimiser.apply(mean)
             ages = pool.ages(slots, step)
-            # a copy, because the executor pickles it later, in its own thread, while the optimiser
-            # changes the parameters in place
+            # A copy, because the executor pickles it later, in another thread, while the optimiser
+            # changes the parameters in place.
             shared = params.copy()
             try:
                 pool.resubmit(slots, shared, step + 1)
@@ -245,8 +242,8 @@ def train(plan: TrainingPlan, digits: Digits, progress: Callable[[int], None]) -
         run.happened = (
             f"BrokenProcessPool: {tasks} lost, a new pool started"
             if breaks
-            else "the pool did not notice"
+            else "the pool has not detected the death"
         )
         if hangs:
-            run.happened = f"the pool hung, ended by hand after {HUNG_SECONDS:g} s; {run.happened}"
+            run.happened = f"the pool hung, killed after {HUNG_SECONDS:g} s; {run.happened}"
     return run

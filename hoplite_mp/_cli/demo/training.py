@@ -1,8 +1,7 @@
-"""The network, its data and its optimiser: the same mathematics for both runs of the demo.
+"""The common part of both runs of the demo: network, data, optimiser, settings and results.
 
-Two layers (64 -> hidden -> 10, ReLU, softmax) whose parameters are in one flat float32 array, so
-that sharing them and summing gradients are operations on a single array. The settings of a run
-(`TrainingPlan`) and its results (`TrainingRun`) are here, too.
+Two layers (64 -> hidden -> 10, ReLU, softmax) with all parameters in one flat float32 array, so
+that sharing them and summing gradients are operations on a single array.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ HIDDEN = 14_000
 """Hidden units: (64 + 1 + 10) * 14 000 + 10 parameters are 4.2 MB."""
 
 KILL_WINDOW = 10
-"""Steps from the kill on among which the longest one counts as the step around the kill."""
+"""The longest of this number of steps after the kill counts as the step of the kill."""
 
 
 ROSTER_SECONDS = 20.0
-"""How long to wait until every worker has reported its pid."""
+"""How long to wait for the pids of all workers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +60,7 @@ class TrainingPlan:
         return self.steps // 2 if self.kill else None
 
     def wants_snapshot(self, done: int) -> bool:
-        """Whether the parameters after `done` steps are kept for the curve of accuracy."""
+        """Whether the parameters after `done` steps are recorded for the curve of accuracy."""
         return done == self.steps or done % max(1, self.steps // self.snapshots) == 0
 
 
@@ -89,20 +88,20 @@ class TrainingRun:
 
     name: str
     seconds: float
-    """Of the training itself, the kill included."""
+    """Of the training, including the kill."""
     startup_seconds: float
     step_seconds: list[float]
     times: list[float]
     """Seconds from the start, one for each snapshot."""
     accuracies: list[float]
     contributors: list[int]
-    """How often each slot of the gradients in flight was among the first."""
+    """How often each slot was among the first."""
     staleness: list[int]
-    """How many steps older than the step's parameters each applied gradient was."""
+    """The age of each applied gradient's parameters, in steps."""
     bytes_moved: dict[str, int]
     kill_step: int | None = None
     killed_pid: int | None = None
-    happened: str = "nobody was killed"
+    happened: str = "no worker was killed"
     lost_tasks: int = 0
 
     @property
@@ -112,7 +111,7 @@ class TrainingRun:
 
     @property
     def steps_per_s(self) -> float:
-        """The average over the whole training."""
+        """The mean over the training."""
         return len(self.step_seconds) / self.seconds
 
     @property
@@ -122,7 +121,7 @@ class TrainingRun:
 
     @property
     def lost_seconds(self) -> float | None:
-        """The longest step around the kill less the median step; None without a kill."""
+        """The longest step after the kill minus the median step; None without a kill."""
         if self.kill_step is None:
             return None
         around = self.step_seconds[self.kill_step : self.kill_step + KILL_WINDOW]
@@ -151,7 +150,7 @@ class TrainingRun:
 
 
 def load_digits(seed: int) -> Digits:
-    """The data set that ships with scikit-learn, shuffled, pixels centred and scaled."""
+    """scikit-learn's data set, shuffled, with centred and scaled pixels."""
     from sklearn import datasets
 
     x, y = datasets.load_digits(return_X_y=True)
@@ -163,7 +162,7 @@ def load_digits(seed: int) -> Digits:
 
 
 def parameter_count(hidden: int) -> int:
-    """Elements of the flat array."""
+    """The number of elements of the flat array."""
     return (PIXELS + 1 + CLASSES) * hidden + CLASSES
 
 
@@ -186,7 +185,7 @@ def start_parameters(plan: TrainingPlan) -> Floats:
 
 
 def minibatch(plan: TrainingPlan, number: int, x: Floats, y: Labels) -> tuple[Floats, Labels]:
-    """The examples of gradient task `number`: always the same ones, in every process."""
+    """The examples of gradient task `number`, the same in every process."""
     rows = np.random.default_rng([plan.seed, number]).integers(0, len(x), plan.batch)
     return x[rows], y[rows]
 
@@ -217,7 +216,7 @@ def loss_and_gradient(params: Floats, x: Floats, y: Labels, out: Floats) -> floa
 
 
 def accuracy(params: Floats, x: Floats, y: Labels) -> float:
-    """The share of examples whose digit is recognised."""
+    """The share of correctly recognised examples."""
     net = layers(params)
     logits = np.maximum(x @ net.w1 + net.b1, 0) @ net.w2 + net.b2
     return float((logits.argmax(axis=1) == y).mean())
@@ -233,14 +232,14 @@ class Momentum:
         self._velocity = np.zeros_like(params)
 
     def apply(self, gradient: Floats) -> None:
-        """One step down the gradient."""
+        """Makes one step."""
         self._velocity *= self._momentum
         self._velocity += gradient
         self.params -= self._rate * self._velocity
 
 
 class Record:
-    """The measurements of a run. Snapshots are evaluated only when the clock has stopped."""
+    """The measurements of a run. Snapshots are evaluated after the clock has stopped."""
 
     def __init__(self, plan: TrainingPlan, digits: Digits) -> None:
         self._plan = plan
@@ -259,7 +258,7 @@ class Record:
         self._start = self._last = time.perf_counter()
 
     def step(self, params: Floats, slots: Sequence[int], ages: Sequence[int]) -> None:
-        """A step is complete: `slots` were the first, their parameters `ages` steps old."""
+        """Records a step with the gradients of `slots`, whose parameters are `ages` steps old."""
         for slot in slots:
             self.contributors[slot] += 1
         self.staleness.extend(ages)
@@ -271,7 +270,7 @@ class Record:
             self.times.append(now - self._start)
 
     def finish(self, name: str, startup_seconds: float, bytes_moved: dict[str, int]) -> TrainingRun:
-        """The clock stops at the last step; now the snapshots are evaluated."""
+        """Evaluates the snapshots. The clock has stopped at the last step."""
         test_x, test_y = self._digits.test_x, self._digits.test_y
         return TrainingRun(
             name=name,
@@ -287,7 +286,7 @@ class Record:
 
 
 def report_pid(pause: float) -> int:
-    """A task that returns its worker's pid, after a pause in which other workers take theirs."""
+    """A task that returns its worker's pid, after a pause in which other workers take tasks."""
     time.sleep(pause)
     return os.getpid()
 
