@@ -114,10 +114,12 @@ class _ConfigMeta(type):
         for old in RENAMED.keys() & values.keys():  # dataclasses.replace passes both names
             values[_warn_renamed(old, stacklevel=2)] = values.pop(old)
         given = {old: values.pop(old) for old in MOVED.keys() & values.keys()}
-        made = super().__call__(*args, **values)
+        instance = super().__call__(*args, **values)
         for old, value in given.items():
-            object.__setattr__(made, "_" + MOVED[old], _warn_moved(old, old, value, stacklevel=2))
-        return made
+            object.__setattr__(
+                instance, "_" + MOVED[old], _warn_moved(old, old, value, stacklevel=2)
+            )
+        return instance
 
     @property
     def __signature__(cls) -> Any:
@@ -127,9 +129,9 @@ class _ConfigMeta(type):
 
         own = inspect.signature(cls.__init__)  # type: ignore[misc]
         shown = []
-        for one in list(own.parameters.values())[1:]:
-            kind, _, optional = _constraints(one.name)
-            shown.append(one.replace(annotation=kind | None if optional else kind))
+        for parameter in list(own.parameters.values())[1:]:
+            kind, _, optional = _constraints(parameter.name)
+            shown.append(parameter.replace(annotation=kind | None if optional else kind))
         return own.replace(parameters=shown)
 
     @property
@@ -149,17 +151,19 @@ class _ConfigMeta(type):
         except (KeyError, OSError, SyntaxError, TypeError):  # no source file
             return own
         (body,) = [
-            one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == cls.__name__
+            statement
+            for statement in tree.body
+            if isinstance(statement, ast.ClassDef) and statement.name == cls.__name__
         ]
-        words = [own]
+        parts = [own]
         for field, below in itertools.pairwise(body.body):
             if not (isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr)):
                 continue
             if isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
                 default = "" if field.value is None else f" = {ast.unparse(field.value)}"
                 text = textwrap.indent(inspect.cleandoc(below.value.value), "    ")
-                words.append(f"{ast.unparse(field.target)}{default}\n{text}")
-        return "\n\n".join(words)
+                parts.append(f"{ast.unparse(field.target)}{default}\n{text}")
+        return "\n\n".join(parts)
 
 
 class _MovedFields:

@@ -59,7 +59,7 @@ def dump(arguments: argparse.Namespace) -> int:
     except (HopliteError, ValueError) as error:  # also if the cluster ends meanwhile
         print(f"hoplite-mp: {error}", file=sys.stderr)
         return 1
-    found["nodes"] = [one for one in found["nodes"] if one["node"] != own]
+    found["nodes"] = [report for report in found["nodes"] if report["node"] != own]
     print(json.dumps(found, indent=1) if arguments.json else "\n".join(lines(found)))
     return 0
 
@@ -79,16 +79,20 @@ def collect(cluster: Cluster, stacks: bool = False) -> dict[str, Any]:
             data += piece
         nodes.append(msgspec.msgpack.decode(data))
     reported = {
-        (part["operation"], part["epoch"], one["node"])
-        for one in nodes
-        for part in one["parts"]["first"]
+        (part["operation"], part["epoch"], report["node"])
+        for report in nodes
+        for part in report["parts"]["first"]
         if part["reported"]
     }
     # A report lists only a node's first parts, so its other parts are unknown.
-    unknown = {one["node"] for one in nodes if one["parts"]["count"] > len(one["parts"]["first"])}
+    unknown = {
+        report["node"]
+        for report in nodes
+        if report["parts"]["count"] > len(report["parts"]["first"])
+    }
     unknown.update(silent)
-    for one in nodes:
-        for operation in one["collectives"]["first"]:
+    for report in nodes:
+        for operation in report["collectives"]["first"]:
             key = operation["operation"], operation["epoch"]
             # A node without such a part has not reported either. (The plan of a single node has no
             # parts, but it ends with that node's report.)
@@ -102,11 +106,11 @@ def collect(cluster: Cluster, stacks: bool = False) -> dict[str, Any]:
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
     """The reports as text, one line per wait."""
-    for one in found["nodes"]:
-        yield f"{node_id(one['node'])} ({one['host']})"
+    for report in found["nodes"]:
+        yield f"{node_id(report['node'])} ({report['host']})"
         is_empty = True
         for kind, line in _KINDS.items():
-            section = one.get(kind)
+            section = report.get(kind)
             for item in section["first"] if section else ():
                 for text in line(item).split("\n"):
                     yield f"  {text}"

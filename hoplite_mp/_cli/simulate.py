@@ -96,15 +96,15 @@ def _summary(outcomes: Sequence[RunOutcome]) -> str:
     faults = Counter(kind for outcome in outcomes for kind in outcome.faults)
     counted = ", ".join(f"{count} {kind}" for kind, count in sorted(faults.items()))
     if len(outcomes) == 1:
-        (one,) = outcomes
-        counted += f"\ndigest of the log: {one.digest}"
+        (outcome,) = outcomes
+        counted += f"\ndigest of the log: {outcome.digest}"
     return (
-        f"{len(outcomes)} runs of {min(one.nodes for one in outcomes)} to "
-        f"{max(one.nodes for one in outcomes)} nodes, "
-        f"{sum(bool(one.failure) for one in outcomes)} failed\n"
-        f"{sum(one.programs for one in outcomes)} programs; "
-        f"{sum(one.errors for one in outcomes)} errors explained by a fault; "
-        f"{sum(one.reads for one in outcomes)} values compared byte by byte\n"
+        f"{len(outcomes)} runs of {min(outcome.nodes for outcome in outcomes)} to "
+        f"{max(outcome.nodes for outcome in outcomes)} nodes, "
+        f"{sum(bool(outcome.failure) for outcome in outcomes)} failed\n"
+        f"{sum(outcome.programs for outcome in outcomes)} programs; "
+        f"{sum(outcome.errors for outcome in outcomes)} errors explained by a fault; "
+        f"{sum(outcome.reads for outcome in outcomes)} values compared byte by byte\n"
         f"{sum(faults.values())} faults: {counted or 'none'}"
     )
 

@@ -158,8 +158,8 @@ def node_states(cluster: Cluster, reports: dict[str, Any]) -> list[dict[str, Any
 def task_counts(reports: dict[str, Any]) -> dict[str, dict[str, int]]:
     """The numbers of queued and running tasks of each node that has answered, by node id."""
     return {
-        node_id(one["node"]): {name: one[name]["count"] for name in COUNTS[:2]}
-        for one in reports["nodes"]
+        node_id(report["node"]): {name: report[name]["count"] for name in COUNTS[:2]}
+        for report in reports["nodes"]
     }
 
 

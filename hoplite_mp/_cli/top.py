@@ -89,7 +89,7 @@ def lines(now: TopSnapshot, before: TopSnapshot | None) -> list[tuple[str, ...]]
     total = dict.fromkeys(names, 0)
     sums: dict[str, float] = {}
     for node in now.nodes:
-        free = "".join(f", {words} free" for words in resource_words(node))
+        free = "".join(f", {text} free" for text in resource_words(node))
         head = (node.id, node.host, node.address, f"{node.workers}{free}")
         counts = now.counts.get(node.id)
         total["workers"] += node.workers
@@ -99,7 +99,7 @@ def lines(now: TopSnapshot, before: TopSnapshot | None) -> list[tuple[str, ...]]
         rates = _rates(now, before, node.id)
         for name, rate in rates.items():
             sums[name] = sums.get(name, 0.0) + rate
-        one = {
+        values = {
             "used": counts["bytes_used"],
             "limit": node.memory_total,
             "done": counts["tasks_done"],
@@ -107,10 +107,10 @@ def lines(now: TopSnapshot, before: TopSnapshot | None) -> list[tuple[str, ...]]
             "objects": counts["objects"],
         }
         if now.tasks is not None:
-            one |= now.tasks.get(node.id, {})
-        for name, number in one.items():
+            values |= now.tasks.get(node.id, {})
+        for name, number in values.items():
             total[name] += number
-        found.append((*head, *_cells(one, rates)))
+        found.append((*head, *_cells(values, rates)))
     if len(found) > 1:
         found.append((ALL, "", "", str(total["workers"]), *_cells(total, sums)))
     return found
@@ -152,9 +152,9 @@ def _poll(cluster: Cluster) -> TopSnapshot:
     at = clock.monotonic()
     own = own_node(cluster)
     shown = (
-        with_counts(one, counted[one.id]) if one.id in counted else one
-        for one in list_nodes(runtime)
-        if own is None or one.id != node_id(own)
+        with_counts(node, counted[node.id]) if node.id in counted else node
+        for node in list_nodes(runtime)
+        if own is None or node.id != node_id(own)
     )
     reports = collect(cluster)
     return TopSnapshot(
@@ -181,7 +181,7 @@ def _drawn(title: str, now: TopSnapshot, before: TopSnapshot | None, width: int)
         head, *rest = table([ACTOR_COLUMNS, *now.actors], numbers)
         texts += [("", ""), (head, "bold"), *((line, "") for line in rest)]
     # As Text, so that host names are not parsed as markup.
-    return Group(*(Text(*one, no_wrap=True, overflow="ellipsis") for one in texts))
+    return Group(*(Text(*line, no_wrap=True, overflow="ellipsis") for line in texts))
 
 
 def _numbers(columns: Sequence[str], names: Sequence[str]) -> list[int]:

@@ -146,9 +146,10 @@ def _list_clusters() -> int:
             file=sys.stderr,
         )
         return 1
-    for one in found:
-        flag = "" if one.tls else " --no-tls"
-        print(f"hoplite-mp join {one.address}{flag}  # of host {one.host}, version {one.version}")
+    for cluster in found:
+        flag = "" if cluster.tls else " --no-tls"
+        comment = f"# on host {cluster.host}, version {cluster.version}"
+        print(f"hoplite-mp join {cluster.address}{flag}  {comment}")
     return 0
 
 

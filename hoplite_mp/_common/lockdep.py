@@ -169,8 +169,8 @@ class Checker:
 
     def _held(self) -> list[HeldLock]:
         held = self._local.held
-        if held and not all(one.lock._is_owned() for one in held):
-            held = self._local.held = [one for one in held if one.lock._is_owned()]
+        if held and not all(entry.lock._is_owned() for entry in held):
+            held = self._local.held = [entry for entry in held if entry.lock._is_owned()]
         return held
 
     def before(self, lock: CheckedLock) -> None:
@@ -185,7 +185,7 @@ class Checker:
 
     def taken_twice(self, lock: CheckedLock) -> str:
         """Reports that a thread takes a lock that it already holds, which would deadlock."""
-        held = next((one for one in self._held() if one.lock is lock), None)
+        held = next((entry for entry in self._held() if entry.lock is lock), None)
         earlier = "" if held is None else _part(f"{lock.name} was taken at", held.stack)
         now = _part("and again at", _stack())
         return self._report((lock.name,) * 2, f"{lock.name} is taken twice\n{earlier}{now}")

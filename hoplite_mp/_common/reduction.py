@@ -201,10 +201,10 @@ def result_dtype(op: str, name: str) -> str:
     if kernel is not None:
         other = _reduce.result_dtype(op, kernel)
         return name if other == kernel else np.dtype(other).str
-    one = named_dtype(name)
-    if one.kind in "SU":
+    dtype = named_dtype(name)
+    if dtype.kind in "SU":
         raise TypeError("strings cannot be reduced")
-    found = dtype_name(fold(op, [np.zeros(1, one), np.zeros(1, one)]).dtype)
+    found = dtype_name(fold(op, [np.zeros(1, dtype), np.zeros(1, dtype)]).dtype)
     if found is None:
         raise TypeError(f"the dtype of the result of {op!r} on {name} is not supported")
     return found

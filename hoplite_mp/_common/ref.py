@@ -115,7 +115,9 @@ class NotAnArray:
 
         if method != "__call__" or ufunc not in (np.equal, np.not_equal):
             self._refuse()
-        arrays = [one.__array__(object) if isinstance(one, NotAnArray) else one for one in inputs]
+        arrays = [
+            value.__array__(object) if isinstance(value, NotAnArray) else value for value in inputs
+        ]
         return ufunc(*arrays, **kwargs)
 
 

@@ -80,9 +80,9 @@ def is_interruption(error: BaseException) -> bool:
     or have deleted their arguments are not recognised."""
     step = _traceback_of(error)
     while step is not None:
-        for one, other in pairwise(_arguments(step.tb_frame)):
+        for number, frame in pairwise(_arguments(step.tb_frame)):
             # Not isinstance: it reads `__class__`, which the arguments' classes may refuse.
-            if issubclass(type(one), int) and type(other) is FrameType:
+            if issubclass(type(number), int) and type(frame) is FrameType:
                 return True
         step = step.tb_next
     return False

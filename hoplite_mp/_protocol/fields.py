@@ -176,19 +176,19 @@ def object_ids(name: str, value: Any, count_min: int = 1) -> None:
     between(f"number of {name}", len(value), count_min, SOURCES_MAX)
     if set(map(type, value)) <= {bytes} and set(map(len, value)) <= {ID_BYTES}:
         return
-    for index, one in enumerate(value):
-        if not isinstance(one, bytes) or len(one) != ID_BYTES:
-            raise ValueError(f"{name}[{index}] must be {ID_BYTES} bytes, not {one!r}")
+    for index, item in enumerate(value):
+        if not isinstance(item, bytes) or len(item) != ID_BYTES:
+            raise ValueError(f"{name}[{index}] must be {ID_BYTES} bytes, not {item!r}")
 
 
 def amounts(name: str, value: Any) -> None:
     """Sorted distinct names of resources, each with a positive number of units of 1/10000."""
     if not isinstance(value, tuple) or len(value) > RESOURCES_MAX:
         raise ValueError(f"{name} must be a tuple of at most {RESOURCES_MAX} pairs, not {value!r}")
-    for one, units in value:
-        text(f"name in {name}", one, RESOURCE_CHARS_MAX, 1)
-        between(f"units of {one} in {name}", units, 1, U64_MAX)
-    if sorted({one for one, _ in value}) != [one for one, _ in value]:
+    for resource, units in value:
+        text(f"name in {name}", resource, RESOURCE_CHARS_MAX, 1)
+        between(f"units of {resource} in {name}", units, 1, U64_MAX)
+    if sorted({resource for resource, _ in value}) != [resource for resource, _ in value]:
         raise ValueError(f"{name} must name each resource once, in order, not {value!r}")
 
 

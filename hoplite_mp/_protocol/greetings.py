@@ -257,7 +257,7 @@ def compare_versions(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str 
     rows = [
         (name, mine.get(name, ABSENT), theirs.get(name, ABSENT))
         for name in names
-        if _essence(mine.get(name)) != _essence(theirs.get(name))
+        if _comparable(mine.get(name)) != _comparable(theirs.get(name))
     ]
     if not rows:
         return None
@@ -267,7 +267,7 @@ def compare_versions(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str 
     return "\n".join(lines)
 
 
-def _essence(version: str | None) -> object:
+def _comparable(version: str | None) -> object:
     """The part of a version that must match."""
     match = _MAJOR_MINOR.match(version or "")
     return version if match is None else (int(match[1]), int(match[2]))

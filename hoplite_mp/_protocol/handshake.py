@@ -89,13 +89,15 @@ def _mac(key: Secret, label: bytes, seen: bytes) -> bytes:
 class _Handshake:
     """The common part of both sides: decodes bytes into messages, and keeps the outcome."""
 
-    def __init__(self, key: Secret, mine: Introduction, sees: bytes, deadline: float) -> None:
+    def __init__(
+        self, key: Secret, mine: Introduction, certificate_sha256: bytes, deadline: float
+    ) -> None:
         self.deadline = deadline
         self.result: HandshakeOutcome | None = None
         self.failure: HopliteError | None = None
         self._key = key
         self._mine = mine
-        self._sees = sees
+        self._certificate = certificate_sha256
         self._buffer = bytearray()
         self._outgoing = bytearray()
         self._preamble_received = False
@@ -219,7 +221,7 @@ class ServerHandshake(_Handshake):
             raise self._refuse("cluster", ProtocolError("it requires another cluster"))
         self._role = message.role
         nonces = (message.nonce, mine.nonce)
-        self._seen = transcript(self._role, mine.service, nonces, mine.cluster, self._sees)
+        self._seen = transcript(self._role, mine.service, nonces, mine.cluster, self._certificate)
         self._send(mine)
         self._expect(Proof, then=self._take_proof)
 
@@ -285,7 +287,7 @@ class ClientHandshake(_Handshake):
             raise ProtocolError(REFUSED_TEXTS["cluster"])
         self._cluster = message.cluster
         nonces = (self._hello.nonce, message.nonce)
-        self._seen = transcript(role, message.service, nonces, message.cluster, self._sees)
+        self._seen = transcript(role, message.service, nonces, message.cluster, self._certificate)
         self._send(Proof(_mac(self._key, CLIENT_LABEL, self._seen)))
         self._expect(Welcome, Refused, then=self._take_welcome)
 
@@ -312,7 +314,7 @@ class ClientHandshake(_Handshake):
     def _refused(self, message: Refused) -> HopliteError:
         """The error for a refusal. Until the server has proved its key, its reason is not shown;
         its code only selects a local text."""
-        words = REFUSED_TEXTS[message.code]
+        text = REFUSED_TEXTS[message.code]
         if self._authenticated and message.reason:
-            words = f"{words}:\n{printable(message.reason)}"
-        return AuthError(words) if message.code == "token" else ProtocolError(words)
+            text = f"{text}:\n{printable(message.reason)}"
+        return AuthError(text) if message.code == "token" else ProtocolError(text)

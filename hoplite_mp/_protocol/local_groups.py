@@ -76,9 +76,9 @@ class GroupSent(Message, frozen=True, tag="GroupSent"):
         between("to", self.to, 0, RANKS_MAX - 1)
         between("tag", self.tag, 0, TAG_MAX)
         between("number of refs", len(self.refs), 0, SOURCES_MAX)
-        for one in (self.object, *self.refs):
-            if type(one) is not bytes or len(one) != ID_BYTES:
-                raise ValueError(f"object and refs must have {ID_BYTES} bytes, not {one!r}")
+        for object_id in (self.object, *self.refs):
+            if type(object_id) is not bytes or len(object_id) != ID_BYTES:
+                raise ValueError(f"object and refs must have {ID_BYTES} bytes, not {object_id!r}")
         if self.payload is not None and len(self.payload) > MESSAGE_INLINE_BYTES_MAX:
             raise ValueError(f"payload of {len(self.payload)} bytes is too large for GroupSent")
 

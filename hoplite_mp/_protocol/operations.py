@@ -101,8 +101,8 @@ class ReduceRequested(Message, frozen=True, tag="ReduceRequested"):
         if len(set(self.to)) != len(self.to) and self.kind not in ("reduce_scatter", "alltoall"):
             raise ValueError(f"to must be distinct nodes for {self.kind}: {self.to!r}")
         numbers("ready_nbytes", self.ready_nbytes)
-        for one in self.ready_layouts:
-            layout("ready_layouts", one)
+        for description in self.ready_layouts:
+            layout("ready_layouts", description)
         for row in self.ready_holders:
             numbers("ready_holders", row, NODES_MAX - 1)
             between("number of holders", len(row), 1, NODES_MAX)

@@ -252,8 +252,8 @@ class CopiesAsked(Message, frozen=True, tag="CopiesAsked"):
 
     def __post_init__(self) -> None:
         between("number of objects", len(self.objects), 1, OBJECTS_ASKED_MAX)
-        for one in self.objects:
-            _object("object", one)
+        for object_id in self.objects:
+            _object("object", object_id)
         counts(number=self.number)
 
 

@@ -111,7 +111,9 @@ def device_environment(assigned: dict[str, list[int]]) -> dict[str, str]:
     fraction of a device has no index, and leaves the variable unchanged."""
     found = {}
     for name, variable in DEVICES.items():
-        given = [one.strip() for one in os.environ.get(variable, "").split(",") if one.strip()]
+        given = [
+            device.strip() for device in os.environ.get(variable, "").split(",") if device.strip()
+        ]
         indices = assigned.get(name, ())
         if indices:
             names = (given[index] if index < len(given) else str(index) for index in indices)

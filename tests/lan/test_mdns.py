@@ -55,7 +55,7 @@ def test_clusters_are_listed_while_they_last(lan4: Lan, tls: bool, tmp_path: Pat
     assert [line.split("  #")[0].split() for line in found] == [
         ["hoplite-mp", "join", f"{host.address}:7000", *flag] for host in (lan4[0], lan4[1])
     ]
-    assert "of host h1" in found[0]
+    assert "on host h1" in found[0]
     assert TOKEN not in "".join(found)
     command = [sys.executable, "-m", "hoplite_mp", *found[0].split("  #")[0].split()[1:]]
     joined = lan4[2].popen(
@@ -70,4 +70,4 @@ def test_clusters_are_listed_while_they_last(lan4: Lan, tls: bool, tmp_path: Pat
     assert until(0) == []
     nothing = listed(lan4[2], {})
     assert nothing.returncode == 1
-    assert "no cluster was heard of" in nothing.stderr
+    assert "no cluster was announced" in nothing.stderr

@@ -64,17 +64,17 @@ INSTRUCTIONS = {
 def _cpus() -> Iterator[Finding]:
     total, allowed = os.cpu_count() or 1, len(os.sched_getaffinity(0))
     quota, workers = cpu_quota(), cpu_count()
-    seen = f"{allowed} of {total} may be used"
+    observed = f"{allowed} of {total} may be used"
     if quota < allowed:
-        seen += f", with a quota of {quota:.3g} CPUs (control group)"
-    seen += f": {workers} worker{'s' * (workers != 1)} by default"
+        observed += f", with a quota of {quota:.3g} CPUs (control group)"
+    observed += f": {workers} worker{'s' * (workers != 1)} by default"
     if quota < 1:
         advice = "give the container a whole CPU: node and workers wait for each other"
-        yield warning("CPUs", seen, advice)
+        yield warning("CPUs", observed, advice)
     elif workers == 1:
-        yield warning("CPUs", seen, "tasks do not run in parallel; workers= may request more")
+        yield warning("CPUs", observed, "tasks do not run in parallel; workers= may request more")
     else:
-        yield ok("CPUs", seen)
+        yield ok("CPUs", observed)
 
 
 def _instructions() -> Iterator[Finding]:
@@ -85,19 +85,19 @@ def _instructions() -> Iterator[Finding]:
     checksum = _bytes_per_s(lambda: crc32c(record))
     cipher, nonce = AESGCM(bytes(16)), bytes(12)
     encryption = _bytes_per_s(lambda: cipher.encrypt(nonce, record, None))
-    seen = f"checksums {checksum / 1e9:.1f} GB/s, TLS {encryption / 1e9:.1f} GB/s on one core"
+    observed = f"checksums {checksum / 1e9:.1f} GB/s, TLS {encryption / 1e9:.1f} GB/s on one core"
     text = (PROC / "cpuinfo").read_text()
     flags = set(" ".join(re.findall(r"^(?:flags|Features)\s*:(.*)$", text, re.M)).split())
     lacking = [name for name in INSTRUCTIONS if name not in flags] if "sse2" in flags else []
     if lacking:
-        seen += f"; this CPU lacks {', '.join(lacking)}"
+        observed += f"; this CPU lacks {', '.join(lacking)}"
         uses = ", ".join(INSTRUCTIONS[name] for name in lacking)
-        yield warning("instructions", seen, f"slower: {uses}. A virtual machine may hide them")
+        yield warning("instructions", observed, f"slower: {uses}. A virtual machine may hide them")
     elif checksum < CRC_SLOW_BYTES_PER_S or encryption < AES_SLOW_BYTES_PER_S:
         advice = "the CPU limits faster links; on a trusted network, --no-tls helps"
-        yield warning("instructions", seen, advice)
+        yield warning("instructions", observed, advice)
     else:
-        yield ok("instructions", seen)
+        yield ok("instructions", observed)
 
 
 def _bytes_per_s(call: Callable[[], object]) -> float:
@@ -134,8 +134,8 @@ def _blas() -> Iterator[Finding]:
     elif source:
         yield ok("BLAS threads", f"{threads} in each process ({source})")
     else:
-        seen = f"{cpus} CPUs / processes of a pool, at least 1, and 1 in an actor"
-        yield ok("BLAS threads", seen)
+        observed = f"{cpus} CPUs / processes of a pool, at least 1, and 1 in an actor"
+        yield ok("BLAS threads", observed)
 
 
 def _descriptors() -> Iterator[Finding]:
@@ -145,16 +145,18 @@ def _descriptors() -> Iterator[Finding]:
     have = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     need = DESCRIPTORS_OF_NODE + DESCRIPTORS_OF_WORKER * workers
     most = need + DESCRIPTORS_OF_WORKER * config.blocked_workers_max
-    seen = f"a process may open {have} files"
+    observed = f"a process may open {have} files"
     if have < need:
         advice = f"ulimit -Hn {most}: {workers} workers need {need}"
-        yield problem("open files", seen, advice)
+        yield problem("open files", observed, advice)
     elif have < most:
         advice = f"ulimit -Hn {most}, or lower HOPLITE_MP_BLOCKED_WORKERS_MAX"
-        seen += f"; {workers} workers and {config.blocked_workers_max} extra workers need {most}"
-        yield warning("open files", seen, advice)
+        observed += (
+            f"; {workers} workers and {config.blocked_workers_max} extra workers need {most}"
+        )
+        yield warning("open files", observed, advice)
     else:
-        yield ok("open files", seen)
+        yield ok("open files", observed)
 
 
 def _processes() -> Iterator[Finding]:
@@ -166,14 +168,18 @@ def _processes() -> Iterator[Finding]:
     if left >= 1 << 59:
         yield ok("processes", "unlimited")
         return
-    seen = f"{left} more processes and threads are allowed ({limit})"
+    observed = f"{left} more processes and threads are allowed ({limit})"
     if left < need:
-        yield problem("processes", seen, f"raise the limit: {workers} workers need {need}")
+        yield problem("processes", observed, f"raise the limit: {workers} workers need {need}")
     elif left < most:
-        seen += f"; {workers} workers and {config.blocked_workers_max} extra workers need {most}"
-        yield warning("processes", seen, "raise the limit, or lower HOPLITE_MP_BLOCKED_WORKERS_MAX")
+        observed += (
+            f"; {workers} workers and {config.blocked_workers_max} extra workers need {most}"
+        )
+        yield warning(
+            "processes", observed, "raise the limit, or lower HOPLITE_MP_BLOCKED_WORKERS_MAX"
+        )
     else:
-        yield ok("processes", seen)
+        yield ok("processes", observed)
 
 
 # Checks of memory and of the disk for spilled objects.
@@ -200,25 +206,25 @@ def _memory() -> Iterator[Finding]:
     source = "HOPLITE_MP_MEMORY_BYTES" if config.memory_bytes else "a third"
     if not config.memory_bytes and store < total // 3:
         source = "limited by ulimit"
-    seen = f"{format_bytes(psutil.virtual_memory().total)} of RAM"
+    observed = f"{format_bytes(psutil.virtual_memory().total)} of RAM"
     if cgroup_limit() < psutil.virtual_memory().total:
-        seen += f", {format_bytes(cgroup_limit())} for this control group"
-    seen += f", {format_bytes(free)} free; the store may take {format_bytes(store)} ({source})"
+        observed += f", {format_bytes(cgroup_limit())} for this control group"
+    observed += f", {format_bytes(free)} free; the store may take {format_bytes(store)} ({source})"
     if store > total:
-        yield problem("memory", seen, f"memory= must be less than {format_bytes(total)}")
+        yield problem("memory", observed, f"memory= must be less than {format_bytes(total)}")
     elif free <= reserve:
         advice = f"end other programs: {format_bytes(reserve)} must stay free (memory_reserve)"
-        yield problem("memory", seen, advice)
+        yield problem("memory", observed, advice)
     elif store > free - reserve:
         advice = (
             f"puts wait or spill beyond {format_bytes(max(0, free - reserve))}; give memory= a "
             "smaller size, or end other programs"
         )
-        yield warning("memory", seen, advice)
+        yield warning("memory", observed, advice)
     elif store < STORE_SMALL_BYTES:
-        yield warning("memory", seen, "the store is small: give memory= a larger size")
+        yield warning("memory", observed, "the store is small: give memory= a larger size")
     else:
-        yield ok("memory", seen)
+        yield ok("memory", observed)
 
 
 def _spilling() -> Iterator[Finding]:
@@ -229,9 +235,9 @@ def _spilling() -> Iterator[Finding]:
         return
     folder = config.spill_dir or default_directory()
     if folder is None:
-        seen = "none of TMPDIR, /var/tmp and the working directory is writable and on a disk"
+        observed = "none of TMPDIR, /var/tmp and the working directory is writable and on a disk"
         yield warning(
-            "spilling", seen, "puts fail when the store is full; set HOPLITE_MP_SPILL_DIR"
+            "spilling", observed, "puts fail when the store is full; set HOPLITE_MP_SPILL_DIR"
         )
         return
     if not os.path.isdir(folder):
@@ -240,20 +246,20 @@ def _spilling() -> Iterator[Finding]:
     try:
         _write_and_read(folder)
     except OSError as error:
-        seen = f"cannot write a file in {folder}: {error.strerror or error}"
-        yield problem("spilling", seen, "make it writable, or set spill_dir=")
+        observed = f"cannot write a file in {folder}: {error.strerror or error}"
+        yield problem("spilling", observed, "make it writable, or set spill_dir=")
         return
     free = shutil.disk_usage(folder).free
     space = free if config.spill_bytes_max is None else min(free, config.spill_bytes_max)
-    seen = f"{format_bytes(space)} in {Path(folder)}"
+    observed = f"{format_bytes(space)} in {Path(folder)}"
     if is_tmpfs(folder):
-        seen += ", which is in memory (tmpfs)"
-        yield warning("spilling", seen, "set spill_dir= to a directory on a disk")
+        observed += ", which is in memory (tmpfs)"
+        yield warning("spilling", observed, "set spill_dir= to a directory on a disk")
     elif space < _store_bytes(config):
         advice = "less than the size of the store: free some space, or set spill_dir="
-        yield warning("spilling", seen, advice)
+        yield warning("spilling", observed, advice)
     else:
-        yield ok("spilling", seen)
+        yield ok("spilling", observed)
 
 
 def _write_and_read(folder: str) -> None:

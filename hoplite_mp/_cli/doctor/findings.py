@@ -64,8 +64,10 @@ def run(checks: Iterable[Check]) -> Iterator[Finding]:
             yield from check()
         except Exception as error:
             name = check.__name__.strip("_").replace("_", " ")
-            seen = f"this check failed: {type(error).__name__}: {error}"
-            yield problem(name, seen, "the next lines may show the cause; if not, please report it")
+            observed = f"this check failed: {type(error).__name__}: {error}"
+            yield problem(
+                name, observed, "the next lines may show the cause; if not, please report it"
+            )
 
 
 def show(finding: Finding, columns: int) -> str:
@@ -125,8 +127,8 @@ def _settings() -> Iterator[Finding]:
         if name in renamed:
             yield warning("settings", f"{name} was renamed", f"set {renamed[name]} instead")
         elif name not in known:
-            seen = f"{name} is set, but has no effect"
-            yield warning("settings", seen, "see the fields of hoplite_mp.Config")
+            observed = f"{name} is set, but has no effect"
+            yield warning("settings", observed, "see the fields of hoplite_mp.Config")
     try:
         Config.from_environment()
     except ConfigError as error:

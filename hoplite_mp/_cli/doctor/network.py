@@ -93,16 +93,16 @@ def _neighbours() -> Iterator[Finding]:
     except (OSError, ValueError):  # no /proc
         return
     hosts = max(map(_hosts_of, own_addresses()), default=0)
-    seen = f"{known} known, at most {limit}; this host's network has {hosts} addresses"
+    observed = f"{known} known, at most {limit}; this host's network has {hosts} addresses"
     if hosts <= limit and 2 * known <= limit:
-        yield ok("neighbours", seen)
+        yield ok("neighbours", observed)
         return
     advice = (
         'with more hosts on one network, connections fail ("No buffer space available") and joins '
         "are slow. For a cluster of that size, raise the limit on each host: "
         f"sysctl -w net.ipv4.neigh.default.gc_thresh3={max(4 * limit, 2 * known)}"
     )
-    yield warning("neighbours", seen, advice)
+    yield warning("neighbours", observed, advice)
 
 
 def _hosts_of(address: str) -> int:
@@ -145,12 +145,12 @@ def _user(number: int) -> str:
 def _path(address: str, token_file: Path | None, tls: bool) -> Iterator[Finding]:
     """Checks the steps in order, up to the first failure."""
     try:
-        where = parse_address(address)
-        endpoints = resolve(where)
+        parsed = parse_address(address)
+        endpoints = resolve(parsed)
     except (ManagerLostError, ValueError) as error:
         yield problem("name", str(error), "use HOST:PORT as printed by `hoplite-mp up`")
         return
-    routed = [one for one in endpoints if routed_address(one) is not None]
+    routed = [endpoint for endpoint in endpoints if routed_address(endpoint) is not None]
     if not routed:
         yield problem("route", f"no route to {address}", REMEDIES[errno.ENETUNREACH])
         return
@@ -166,8 +166,8 @@ def _path(address: str, token_file: Path | None, tls: bool) -> Iterator[Finding]
             failures.append(problem("connection", f"{endpoint}: {text}", advice))
         else:
             reached = endpoint
-            seen = f"{endpoint} from {routed_address(endpoint)} in {shown(seconds)}"
-            yield ok("connection", seen)
+            observed = f"{endpoint} from {routed_address(endpoint)} in {shown(seconds)}"
+            yield ok("connection", observed)
             break
     if reached is None:
         yield from failures

@@ -33,9 +33,9 @@ def _software() -> Iterator[Finding]:
     """The software versions, compared with the requirements of the installed package."""
     versions = software_versions()
     kind = platform.python_implementation()
-    seen = ", ".join(f"{name} {version}" for name, version in versions.items())
+    observed = ", ".join(f"{name} {version}" for name, version in versions.items())
     if kind != "CPython":
-        yield problem("software", f"{kind}: {seen}", "only CPython is supported")
+        yield problem("software", f"{kind}: {observed}", "only CPython is supported")
     too_old = []
     for name, least in _required():
         have = importlib.metadata.version(name)
@@ -44,7 +44,7 @@ def _software() -> Iterator[Finding]:
     if too_old:
         yield problem("software", f"too old: {', '.join(too_old)}", "pip install -U hoplite-mp")
     elif kind == "CPython":
-        yield ok("software", seen)
+        yield ok("software", observed)
 
 
 def _required() -> list[tuple[str, str]]:

@@ -75,13 +75,13 @@ def trial_of_cluster(address: str, token_file: Path | None, tls: bool) -> Check:
     return trial
 
 
-def _watched(words: list[str], environment: dict[str, str], subject: str) -> Iterator[Finding]:
+def _watched(arguments: list[str], environment: dict[str, str], subject: str) -> Iterator[Finding]:
     """Runs the trial, and yields its findings; after a hang or failure, also a problem with the
     step."""
     root = str(Path(__file__).resolve().parents[3])
     paths = [root, *filter(None, [environment.get("PYTHONPATH")])]
     process = subprocess.Popen(
-        [interpreter(), "-m", "hoplite_mp._cli.doctor.trial", *words],
+        [interpreter(), "-m", "hoplite_mp._cli.doctor.trial", *arguments],
         env=environment | {"PYTHONPATH": os.pathsep.join(paths)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -108,8 +108,8 @@ def _watched(words: list[str], environment: dict[str, str], subject: str) -> Ite
             if "level" in report:
                 yield Finding(**report)
     if late:
-        seen = f"hung while {step}, and was killed after {TRIAL_S_MAX:g} s"
-        yield problem(subject, seen, "is the host overloaded? If not, please report it")
+        observed = f"hung while {step}, and was killed after {TRIAL_S_MAX:g} s"
+        yield problem(subject, observed, "is the host overloaded? If not, please report it")
     elif process.returncode:
         last = (errors.strip().splitlines() or ["no error output"])[-1]
         yield problem(subject, f"failed while {step}: {_ending(process.returncode)}{last}")
@@ -166,11 +166,11 @@ def _host() -> None:
         _report(ok("start", f"two workers: the first result after {shown(_since(began))}"))
         _print(step="running tasks")
         call = _calls(cluster.submit, CALLS)
-        seen = f"round trip in {shown(call)} (median of {CALLS})"
+        observed = f"round trip in {shown(call)} (median of {CALLS})"
         if call > CALL_SLOW_S:
-            _report(warning("tasks", seen, "slow: is the host busy?"))
+            _report(warning("tasks", observed, "slow: is the host busy?"))
         else:
-            _report(ok("tasks", seen))
+            _report(ok("tasks", observed))
         _print(step="counting threads")
         blas, others = cluster.submit(_threads).result(STEP_S_MAX)
         measured = others if blas is None else f"{blas} (BLAS), {others} (others)"
@@ -195,17 +195,17 @@ def _objects(cluster: Cluster) -> None:
     _print(step=f"reading {size} in another process")
     pid, get, found = cluster.submit(_get_and_read, by_ref(ref)).result(STEP_S_MAX)
     if pid == os.getpid() or found != wanted:
-        seen = f"the bytes read differ from the {size} stored"
-        _report(problem("objects", seen, "please report it"))
+        observed = f"the bytes read differ from the {size} stored"
+        _report(problem("objects", observed, "please report it"))
         return
-    seen = (
+    observed = (
         f"{size} stored at {nbytes / put / 1e9:.1f} GB/s, read correctly by another process in "
         f"{shown(get)} without a copy"
     )
     if nbytes / put < PUT_SLOW_BYTES_PER_S:
-        _report(warning("objects", seen, "slow: is memory short, or the host busy?"))
+        _report(warning("objects", observed, "slow: is memory short, or the host busy?"))
     else:
-        _report(ok("objects", seen))
+        _report(ok("objects", observed))
 
 
 def _cluster(address: str, tls: bool) -> None:
@@ -223,9 +223,9 @@ def _cluster(address: str, tls: bool) -> None:
             if not silent or time.monotonic() > deadline:
                 break
         for node in silent:
-            seen = f"{node.id} ({node.host}, {node.address}) does not answer this host"
+            observed = f"{node.id} ({node.host}, {node.address}) does not answer this host"
             advice = "nodes connect to each other: open the ports of --ports on both hosts"
-            _report(problem("nodes", seen, advice))
+            _report(problem("nodes", observed, advice))
         listed = ", ".join(f"{node.id} ({node.host}, {node.address})" for node in nodes)
         if not silent:
             _report(ok("nodes", f"joined in {shown(joined)}; all answer: {listed}"))
@@ -241,12 +241,12 @@ def _since(began: float) -> float:
     return time.perf_counter() - began
 
 
-def _main(words: list[str]) -> int:
+def _main(arguments: list[str]) -> int:
     try:
-        if words[0] == "host":
+        if arguments[0] == "host":
             _host()
         else:
-            _cluster(words[1], words[2] == "tls")
+            _cluster(arguments[1], arguments[2] == "tls")
     except (HopliteError, OSError) as error:
         print(f"{type(error).__name__}: {error}".replace("\n", " "), file=sys.stderr)
         return 1
