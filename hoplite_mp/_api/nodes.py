@@ -302,7 +302,7 @@ class NodeCalls:
         OSError
             The file cannot be created; raised by the call itself.
         RuntimeError
-            The cluster is being traced already. Only one trace can run at a time.
+            The cluster is already being traced. Only one trace can run at a time.
 
         Notes
         -----

@@ -1,8 +1,8 @@
 """Ports of the node: interfaces for all interactions with the outside of its process.
 
 The same node runs on a real host, with a clock, descriptors and threads, and in a simulation, where
-a schedule decides on all of these (as in the tests of FoundationDB and TigerBeetle). Components are
-given ports, and never use the clock or the system directly.
+a schedule replaces all of these (as in the tests of FoundationDB and TigerBeetle). Components use
+ports, and never the clock or the system directly.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class LoopPort(Protocol):
         """The same clock, in nanoseconds."""
 
     def call_later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Calls `action` once, not before `seconds` have passed; 0.0: in the next turn."""
+        """Calls `action` once, after at least `seconds`; 0.0: in the next turn."""
 
     def watch(
         self, fd: int, ready: Callable[[], None], *, read: bool = True, write: bool = False
     ) -> None:
         """Calls `ready` whenever the descriptor is readable or writable, as requested, or has hung
-        up. A second call for the same descriptor replaces the first one."""
+        up. A second call for a descriptor replaces the first."""
 
     def unwatch(self, fd: int) -> None:
         """Stops watching a descriptor, which may already be closed."""
@@ -93,19 +93,19 @@ class ClientSocketsPort(Protocol):
         """Closes the connection of a process that has ended or sends no more requests."""
 
     def reply(self, slot: int, reply: Reply) -> None:
-        """Answers the process in the slot, if there is one."""
+        """Replies to the process in the slot, if there is one."""
 
     def replier(self, slot: int) -> Callable[[Reply], None]:
-        """A function for an answer that is sent later: it reaches the process that is in the slot
-        now, or nobody if that process has ended meanwhile."""
+        """Returns a function that sends a later reply to the slot's present process, or drops the
+        reply if that process has ended."""
 
 
 class ProcessesPort(Protocol):
     """Starts and ends worker processes on this host."""
 
     def spawn(self, ask: Spawn, descriptors: list[int]) -> str:
-        """Asks the supervisor for a worker that inherits these descriptors. Returns "", or why no
-        worker can be started now."""
+        """Requests a worker that inherits these descriptors from the supervisor. Returns "", or the
+        reason why no worker can start now."""
 
     def kill(self, pid: int) -> None:
         """Kills the process, if it still exists."""
@@ -166,19 +166,19 @@ class OutgoingConnection(Protocol):
 
     @property
     def deadline(self) -> float:
-        """When `turn` must be called even if the descriptor has not become ready."""
+        """The latest time of the next `turn`, even if the descriptor is not ready."""
 
     @property
     def starved(self) -> bool:
-        """Whether it failed because this process has no descriptor or memory left."""
+        """Whether it failed because this process has run out of descriptors or memory."""
 
     def fileno(self) -> int:
         """The descriptor for the loop."""
 
     def turn(self, now: float) -> Admission | None:
-        """Makes all progress that is possible without blocking; returns the established connection,
-        or None. HopliteError: the host cannot be reached, or another host has answered. OSError:
-        this process has no resources left."""
+        """Makes all progress possible without blocking. Returns the established connection, or
+        None. HopliteError: the host cannot be reached, or another host has answered. OSError: this
+        process has run out of resources."""
 
     def wait(self) -> Admission:
         """Blocks until the connection is established; raises as `turn` does."""
@@ -209,8 +209,8 @@ class Connections(Protocol):
         host_id: int | None = None,
         rounds_max: int = 0,
     ) -> OutgoingConnection:
-        """Starts to connect; the arguments are those of _transport/caller.py. OSError: this process
-        has no descriptor left."""
+        """Starts to connect. The arguments are those of _transport/caller.py. OSError: this process
+        has run out of descriptors."""
 
     def listen(
         self,
@@ -219,16 +219,16 @@ class Connections(Protocol):
         mine: Introduction,
         roles: Mapping[str, Callable[[Admission], None]],
     ) -> str:
-        """Accepts connections of other nodes; returns the address, without a port. `roles`: the
-        handler of a new connection, by the role that its caller requests."""
+        """Accepts connections of other nodes. Returns the address, without a port. `roles`: the
+        handlers of new connections, by the role that the caller requests."""
 
     def is_reached(self, endpoints: Sequence[Endpoint]) -> bool:
-        """Whether one of these answers. Blocks, so it must be called in a thread."""
+        """Whether any of the endpoints answers. Blocks: call it in a thread."""
 
     def lend(self, endpoints: Sequence[Endpoint], may: Callable[[str], bool]) -> LentPort:
-        """Opens a port of this host that forwards to one of these. `may`: whether a caller from the
-        given address is accepted; called in threads. ConfigError, OSError, RuntimeError: no port
-        can be lent."""
+        """Opens a port of this host that forwards to one of the endpoints. `may`: whether to accept
+        a caller from the given address; runs in threads. ConfigError, OSError, RuntimeError: no
+        port can be opened."""
 
     def own_addresses(self) -> Collection[str]:
         """All addresses of this host, without ports."""
@@ -253,22 +253,21 @@ class AttachedDrivers(Protocol):
         output: Any,
         close: Callable[[], None],
     ) -> None:
-        """A driver has received its slot. line: for its requests. output: a socket for the output
-        of its tasks. close: closes the connection over which it was admitted."""
+        """Adds a driver that has received its slot. line: its request socket. output: a socket for
+        the output of its tasks. close: closes the connection over which it was admitted."""
 
     def gone(self, slot: int) -> None:
-        """The driver has ended or unmapped the memory, and no longer reads anything."""
+        """Removes a driver that has ended, or has unmapped the memory."""
 
 
 class DriverListenerPort(Protocol):
-    """How programs of this host find its node (_node/io/driver_listener.py)."""
+    """Makes the node discoverable for programs of this host (_node/io/driver_listener.py)."""
 
     def open(self, drivers: AttachedDrivers, cluster: bytes, mine: Introduction) -> None:
-        """Lets drivers find this node, as soon as no other node of this host uses the cluster's
-        name."""
+        """Lets drivers find this node once no other node of this host uses the cluster's name."""
 
     def close(self) -> None:
-        """Closes the listener at the end of the node, so that no more drivers find it."""
+        """Closes the listener when the node ends."""
 
 
 class EnginePort(Protocol):

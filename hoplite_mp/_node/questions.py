@@ -1,8 +1,7 @@
 """Questions to other nodes, each answered by one message that carries the question's number.
 
-Many components send questions to other hosts and wait for the answers. None of them may wait for a
-lost host, so all open questions are in one table, and the loss of a host ends all questions to it.
-Some questions also have a deadline, because one hanging host must not block a command that asks all
+All open questions of this node are in one table, so that the loss of a host ends every question to
+it. A question may also have a deadline: one hanging host must not block a command that asks all
 hosts.
 """
 
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PATIENCE_S", "Answer", "Questions"]
 
-# How long other nodes may take to answer questions of a user (stats, traces, dumps). Higher: slow
-# hosts still answer in time. Lower: the user waits less for an unresponsive host.
+# Timeout of users' questions to other nodes (stats, traces, dumps). Higher: slow hosts still answer
+# in time. Lower: the user waits less for an unresponsive host.
 PATIENCE_S = 2.0
 
 
@@ -63,8 +62,8 @@ class Questions:
         done: Callable[[Answer | None], None],
         patience_s: float | None = None,
     ) -> None:
-        """Sends `make(number)` to the host `host_id`; `done` gets its answer, or None when the host
-        is lost or has not answered for `patience_s`."""
+        """Sends `make(number)` to the host `host_id`. `done` gets its answer, or None if the host
+        is lost or does not answer within `patience_s`."""
         self._last += 1
         number = self._last
         self.open[number] = _Question(host_id, done, self.loop.now_ns())
@@ -80,8 +79,8 @@ class Questions:
         done: Callable[[dict[int, Answer]], None],
         patience_s: float | None = None,
     ) -> None:
-        """Sends the same question to several hosts: `done` gets the answers by host id, as soon as
-        each host has answered, is lost, or has run out of time."""
+        """Sends a question to several hosts. `done` gets the answers by host id once each host has
+        answered, is lost, or has timed out."""
         self.ask_each(dict.fromkeys(host_ids, make), done, patience_s)
 
     def ask_each(
@@ -94,7 +93,7 @@ class Questions:
         waiting = set(makes)
         found: dict[int, Answer] = {}
 
-        def came(host_id: int, answer: Answer | None) -> None:
+        def collect(host_id: int, answer: Answer | None) -> None:
             waiting.discard(host_id)
             if answer is not None:
                 found[host_id] = answer
@@ -104,7 +103,7 @@ class Questions:
         if not waiting:
             done(found)
         for host_id, make in makes.items():
-            self.ask(host_id, make, functools.partial(came, host_id), patience_s)
+            self.ask(host_id, make, functools.partial(collect, host_id), patience_s)
 
     def answered(self, host_id: int, message: Any) -> bool:
         """Handles an answer of the host. Returns whether the question was still open."""

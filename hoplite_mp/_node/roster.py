@@ -1,6 +1,6 @@
-"""The node's view of its cluster: whether it has joined, and which other nodes live.
+"""The node's view of its cluster: whether it has joined, and the other living nodes.
 
-Most components only need to know which nodes exist, not how to reach them.
+Most components need only the members, not the connections to them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Roster:
     def __init__(self) -> None:
         self.by_host_id: dict[int, Member] = {}
         self.by_number: dict[int, Member] = {}
-        self.leaving: set[int] = set()  # ids of hosts whose nodes have announced that they leave
+        self.leaving: set[int] = set()  # ids of hosts that have announced their departure
         self.leaves = False  # this node itself is leaving the cluster
 
     def add(self, member: Member) -> None:
@@ -43,19 +43,19 @@ class Roster:
 
 
 class NodeLifecycle:
-    """The state of one node. A component that detects the end of the cluster, or that this host is
-    cut off, sets a flag; the loop stops after the current turn. `alone`: a cluster of one host,
+    """The state of one node. A component that detects the end of the cluster, or the exclusion of
+    this host, sets a flag; the loop stops after the current turn. `alone`: a cluster of one host,
     whose node needs no number from the manager."""
 
     def __init__(self, alone: bool) -> None:
         self.joined = alone  # this node has joined, and knows its number
         self.stopping = False  # the current turn of the loop is the last one
         self.orderly = False  # all workers had ended before the node stopped
-        self.given_up = False  # this host is alive, but was excluded or is cut off
+        self.given_up = False  # this host is alive, but excluded or cut off
 
     def leave(self) -> None:
-        """Stops the node, because it is not needed any more or the cluster has ended. The
-        supervisor then ends the host's other processes."""
+        """Stops the node because it is no longer needed or the cluster has ended. The supervisor
+        then ends the host's other processes."""
         self.stopping = True
 
     def workers_ended(self) -> None:

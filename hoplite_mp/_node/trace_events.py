@@ -1,7 +1,6 @@
 """Trace events of the node itself (transfers, spills, ...), recorded while a trace is running.
 
-Many components do work that belongs in a timeline. Each of them adds an event here if the flag `on`
-is set, and need not know who traces or how the events are used.
+Each component adds its events here while the flag `on` is set.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class ObjectNames(Protocol):
 
 
 class TraceEvents:
-    """The latest `most` events; older ones are dropped and counted."""
+    """The latest `most` events. Older events are dropped and counted."""
 
     def __init__(self, loop: LoopPort, events: ObjectNames, most: int = 0) -> None:
         self.events = events
@@ -50,12 +49,12 @@ class TraceEvents:
                 self.inbound_task(oid, task)
 
     def ask_at_start(self, inbound_now: Callable[[], Iterable[tuple[int, bytes]]]) -> None:
-        """Registers a function that lists the present tasks of other hosts when a trace starts, as
-        (local id, cluster-wide id)."""
+        """Registers a function that lists the present tasks of other hosts, as (local id,
+        cluster-wide id), when a trace starts."""
         self._inbound_now.append(inbound_now)
 
     def stop(self) -> None:
-        """Stops recording; the events stay until the next start."""
+        """Stops recording. The events remain until the next start."""
         self.on = False
 
     def add(self, kind: str, name: str, begin_ns: int, /, **more: Any) -> None:

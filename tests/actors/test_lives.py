@@ -109,7 +109,7 @@ def test_its_state_is_never_lost_in_silence(c: hoplite_mp.Cluster) -> None:
         with pytest.raises(
             ActorLostError,
             match=r"^actor Counter has lost its state.*SIGKILL.*"
-            r"\. options\(restarts=\) begins it anew$",
+            r"\. options\(restarts=\) restarts it$",
         ):
             future.result(20)
     with pytest.raises(WorkerLostError):
@@ -135,7 +135,7 @@ def test_a_restart_begins_anew_and_goes_on_with_what_had_not_begun(
     waiting = [counter.note(i) for i in range(50)]
     eventually(running.running)
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(ActorLostError, match=r"the actor begins anew \(restart 1 of 1\)$"):
+    with pytest.raises(ActorLostError, match=r"the actor restarts \(restart 1 of 1\)$"):
         running.result(20)
     assert [one.result(20) for one in waiting] == list(range(1, 51))
     assert counter.notes().result(20) == list(range(50))

@@ -151,8 +151,8 @@ def test_a_spare_whose_pages_are_in_memory_reads_no_file(monkeypatch: pytest.Mon
     store: Any = mock.Mock(limit=1 << 30, leases={}, arena=arena)
     store.has_spare = functools.partial(Store.has_spare, store)
     store.used_bytes.return_value = 0
-    store.has_room.side_effect = AssertionError
+    store.fits.side_effect = AssertionError
     leases: Any = SimpleNamespace(store=store, preallocated_blocks={})
     assert Leases._preallocated(leases, 1 << 20, 7) is store.lease.return_value
-    store.has_room.side_effect, store.has_room.return_value = None, False
+    store.fits.side_effect, store.fits.return_value = None, False
     assert Leases._preallocated(leases, 2 << 20, 7) is None  # cold

@@ -298,7 +298,7 @@ def test_a_driver_that_does_not_read(impatient: UpCluster) -> None:
     kept = [int(text.split()[0]) for text in numbers]
     assert kept == list(range(len(kept)))
     said = re.fullmatch(
-        rf"(\d+) lines were dropped here: nobody read for {DEAF_WAIT_S:g} s.*", dropped
+        rf"(\d+) lines were dropped here: no line was read for {DEAF_WAIT_S:g} s.*", dropped
     )
     assert said is not None, dropped
     assert len(kept) + int(said[1]) == MANY

@@ -216,7 +216,7 @@ def test_two_programs_cannot_trace_at_once(cluster: UpCluster, lan: Lan, tmp_pat
     assert first.stdin is not None
     assert first.stdout is not None
     assert first.stdout.readline() == "traces\n"
-    assert "this cluster is being traced already" in cluster.run(lan[1], program)
+    assert "this cluster is already being traced" in cluster.run(lan[1], program)
     print(file=first.stdin, flush=True)
     assert first.stdout.readline() == "over\n"
     assert cluster.run(lan[1], program) == "begun\n"

@@ -471,7 +471,7 @@ def test_a_node_that_is_turned_away_calls_again_until_its_time_is_over(
     assert not lifecycle.stopping
     second.sock.shutdown(socket.SHUT_WR)  # close() resets it if a heartbeat is unread
     stage.turn()
-    why = "the manager has not let this node in: the other side closed the connection"
+    why = "the manager has not admitted this node: the other side closed the connection"
     assert management.join_error == ("ManagerLostError", why)
     assert lifecycle.stopping
 

@@ -95,7 +95,7 @@ def test_a_payload_for_which_there_is_no_room(
     if failed:
         found = away.value(hold)
         assert isinstance(found, ObjectLostError)
-        assert "there is no space for its error here" in str(found)
+        assert "there is no space for its error on this host" in str(found)
     else:
         assert away.value(hold) == "SPILLED"
         assert away.remote_objects.want(hold.oid, lambda: None)

@@ -122,7 +122,7 @@ def test_what_is_dropped_is_counted_for_each_stream() -> None:
     assert one.subscriber.offer(2, 1, [b"e"], 6.3)
     assert one.subscriber.taken(1016, 7.0)
     assert [(slot, stream) for slot, stream, _ in one.lines[1:]] == [(2, 1), (3, 2)]
-    assert one.lines[1][2].startswith(b"3 lines were dropped here: nobody read for 5 s")
+    assert one.lines[1][2].startswith(b"3 lines were dropped here: no line was read for 5 s")
     assert one.lines[2][2].startswith(b"1 line was dropped")
     assert one.subscriber.waiting == bytes_of([line for _, _, line in one.lines[1:]])
     assert one.subscriber.offer(2, 1, [b"f"], 7.1)

@@ -15,7 +15,7 @@ from tests.support.node_ports import ManualLoop
 STEP_S = 0.001
 
 
-class Beside:
+class Follower:
     """Looks at bursts, and knows how long bytes waited in them."""
 
     def __init__(self, backlogged_s: float) -> None:
@@ -38,14 +38,14 @@ class Wire:
     def __init__(self, backlogged_s: float | None = None) -> None:
         """backlogged_s: of each burst, if something looks beside the estimator."""
         self.loop = ManualLoop(0.0)
-        beside = None if backlogged_s is None else Beside(backlogged_s)
+        follower = None if backlogged_s is None else Follower(backlogged_s)
         self.up = self.down = 0
         self.told: list[tuple[int, int]] = []
         self.link_estimator = LinkEstimator(
             lambda: (self.up, self.down),
             self.loop,
             lambda up, down: self.told.append((up, down)),
-            beside,
+            follower,
         )
 
     def whole_burst(self, seconds: float, up: float, down: float) -> None:
@@ -105,10 +105,10 @@ def test_a_host_that_has_become_slow_is_believed_at_the_second_burst() -> None:
     assert close(channel.link_estimator.rates[0], 90e6)
     channel.whole_burst(0.3, 30e6, 30e6)
     assert channel.link_estimator.rates[0] > 70e6
-    beside = channel.link_estimator.beside
-    assert isinstance(beside, Beside)
-    assert len(beside.bursts) == 5
-    assert all(set(burst[:-1]) == {"."} and burst[-1] == "!" for burst in beside.bursts)
+    follower = channel.link_estimator.follower
+    assert isinstance(follower, Follower)
+    assert len(follower.bursts) == 5
+    assert all(set(burst[:-1]) == {"."} and burst[-1] == "!" for burst in follower.bursts)
 
 
 def test_slow_bursts_that_differ_or_had_nothing_to_send_are_believed_bit_by_bit() -> None:
@@ -158,9 +158,9 @@ def test_long_bursts_are_sampled_less_often() -> None:
     channel = Wire(backlogged_s=0.0)
     channel.whole_burst(LONG_S, 50e6, 50e6)
     channel.whole_burst(LONG_S + 10 * LATER_POLL_S, 50e6, 50e6)
-    beside = channel.link_estimator.beside
-    assert isinstance(beside, Beside)
-    few, many = (len(burst) for burst in beside.bursts)
+    follower = channel.link_estimator.follower
+    assert isinstance(follower, Follower)
+    few, many = (len(burst) for burst in follower.bursts)
     assert few >= YOUNG_S / POLL_S
     assert 9 <= many - few <= 12
 
@@ -176,10 +176,10 @@ def test_a_long_burst_is_over_with_its_last_user() -> None:
     assert len(channel.told) == 1
     channel.burst(2 * QUIET_S, 0, 0)
     assert len(channel.told) == 1
-    beside = channel.link_estimator.beside
-    assert isinstance(beside, Beside)
-    assert [burst[-1] for burst in beside.bursts] == ["!"]
-    assert beside.bursts[0].count("!") == 1
+    follower = channel.link_estimator.follower
+    assert isinstance(follower, Follower)
+    assert [burst[-1] for burst in follower.bursts] == ["!"]
+    assert follower.bursts[0].count("!") == 1
 
 
 def test_bursts_that_follow_soon_after_a_long_one_are_bursts_of_their_own() -> None:
@@ -190,10 +190,10 @@ def test_bursts_that_follow_soon_after_a_long_one_are_bursts_of_their_own() -> N
         channel.link_estimator.end()
         channel.burst(gap_s, 0, 0)
     channel.burst(LATER_POLL_S, 0, 0)
-    beside = channel.link_estimator.beside
-    assert isinstance(beside, Beside)
-    assert len(beside.bursts) == 4
-    assert all(burst.endswith("!") for burst in beside.bursts)
+    follower = channel.link_estimator.follower
+    assert isinstance(follower, Follower)
+    assert len(follower.bursts) == 4
+    assert all(burst.endswith("!") for burst in follower.bursts)
 
 
 def test_short_bursts_in_a_row_are_one() -> None:
@@ -204,9 +204,9 @@ def test_short_bursts_in_a_row_are_one() -> None:
         channel.link_estimator.end()
         channel.burst(0.5 * POLL_S, 0, 0)
     channel.burst(LATER_POLL_S, 0, 0)
-    beside = channel.link_estimator.beside
-    assert isinstance(beside, Beside)
-    assert len(beside.bursts) == 1
+    follower = channel.link_estimator.follower
+    assert isinstance(follower, Follower)
+    assert len(follower.bursts) == 1
 
 
 def test_a_host_that_becomes_slow_is_noticed_although_calls_follow_at_once() -> None:

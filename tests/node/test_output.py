@@ -227,7 +227,7 @@ def test_a_deaf_driver_holds_nobody_up(sides: Any) -> None:
     written = 0
     deadline = time.monotonic() + PATIENCE_S
     while not (
-        second.host_id in first.far.subscribers and first.far.subscribers[second.host_id].deaf
+        second.host_id in first.far.subscribers and first.far.subscribers[second.host_id].stuck
     ):
         assert time.monotonic() < deadline
         written += worker.write(b"to deaf ears\n" * 100) // 13  # all of them, or none

@@ -116,7 +116,7 @@ def test_there_is_no_room_for_what_is_made_again_elsewhere(
         assert (value == BIG).all()
     else:
         assert isinstance(value, StoreFullError)
-        assert "made again" in str(value)
+        assert "reconstructed" in str(value)
         del pinned, other
     assert_nothing_kept(network)
 
@@ -188,7 +188,7 @@ def test_a_second_run_that_gives_refs_is_an_error(
             side.complete(task, [ObjectRef(object_id, hold), b"x" * count * 8])
             del hold
     network.settle()
-    assert "its task gave refs" in sender.read(sender.submitted[oid][0])
+    assert "its task returned refs" in sender.read(sender.submitted[oid][0])
     assert_nothing_kept(network)
 
 
@@ -324,7 +324,7 @@ def test_a_result_of_this_host_is_an_argument(network: Network, sender: Side) ->
     oid, runner = submit_and_run(network, BIG * 2, ref(sender, near))
     forget(sender, near)
     assert len(sender.store.leases) == 1
-    sender.recovery.lineage.make_room()  # the store is full
+    sender.recovery.lineage.drop_unneeded()  # the store is full
     sender.store.take_returns()
     assert not sender.store.leases
     assert is_absent(sender, near)

@@ -38,11 +38,11 @@ def test_who_handles_the_signal_is_read_and_who_does_not_is_left_alone(
         node.loop.pass_time(STACKS_PATIENCE_S)
         assert found == [
             {"worker": SLOT, "pid": os.getpid(), "idle": True, "text": "in a call"},
-            {"worker": OTHER, "pid": 0, "idle": False, "text": "it cannot be asked"},
+            {"worker": OTHER, "pid": 0, "idle": False, "text": "its stacks cannot be read"},
         ]
         signal.signal(STACKS_SIGNAL, signal.SIG_IGN)
         found = ask(node)
-        assert [one["text"] for one in found] == ["it cannot be asked"] * 2
+        assert [one["text"] for one in found] == ["its stacks cannot be read"] * 2
     finally:
         signal.signal(STACKS_SIGNAL, old)
         os.close(fd)

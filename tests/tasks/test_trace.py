@@ -140,9 +140,9 @@ def test_one_trace_at_a_time(cluster: Cluster, tmp_path: Path) -> None:
             return str(error)
 
     with cluster.trace(tmp_path / "one.json"):
-        with pytest.raises(RuntimeError, match="traced already, by a process at h0"):
+        with pytest.raises(RuntimeError, match="already being traced by a process at h0"):
             cluster.trace(tmp_path / "two.json").__enter__()
-        assert "traced already" in cluster.submit(another, str(tmp_path / "three.json")).result()
+        assert "being traced" in cluster.submit(another, str(tmp_path / "three.json")).result()
     assert len(Timeline(tmp_path / "one.json").of("task")) == 1
     assert cluster.submit(another, str(tmp_path / "four.json")).result() == "begun"
     # Perhaps the task before it, too: its result is there a moment before its end.

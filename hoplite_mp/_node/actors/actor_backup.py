@@ -1,17 +1,17 @@
 """Backups: a second host keeps the data to restart an actor after the loss of its host.
 
-An actor with restarts left must survive the loss of its host. Its node sends the actor's
-constructor data and the latest checkpoint of its process to one other host, the *backup*, which
-holds these objects with all objects that they name. This is primary-backup replication. When the
-actor's host is lost, the manager names the backup as the owner of the actor's identity
-(_node/objects/ownership_transfer.py), and the backup restarts the actor
-(_node/actors/actor_failover.py).
+An actor with restarts left must survive the loss of its host. Its node sends the constructor data
+and the process's latest checkpoint to one other host, the *backup*, which holds these objects and
+all objects that they name (primary-backup replication). When the actor's host is lost, the manager
+makes the backup the owner of the actor's identity (_node/objects/ownership_transfer.py), and the
+backup restarts the actor (_node/actors/actor_failover.py).
 
-Invariant: a backup that its actor's host has lost contact with is replaced only after the manager
-has declared the backup gone. Otherwise a host that is cut off could continue with states unknown to
-its former backup, which has restarted the actor meanwhile (a split brain).
+Invariant: an actor's host that has lost contact with the backup replaces it only after the manager
+has declared the backup gone. Otherwise a partitioned host could continue with states unknown to its
+former backup, which has restarted the actor meanwhile (split brain).
 
-The backup has no header of the identity while the actor's host lives, so it keeps no actor alive.
+The backup has no header of the identity while the actor's host lives, so the backup does not keep
+the actor alive.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ class ActorBackups:
             return
         message = self._message(actor)
         if message is None:
-            if before is not None:  # the old backup has older data and must not begin it
+            # the old backup's data is older, so it must not restart the actor
+            if before is not None:
                 self._drop(before, actor)
             _call(waiting)
             return
@@ -127,8 +128,8 @@ class ActorBackups:
         self.send(host_id, message)
 
     def _message(self, actor: ActorRecord) -> KeepActor | None:
-        """The message to the actor's backup, with a new number. None: a part of it is too large for
-        a message, so the actor has no backup; this is logged once."""
+        """The message to the actor's backup, with a new number. None: a part is too large for a
+        message, so the actor has no backup; this is logged once."""
         if actor.identity in self.unkept:
             return None
         self._last += 1
@@ -199,7 +200,7 @@ class ActorBackups:
         self.send(host_id, DropActor(self.actors.public(actor.identity), ended=not lives))
 
     def came(self) -> None:
-        """A node has joined: actors without a backup may get one."""
+        """A node has joined: gives backups to actors without one."""
         for actor in list(self.actors.by_identity.values()):
             if actor.identity not in self.at and actor.identity not in self.unsure:
                 self.keep(actor)
@@ -227,8 +228,8 @@ class ActorBackups:
         if backup is not None and backup.host_id == host_id:
             del self.kept[message.identity]
             if message.ended and backup.what.name:
-                # This node may have claimed the name from a manager that was new when the actor
-                # ended, and that has no report from the actor's own node.
+                # This host may have claimed the name from a new manager that has no report of the
+                # actor's own node.
                 self.release_name(backup)
 
     def _take(self, host_id: int, message: KeepActor) -> None:
@@ -244,7 +245,8 @@ class ActorBackups:
         named = [one for one in (message.setup, message.state) if one != NO_OBJECT]
 
         def done() -> None:
-            # Objects are missing if fetches have failed, e.g. because the actor's host has died.
+            # Objects are missing if fetches have failed, for example after the death of the actor's
+            # host.
             if all(self.with_payload(one) for one in named):
                 backup.before, backup.whole = None, True
             self.send(host_id, ActorKept(message.number))
@@ -252,8 +254,8 @@ class ActorBackups:
         self.bring(backup.holds, done).bring(named)
 
     def number_of(self, identity: bytes, host_id: int) -> int | None:
-        """The number of the newest complete KeepActor of an actor of the host, whose objects are
-        all here. None: this node is not the actor's backup; 0: no KeepActor is complete."""
+        """The number of the newest complete KeepActor of an actor of the host. None: this node is
+        not the actor's backup, or lacks an object; 0: no KeepActor is complete."""
         backup = self.kept.get(identity)
         if backup is None or backup.host_id != host_id:
             return None
@@ -262,8 +264,8 @@ class ActorBackups:
         return 0 if backup is None else backup.what.number
 
     def report(self) -> Iterator[NodeToManager]:
-        """For a new manager: the names of actors whose host may have been lost together with the
-        former manager. Whether these actors move here is decided later."""
+        """For a new manager: the names of actors whose host may have been lost with the former
+        manager. Whether these actors move here is decided later."""
         for identity, backup in self.kept.items():
             there = self.roster.number_of(backup.host_id) is not None
             if backup.what.name and (there or self.owners.is_open(backup.host_id)):
@@ -271,8 +273,8 @@ class ActorBackups:
                 yield ActorNameClaimed(0, backup.number, name, identity, True, by_backup=True)
 
     def release_name(self, backup: ActorBackup) -> None:
-        """Releases the name of an actor that will not be restarted, or has no name any more. The
-        lost host may have reported that to this backup, but not to the manager, which was just
+        """Releases the name of an actor that will not be restarted, or has lost its name. The lost
+        host may have reported that to this backup, but not to the manager, which had just been
         replaced."""
         what = backup.what
         self.send_manager(ActorNameReleased(self.client.number, what.name, what.identity))
@@ -372,7 +374,7 @@ class BackupFetch:
         if remote_objects.want(oid, here):
             return
         if self.store.impossible(remote_objects.by_oid[oid].nbytes):
-            self._one_less()  # it can never fit here, so it is left out
+            self._one_less()  # can never fit here: omitted
             return
 
         def again() -> None:

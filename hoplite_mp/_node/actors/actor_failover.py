@@ -1,10 +1,10 @@
-"""Actors that restart on this host after the loss of their host, and requests that wait for that.
+"""Restarts actors on this host after the loss of their host, and delays requests until then.
 
-When an actor's host is lost, the manager names one of the hosts that can restart the actor as the
-new owner of its identity (_planner/owners.py). That host starts a process from its backup
-(_node/actors/actor_backup.py), and from then on receives the calls of all hosts. Other hosts may
-receive the manager's message before this one does, and already send requests about the actor. Such
-a request waits until this host has received the message as well, and has all data for the restart.
+When an actor's host is lost, the manager makes a host that can restart the actor the new owner of
+its identity (_planner/owners.py). That host starts a process from its backup
+(_node/actors/actor_backup.py), and then receives the calls of all hosts. Other hosts may receive
+the manager's message earlier, and send requests about the actor too soon. Such a request waits
+until this host has the message and all data for the restart.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ActorFailover:
     # -- requests about actors that may be here ------------------------------------------------
 
     def when_known(self, identity: bytes, action: Callable[[], None]) -> None:
-        """Calls `action` as soon as it is known whether the actor is here; usually at once."""
+        """Calls `action` once it is known whether the actor is here; usually at once."""
         if self._is_open(identity):
             self.waiting.setdefault(identity, []).append(action)
         else:
@@ -82,7 +82,7 @@ class ActorFailover:
         return one is not None and self.owners.is_open(one.owner)
 
     def run_ready(self) -> None:
-        """Runs actions that need not wait any more, after the manager has named new owners or an
+        """Runs actions that no longer need to wait, after the manager has named new owners or an
         actor has restarted."""
         for identity in [one for one in self.waiting if not self._is_open(one)]:
             for action in self.waiting.pop(identity):
@@ -109,7 +109,7 @@ class ActorFailover:
 
     def ownerless(self, one: ImportRecord) -> None:
         """An object, which may be an actor's identity, gets no new owner: the actor is not
-        restarted, although this host may be able to restart it."""
+        restarted, even if this host could restart it."""
         backup = self.backups.kept.get(one.object)
         if backup is not None and backup.host_id == one.owner:
             del self.backups.kept[one.object]
@@ -165,7 +165,7 @@ class ActorFailover:
         pool = self.remote_actors.give_up(one.oid) or workers.open_bound(NODE_SLOT, 0)
         if pool is None:
             self.backups.release_name(backup)
-            return  # `_found` tells callers that it is gone
+            return  # `_found` reports to callers that it is gone
         self.outbound_tasks.forget_pool(pool)
         actor = ActorRecord(
             one.oid,
@@ -188,7 +188,7 @@ class ActorFailover:
         lost = f"node h{backup.number}, on which it ran, was lost"
         why = "" if setup else ", and its constructor's arguments are gone"
         if state == 0 and what.state != NO_OBJECT:
-            why = ", and the state that it had kept is gone"
+            why = ", and its checkpoint is gone"
         if not what.restarts_left:
             why = f". Its restarts are used up (options(restarts={what.restarts}))"
         if why:

@@ -1,6 +1,6 @@
-"""Records of actors, and of the processes or nodes that have requested one.
+"""Records of actors, and of the processes or nodes that request one.
 
-Opening an actor takes several messages with the manager and other nodes, and a restart on another
+Opening an actor takes several messages to the manager and other nodes, and a restart on another
 host needs the actor's constructor data. These records keep that state.
 """
 
@@ -38,10 +38,10 @@ class Asker(Protocol):
     """A process or node that has requested an actor, and waits for the answer."""
 
     def granted(self, hold: Any) -> None:
-        """Answers with the identity; `hold` is kept until the asker has one of its own."""
+        """Answers with the identity. `hold` is kept until the asker has its own."""
 
     def refused(self, why: str, gone: bool = False) -> None:
-        """Answers that there is no such actor, and why; "": no actor has that name. gone: because
+        """Answers that there is no such actor, and why; "": no actor has that name. gone: whether
         its host is gone."""
 
 
@@ -51,7 +51,7 @@ class Client:
 
     slot: int
     number: int
-    reply: Callable[[Reply], None]  # reaches the process that was in the slot then, or nobody
+    reply: Callable[[Reply], None]  # drops the reply if the process that was in the slot has ended
     # Keeps a hold for the process until it has its own; False: the process has ended.
     keep: Callable[[Any], bool]
 
@@ -100,17 +100,17 @@ class ActorRecord:
     name: str  # while the actor has this name in the cluster; afterwards ""
     class_name: str
     restarts_left: int
-    wanted: WantedActor  # what it was made from
-    label: str = ""  # the same name, kept for messages after its release
+    wanted: WantedActor  # the request that it was made from
+    label: str = ""  # the same name, kept for messages after the name's release
     restarts: int = 0
     hold: Any = None  # the node's own hold on the identity, if the actor is detached
     state: Any = None  # a hold on the latest checkpoint of its process
     # The error payload that every call raises from now on; None while the actor lives.
     ended: bytes | None = None
     begun: bool = field(default=False)  # its present process has made its object
-    # Kill it as soon as no process holds the identity, because its `with` block has raised.
+    # Kill the actor when no process holds the identity, because its `with` block has raised.
     killed_unheld: bool = False
-    closed: bool = False  # by a process of its own host, so no other host restarts it
+    closed: bool = False  # closed by a process of its own host, so no other host restarts it
     calls_done: int = 0  # by its processes that have ended
 
     @property
@@ -143,11 +143,11 @@ class ActorRecord:
             then = ""  # the actor had ended before its process
         elif self.restarts_left > 0:
             total = used + self.restarts_left
-            then = f". This call is lost; the actor begins anew (restart {used + 1} of {total})"
+            then = f". This call is lost; the actor restarts (restart {used + 1} of {total})"
         elif used:
             then = f". Its restarts are used up (options(restarts={used}))"
         else:
-            then = ". options(restarts=) begins it anew"
+            then = ". options(restarts=) restarts it"
         return errors.ActorLostError(
             f"{self.title} has lost its state: its process, {process}, {how}{then}"
         )

@@ -6,7 +6,7 @@ Handles and running calls hold the identity, on any host. When it has no holder 
 closed.
 
 Invariant: the number of an actor's pool is not reused before the identity is gone, so a process
-that holds a handle may submit to that number without a request.
+that holds a handle may submit to that number without asking the node.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class LocalActorsEvents(Protocol):
         """The driver that gets the output of an actor begun by the process in the slot."""
 
     def keep_granted(self, slot: int, number: int, hold: Any) -> None:
-        """Keeps a hold for the process in the slot until it has one of its own."""
+        """Keeps a hold for the process in the slot until the process has its own."""
 
     def remote_begin(self, asker: Asker, wanted: WantedActor, node: int) -> None:
         """Begins an actor on another node."""
@@ -144,7 +144,7 @@ class LocalActors:
         if self.leaving:
             asker.refused(self._why_leaving(), True)
             return
-        if wanted.only_now and not self.resources.has_room(wanted.demand):
+        if wanted.only_now and not self.resources.is_available(wanted.demand):
             asker.refused(f"node h{self.client.number} has too few free resources now", True)
             return
         identity = self.client.new(KIND_PUT, STATE["CLAIMED"], NODE_SLOT, 0)
@@ -241,8 +241,8 @@ class LocalActors:
         self.keep(actor)
 
     def _refuse(self, opening: Opening, wanted: WantedActor) -> None:
-        """Tells the asker why its actor does not begin. If the actor has a name, the manager frees
-        it first: otherwise the asker's next claim, through another node, could arrive too early."""
+        """Tells the asker why its actor does not begin. The manager frees the actor's name first;
+        otherwise the asker's next claim, through another node, could arrive too early."""
         name, why = wanted.name, self._why_leaving() if self.leaving else self.workers.why_none
         self._release_name(name, opening.identity)
         self._discard(opening)
@@ -260,7 +260,7 @@ class LocalActors:
         """Answers with an existing actor of any host."""
 
         def done(holds: list[Any]) -> None:
-            hold = holds[0]  # None, or FAILED if elsewhere: the last handle was just released
+            hold = holds[0]  # None, or FAILED on another host: the last handle was just released
             if hold is None or self.client.state(hold.oid) == STATE["FAILED"]:
                 return asker.refused("")
             asker.granted(hold)
@@ -311,7 +311,7 @@ class LocalActors:
             self.tasks.wake_pool(actor.pool)
             if remote:
                 self.keep(actor)  # the backup records that it is nameless and not detached
-            else:  # nobody could inform the backup if this host were lost
+            else:  # no one could inform the backup if this host were lost
                 actor.closed = True
                 self.events.has_ended(actor)
 
@@ -400,7 +400,7 @@ class LocalActors:
         else:
             ends = not (
                 self.client.queued_in(actor.pool, True)
-                or self.inbound_tasks.on_their_way(actor.pool)
+                or self.inbound_tasks.has_pending_calls(actor.pool)
             )
         if ends and actor is not None and actor.ended is None:
             self.end_with(actor, errors.ActorLostError(f"{actor.title} was closed"))
@@ -409,7 +409,7 @@ class LocalActors:
     # -- ends and restarts ---------------------------------------------------------------------
 
     def leave(self) -> None:
-        """This node is leaving the cluster: new calls and actors are refused, names released."""
+        """This node is leaving the cluster: refuses new calls and actors, and releases names."""
         self.leaving = True
         for actor in self.by_pool.values():
             self._forget_name(actor)

@@ -1,7 +1,7 @@
 """Actors across hosts: beginning and calling actors of other hosts, and serving other hosts.
 
 An actor's identity is an object of its host's node, so handles travel as refs do. For calls from
-this host the node keeps a pool without workers; all its tasks are delegated, in order, to the
+this host the node keeps a pool without workers, and forwards all its tasks, in order, to the
 actor's pool on its host. The node also begins actors here for other hosts.
 """
 
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 __all__ = ["RemoteActors"]
 
 NO_IDENTITY = bytes(ids.ID_BYTES)
-# How many calls are sent to an actor of another host beyond the running one. Higher: no pause
+# How many calls are sent to an actor of another host ahead of the running call. Higher: no pause
 # between calls over a high-latency network. Lower: fewer may have begun when that host is lost.
 ACTOR_AHEAD_CALLS = 64
-NO_BACKUP = "its host is gone, and no other one could begin it again"
+NO_BACKUP = "its host is gone, and no other host could restart it"
 
 
 @dataclass(slots=True)
@@ -88,8 +88,8 @@ class Bound:
 
     @property
     def ahead(self) -> int:
-        """How many calls are sent beyond the running one. When the host is lost, calls that were
-        sent may have begun and must fail. So a restartable actor without retries gets one call at a
+        """How many calls are sent ahead of the running call. When the host is lost, sent calls may
+        have begun and must fail. A restartable actor without retries therefore gets one call at a
         time, and the remaining calls run after its restart."""
         return 0 if self.restarts_elsewhere and not self.retries else ACTOR_AHEAD_CALLS
 
@@ -108,7 +108,7 @@ class RemoteActorsEvents(Protocol):
     """Reports and requests of this component to the components above it."""
 
     def when_known(self, identity: bytes, action: Callable[[], None]) -> None:
-        """Calls `action` as soon as it is known whether the actor is on this host."""
+        """Calls `action` once it is known whether the actor is on this host."""
 
 
 class RemoteActors:
@@ -177,7 +177,7 @@ class RemoteActors:
         def done(holds: list[Any]) -> None:
             self.send(host_id, ActorHeld(message.number))
             if holds[0] is None:
-                asker.refused("its host was lost when the actor had just begun", True)
+                asker.refused("its host was lost just after the actor had begun", True)
             else:
                 asker.granted(holds[0])
 
@@ -255,18 +255,18 @@ class RemoteActors:
             return
         owner, object_id = one.owner, one.object
 
-        def told(answer: Answer | None) -> None:
+        def restarts_known(answer: Answer | None) -> None:
             if answer is not None:
                 asker.answer(answer.message.restarts)
-            elif self.owners.is_open(owner):  # its new host is asked as soon as it is known
+            elif self.owners.is_open(owner):  # its new host is asked once it is known
                 self.counting.setdefault(identity, []).append(asker)
             else:
                 asker.answer(0)
 
-        self.questions.ask(owner, lambda number: RestartsAsked(number, object_id), told)
+        self.questions.ask(owner, lambda number: RestartsAsked(number, object_id), restarts_known)
 
     def fail_calls(self, pool: int) -> None:
-        """A call was posted to a pool whose actor may have ended; if so, fails the call."""
+        """Fails a call to a pool whose actor has ended."""
         bound = self.bound.get(pool)
         if bound is not None and bound.ended is not None:
             self.actors.fail_all(pool, bound.ended)
@@ -298,7 +298,7 @@ class RemoteActors:
         possible."""
         waits = [other for other in self.closing if other.identity == one.object]
         if not waits and self.ends.get(one.oid) is False and one.oid in self.by_identity:
-            calls = self.client.queued_in(self.by_identity[one.oid], True)  # to be tried again
+            calls = self.client.queued_in(self.by_identity[one.oid], True)  # to be retried
             if calls:
                 waits = [Closing(one.owner, one.object, calls)]
                 self.closing += waits
@@ -316,7 +316,7 @@ class RemoteActors:
         self.ownerless(one)
 
     def ownerless(self, one: ImportRecord) -> None:
-        """There is no other owner, so no other host will restart the actor."""
+        """No other host will restart the actor."""
         actor = self.actors.by_identity.get(one.oid)
         for client in self.counting.pop(one.oid, ()):
             client.answer(actor.restarts if actor else 0)
@@ -349,7 +349,7 @@ class RemoteActors:
             self.events.when_known(one.object, lambda: self._is_here(one, False))
         elif not (
             self.send(one.owner, ActorSought(one.object))
-            or self.owners.is_open(one.owner)  # in that case another owner will be named
+            or self.owners.is_open(one.owner)  # then another owner will be named
         ):
             self._end(pool, bound, NO_BACKUP)
 

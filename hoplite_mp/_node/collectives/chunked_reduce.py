@@ -1,9 +1,8 @@
-"""Folds sources that do not fit into memory together, one chunk of sources at a time.
+"""Folds sources that do not fit into memory together, one chunk at a time.
 
-Sources may have been spilled to disk, and all of them together need not fit into the store. As many
-as fit are brought back and pinned in the plan's order, folded into the partial result, and
-unpinned. The result has the same bits as that of a single pass, because the partial result has the
-dtype in which the kernels accumulate (cext/reduce_kernels.h).
+As many sources as fit are restored from disk, pinned in the plan's order, folded into the partial
+result, and unpinned. The result has the same bits as that of a single pass, because the partial
+result has the dtype in which the kernels accumulate (cext/reduce_kernels.h).
 """
 
 from __future__ import annotations
@@ -31,15 +30,14 @@ if TYPE_CHECKING:
 __all__ = ["ChunkedReduce", "NotInChunks"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-# A chunk pins at most 1/2 of the store's limit, because others need memory in the store, too.
+# A chunk pins at most 1/2 of the store's limit, because other objects also need memory.
 CHUNK_SHARE = 2
-# How many elements are converted to the accumulator's dtype at a time. They must be few enough to
-# stay in the CPU caches.
+# Elements converted to the accumulator's dtype at a time; few enough to stay in the CPU caches.
 WIDENED_ITEMS = 1 << 17
 
 
 class NotInChunks(Exception):
-    """This kind of reduction has no partial result into which further sources could be folded."""
+    """This reduction has no partial result into which further sources could be folded."""
 
 
 class ChunkedReduce(LocalReduce):
@@ -102,8 +100,8 @@ class ChunkedReduce(LocalReduce):
         if kernel is None and result_dtype(self.op, name) != name:
             self.drop()
             raise NotInChunks(
-                f"its sources do not fit together, and {self.op!r} of {name} cannot be folded in "
-                "portions"
+                f"its sources together exceed the store, and {self.op!r} of {name} cannot be "
+                "folded in portions"
             )
         if half:
             payload = self.results.lease(4 * count)

@@ -1,9 +1,8 @@
 """Collectives on refs: watches the sources, executes the planner's plans, seals the results.
 
-The planner decides which sources take part. This file reports which have become ready, runs plans
-that concern this node alone over pinned sources in a thread without the GIL, and seals the results
-at the commit. One host uses the same protocol (epoch, stripes complete, commit) as many; its
-reduction tree is a single vertex.
+The planner decides which sources take part. This file reports ready sources, runs plans of this
+node alone in a thread without the GIL, and seals the results at the commit. One host uses the same
+protocol (epoch, stripes complete, commit) as many; its reduction tree is a single vertex.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["Operations", "finish", "placed"]
 
 
-# Errors that mean that too few sources are available. Sources that were lost may be made again.
+# Errors for too few available sources. Lost sources may be reconstructed.
 _FOR_WANT_OF_SOURCES = ("reduce", "source", "lost")
 # Bits of an operation's counter; the number of the requesting node is in the bits above.
 NUMBER_BITS = 40
@@ -72,14 +71,14 @@ class RunningOperation:
     chunked_reduce: ChunkedReduce | None = None  # used if not all sources fit into memory at once
     epoch: int = 0
     space_deadline: float = 0.0
-    try_again_at: float = 0.0  # when to look for memory again; see `_no_memory`
+    try_again_at: float = 0.0  # when to try to allocate again; see `_no_memory`
     plan: ExecuteReduce | None = None
     executed: ExecuteReduce | None = None  # the latest plan that only this node executes
     layout: bytes = b""  # dtype and shape of a source; all sources must agree
     slot: int = 0  # the caller's client slot
     asked_ns: int = 0
     planned_ns: int = 0  # when the latest plan arrived; 0: none has
-    waits_for: tuple[int, ...] = ()  # nodes that must report before the plan is complete
+    waits_for: tuple[int, ...] = ()  # nodes whose reports the plan still lacks
 
 
 class Operations:
@@ -125,7 +124,7 @@ class Operations:
         self.poll()
 
     def report(self) -> Iterator[NodeToManager | Report]:
-        """Yields what a manager that knows of no operation must be told."""
+        """Yields this node's operations for a new manager."""
         for operation in self.operations.values():
             yield from self._request(operation)
             if operation.executed is not None:
@@ -133,7 +132,7 @@ class Operations:
                 yield ReduceHeld(self.client.number, operation.executed, reported)
 
     def _request(self, operation: RunningOperation) -> Iterator[NodeToManager]:
-        """Yields the messages that request the operation, as its sources are now."""
+        """Yields the messages that request the operation, with the present state of its sources."""
         ask = operation.ask
         ready: list[int] = []
         failed: list[int] = []
@@ -179,8 +178,8 @@ class Operations:
         return max(0.0, whole_s - (self.loop.now_ns() - operation.asked_ns) / 1e9)
 
     def _about(self, operation: RunningOperation, oid: int) -> tuple[int, bytes, tuple[int, ...]]:
-        """(bytes, layout, nodes that hold it) of a ready source; placeholders if there are no other
-        nodes."""
+        """(bytes, layout, nodes that hold it) of a ready source; placeholders if this node is the
+        only one."""
         if self.plan_runner is None:
             return 0, b"", (self.client.number,)
         remote = self.remote_objects.by_oid.get(oid)
@@ -190,7 +189,8 @@ class Operations:
         ask = operation.ask
         operation.layout = operation.layout or layout
         if ask.kind in FOLDING and not can_fold(ask.op, layout):
-            holders = (self.client.number,)  # it is fetched to this node, where NumPy can fold it
+            # the source is fetched to this node, where NumPy can fold it
+            holders = (self.client.number,)
         return nbytes, layout, holders
 
     def _reason(self, oid: int) -> str:
@@ -202,8 +202,7 @@ class Operations:
         return "it was deleted" if state == STATE["DELETED"] else "it is gone"
 
     def poll(self) -> None:
-        """Reports sources that have become done, and operations whose results nobody wants any
-        more."""
+        """Reports sources that are done, and operations whose results have no holder left."""
         for operation in list(self.operations.values()):
             waiting = operation.waiting
             done = [
@@ -277,7 +276,7 @@ class Operations:
                 operation.execution = None
         if self.plan_runner is not None:
             if operation is None or set(participants(plan)) != {self.client.number}:
-                self.plan_runner.execute(plan)  # it takes over what earlier plans have received
+                self.plan_runner.execute(plan)  # the runner reuses what earlier plans have received
                 return
             self.plan_runner.drop(plan.operation)
         if operation is not None:
@@ -286,8 +285,7 @@ class Operations:
             self.execute(operation)
 
     def execute(self, operation: RunningOperation) -> None:
-        """Pins the members and starts a thread; if there is no memory, `execute_again` tries it
-        later."""
+        """Pins the members and starts a thread. Without memory, `execute_again` retries later."""
         plan = operation.plan
         assert plan is not None
         execution: LocalReduce | None = None
@@ -333,8 +331,8 @@ class Operations:
         return chunked_reduce
 
     def _no_memory(self, operation: RunningOperation, why: str) -> None:
-        """An attempt may have spilled and restored objects in vain, which wakes processes, and by
-        that this node's next turn. So the next attempt does not follow in that turn."""
+        """Delays the next attempt beyond the next turn. The failed attempt may have spilled and
+        restored objects, which wakes processes and thereby causes that turn."""
         now = self.loop.now()
         operation.try_again_at = now + MEMORY_POLL_S
         if now > operation.space_deadline:
@@ -389,7 +387,7 @@ class Operations:
             self._failed(operation, f"{type(failure).__name__}: {failure}", ())
 
     def execute_again(self) -> float | None:
-        """Tries plans that wait for memory; returns when to try again, None if none waits."""
+        """Retries plans that wait for memory. Returns when to retry; None if none waits."""
         for operation in list(self.operations.values()):
             if operation.plan is not None and self.loop.now() >= operation.try_again_at:
                 self.execute(operation)
@@ -454,8 +452,8 @@ class Operations:
         self.end(operation)
 
     def _begin_again(self, operation: RunningOperation, gone: list[int]) -> bool:
-        """Requests the operation anew if sources were lost that can be made again, or if sources
-        were merely not where the plan looked for them. False if neither is the case."""
+        """Requests the operation again if lost sources can be reconstructed, or if sources had only
+        moved. False: neither is the case."""
         ask = operation.ask
         lost = any([self.remote_objects.needs_making(oid) for oid in dict.fromkeys(ask.sources)])
         moved = bool(gone) and all(self.client.state(oid) in VALUED for oid in gone)
@@ -502,7 +500,7 @@ class Operations:
 # Ends a committed collective that this host requested: records where results are, informs owners.
 #
 # The results are blocks in this host's store, or replicas that other nodes keep for later readers.
-# The owner of each object is told at once which nodes have replicas of it.
+# The owner of each object is informed at once which nodes have replicas.
 
 
 def finish(
@@ -519,7 +517,7 @@ def finish(
             plan_runner.results.store_block(oid, *blocks[index])
             # Each destination of a reduce_scatter has only its own result.
             if ask.kind != "reduce_scatter":
-                _say_kept(plan_runner, plan_runner.imports.public(oid), message.destinations)
+                _report_replicas(plan_runner, plan_runner.imports.public(oid), message.destinations)
             continue
         holders = message.destinations
         if ask.kind == "reduce_scatter":
@@ -531,7 +529,7 @@ def finish(
 
 
 def placed(plan_runner: PlanRunner, ask: Collective, message: Commit) -> None:
-    """After a collective that only copied: tells the owners of the sources which nodes have
+    """After a collective that only copied: reports to the sources' owners which nodes have
     replicas."""
     peers = plan_runner.links.peers.by_number
     others = dict.fromkeys(node for node in message.destinations if node in peers)
@@ -542,12 +540,12 @@ def placed(plan_runner: PlanRunner, ask: Collective, message: Commit) -> None:
         if ask.kind == "alltoall":
             place = message.destinations[index % len(message.destinations)]
             at = [place] if place in others else []
-        _say_kept(plan_runner, plan_runner.imports.public(ask.sources[index]), at)
+        _report_replicas(plan_runner, plan_runner.imports.public(ask.sources[index]), at)
 
 
-def _say_kept(plan_runner: PlanRunner, object_id: bytes, nodes: Iterable[int]) -> None:
-    """Tells the object's owner that these nodes, except for this one, keep a replica."""
+def _report_replicas(plan_runner: PlanRunner, object_id: bytes, nodes: Iterable[int]) -> None:
+    """Reports to the object's owner that these nodes, except for this one, keep a replica."""
     peers = plan_runner.links.peers.by_number
     hosts = tuple(peers[node].member.host_id for node in nodes if node in peers)
     if hosts:
-        plan_runner.replicas.say(ReplicaStored(object_id, 0, hosts))
+        plan_runner.replicas.report(ReplicaStored(object_id, 0, hosts))

@@ -1,6 +1,6 @@
-"""The counters of a node, for `stats()` and `c.nodes`, and the request for those of all nodes.
+"""The counters of a node, for `stats()` and `c.nodes`, and the collection of all nodes' counters.
 
-Every node keeps its own counters, so a process requests the counters of all through its node.
+A process requests the counters of all nodes from its own node.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Counters:
         self._more: list[Callable[[], dict[str, int]]] = []
 
     def add(self, counts: Callable[[], dict[str, int]]) -> None:
-        """Registers another component's counters. Counters of the same name are added up."""
+        """Registers another component's counters. Counters with the same name are added."""
         self._more.append(counts)
 
     def own(self) -> dict[str, int]:
         """The counts since this node's start, and the present sizes. Unneeded memory is freed
         first, so that it is not counted."""
         client, store, workers, sweeper = self.client, self.store, self.workers, self.sweeper
-        store.events.make_room()
+        store.events.drop_unneeded()
         client.reclaim_freed()
         store.take_returns()
         store.purge_spilled()

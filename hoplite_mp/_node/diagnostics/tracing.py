@@ -1,13 +1,13 @@
-"""Traces of the whole cluster: begun and ended on every node, with the nodes' clocks compared.
+"""Traces of the whole cluster: recording on every node, and comparison of the nodes' clocks.
 
 The tracing process sends requests to its own node only. That node informs the other nodes,
-including those that join later, and passes on their recorded events, a piece at a time, so that no
-process holds all of them in memory. Clocks are compared at the beginning and at the end: the answer
-to a message gives the other clock to within half of the round trip, as in Cristian's algorithm
-(1989); of several answers the one with the shortest round trip is used.
+including later ones, and passes on their recorded events in pieces, so that no process holds all
+events in memory. Clocks are compared at the beginning and at the end: the answer to a message gives
+the other clock to within half of the round trip, as in Cristian's algorithm (1989), and the answer
+with the shortest round trip is used.
 
-Only one trace at a time runs in a cluster, because two would halve the space of each, and a second
-one is usually a mistake. A trace ends with the process that began it, or with that process's host.
+Only one trace at a time runs in a cluster: two would halve the space of each, and a second one is
+usually a mistake. A trace ends with the process that began it, or with that process's host.
 """
 
 from __future__ import annotations
@@ -47,15 +47,14 @@ __all__ = ["Clock", "Recording", "Tracing", "best_clock"]
 
 # What this node records for a trace: the tasks of its processes, and its own events.
 #
-# Processes write 64 bytes for each task into rings in shared memory. This file copies them into the
-# node when a ring fills up, when its process has ended, and at the end of the trace. The events
-# stay packed, because a Python object for each would be too expensive at a hundred thousand tasks a
-# second.
+# Processes write 64 bytes for each task into rings in shared memory. The node copies a ring when it
+# fills up, when its process has ended, and at the end of the trace. The events stay packed, because
+# a Python object for each would be too expensive at a hundred thousand tasks a second.
 
 
 RUNNING, DONE, FAILED, CANCELLED, LOST, TIMEOUT = range(len(OUTCOMES_OF_EVENTS))
-# The outcome of a task whose process never recorded its end, by the state of its header; any other
-# state counts as DONE.
+# The outcome of a task whose process never recorded its end, by the state of its header; all other
+# states count as DONE.
 _ENDED = {
     STATE["FAILED"]: FAILED,
     STATE["ABORTED"]: CANCELLED,
@@ -73,8 +72,8 @@ class Recording:
     def __init__(
         self, host: HostContext, track_name: Callable[[int, WorkerInfo | None], str]
     ) -> None:
-        """track_name: returns the name of the track for the process in the slot, or "" if the
-        process has no track of its own. If the process has ended, it also gets the worker."""
+        """track_name: returns the name of the track for the process in the slot, or "" if it has no
+        track of its own. For an ended process it also gets the worker."""
         self.loop = host.loop
         self.trace_events = host.trace_events
         self.client = host.client
@@ -142,7 +141,7 @@ class Recording:
 
     def _ended(self, slot: int, opened: bytes, later: bytes, running: int) -> bytes:
         """Events for tasks on a process's stack (`opened`) whose end is not among its `later`
-        events. running: the outcome for a task that has not ended."""
+        events. running: the outcome of a task that has not ended."""
         said = {event[:2] for event in EVENT.iter_unpack(later)}
         now = self.loop.now_ns()
         found = b""
@@ -408,7 +407,7 @@ class Tracing:
         if self.trace:
             known = self.roster.number_of(self.owner)
             number = self.client.number if known is None else known
-            return f"this cluster is being traced already, by a process at h{number}: one at a time"
+            return f"this cluster is already being traced by a process at h{number}"
         self.trace, self.owner = trace, owner
         self.recording.start()
         return ""
@@ -424,7 +423,7 @@ class Tracing:
         self._drop()
 
     def _lose(self, owned: _Owned, host_id: int) -> None:
-        """Continues without a node that has not answered, and sends it "drop", in case it begins to
+        """Continues without a node that has not answered. Sends it "drop", in case it begins to
         record late."""
         number = self.roster.number_of(host_id)
         if number is not None:
@@ -448,7 +447,7 @@ class Tracing:
         self.questions.ask_all(host_ids, make, done, END_PATIENCE_S)
 
     def _speaker(self, slot: int, request: Request) -> Callable[[Any], None]:
-        """A function that replies to the request, unless its process has died in the meantime."""
+        """A function that replies to the request, unless its process has died meanwhile."""
         reply = self.replier(slot)
         return lambda value: reply(Reply(request.number, value))
 

@@ -1,7 +1,7 @@
-"""Reports what every process on this host waits for and who must act, to diagnose hangs.
+"""Reports what every process of this host waits for and who must act, to diagnose hangs.
 
-Each wait in this library has an owner, and each component of the node knows its own part. This file
-collects the reports of all components, limited in number, and changes nothing.
+Each component reports its own waits. This file collects the reports, limits their number, and
+changes nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["WAITS_MAX", "WaitReports"]
 
 # How many entries of one kind (e.g. waiting tasks) an answer lists; the rest are only counted.
-# Higher: a longer answer, 0.1 ms of the node's time for each ten entries.
+# Higher: a longer answer, at 0.1 ms of the node's time for ten entries.
 WAITS_MAX = 100
 NEEDS_MAX = 5  # how many missing objects are listed for one task or collective
 # How long nodes may take to answer, including the stacks of their workers. Higher: slow nodes are
@@ -109,14 +109,14 @@ class WaitReports:
             answers = {answer.node: answer.message.data for answer in found.values()}
             silent = sorted(set(numbers.values()) - answers.keys())
 
-            def told(own: bytes) -> None:
+            def collected(own: bytes) -> None:
                 if self.clients.get(slot) is line:
                     answers[self.client.number] = own
                     self.dumps[slot] = answers
                     sizes = sorted((number, len(data)) for number, data in answers.items())
                     self.reply(slot, Reply(request.number, (sizes, silent)))
 
-            self.collect(stacks, told)
+            self.collect(stacks, collected)
 
         def make(number: int) -> DumpAsked:
             return DumpAsked(number, stacks)
@@ -137,10 +137,10 @@ class WaitReports:
     def asked(self, host_id: int, message: DumpAsked) -> None:
         """Answers another node's request."""
 
-        def told(data: bytes) -> None:
+        def collected(data: bytes) -> None:
             self.send_peer(host_id, LookTold(message.number, data=data))
 
-        self.collect(message.stacks, told)
+        self.collect(message.stacks, collected)
 
     def collect(self, stacks: bool, done: Callable[[bytes], None]) -> None:
         """Collects this host's waits, and its workers' stacks if `stacks`; `done` gets them
@@ -150,11 +150,11 @@ class WaitReports:
             done(msgspec.msgpack.encode(found))
             return
 
-        def told(texts: list[dict[str, Any]]) -> None:
+        def collected(texts: list[dict[str, Any]]) -> None:
             found["stacks"] = some(texts)
             done(msgspec.msgpack.encode(found))
 
-        self.stacks.ask(told)
+        self.stacks.ask(collected)
 
     # -- collecting -----------------------------------------------------------------------------
 
@@ -174,8 +174,8 @@ class WaitReports:
         }
 
     def _unclaimed(self) -> dict[str, Any]:
-        """Tasks that wait for their arguments, and queued tasks; tasks that wait for their next try
-        count as queued."""
+        """Tasks that wait for their arguments, and queued tasks. Tasks that wait for a retry count
+        as queued."""
         delayed = self.delays.waiting()
         waiting, count = self.tasks.unfinished(STATE["WAITING"], WAITS_MAX + len(delayed))
         queued, more = self.tasks.unfinished(STATE["QUEUED"], WAITS_MAX)
@@ -278,7 +278,7 @@ class WaitReports:
             }
 
     def _parts(self) -> Iterable[dict[str, Any]]:
-        """This node's parts of the plans of collectives, whichever node has begun them."""
+        """This node's parts of the plans of collectives, including those of other nodes."""
         plan_runner = self.operations.plan_runner
         for execution in () if plan_runner is None else plan_runner.collectives():
             yield {
@@ -347,16 +347,16 @@ class WaitReports:
         if STATE[state] in VALUED:
             remote = self.remote_objects.by_oid.get(oid)
             if remote is not None and remote.making:
-                return "lost, and is being found or made again"
+                return "lost, and is being located or reconstructed"
             if remote is None or not remote.payload:
                 return ""
-            return "ready, its bytes are on their way from another host"
+            return "ready, its bytes are being transferred from another host"
         if STATE[state] not in PENDING:
             return f"{state.lower()}"
         if header["kind"] == KIND_TASK:
             what = f"the result of {self.tasks.name(oid)}()"
             if state == "WAITING":
-                return f"{what}, which waits itself"
+                return f"{what}, which is itself waiting"
             if state == "QUEUED":
                 return f"{what}, which is queued"
             runner = self.outbound_tasks.where.get(oid)

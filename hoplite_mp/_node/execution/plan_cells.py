@@ -57,7 +57,7 @@ class PlanCells:
             links.flows, lambda: self.link_estimator.rates, host.loop, self._congested, self._narrow
         )
         self.link_estimator = LinkEstimator(
-            lambda: links.moved(near=False), host.loop, self._measured, beside=self.pairs
+            lambda: links.moved(near=False), host.loop, self._measured, follower=self.pairs
         )
         self.by_cell: dict[int, PlanState] = {}
         self.when_filled: Callable[[PlanState, int], None]  # set by the runner

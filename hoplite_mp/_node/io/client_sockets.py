@@ -1,7 +1,7 @@
 """The sockets between this node and the processes of its host, one for each client slot.
 
-A process sends requests to its node as packets over a socket (its connection) and receives replies
-over it. A closed connection means that the process has ended or makes no more requests.
+A process sends requests as packets over its socket (its connection), and receives replies over it.
+A closed connection means that the process has ended or makes no more requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["ClientSockets"]
 
 # Space for the descriptors that come with a request. They are received close-on-exec.
 GIVEN_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
-CUT_OFF = "the node has too many open files for what came with it: raise `ulimit -n`"
+CUT_OFF = "the node has too many open files for the request's descriptors: raise `ulimit -n`"
 RECEIVE = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 
 _log = logging.getLogger("hoplite_mp")
@@ -38,18 +38,19 @@ class ClientSocketsEvents(Protocol):
     """The component that serves the requests."""
 
     def request(self, slot: int, request: Request, given: list[int]) -> None:
-        """Serves a request. given: its descriptors; those that remain in the list are closed
+        """Serves a request. given: its descriptors. Descriptors left in the list are closed
         afterwards."""
 
     def line_ended(self, slot: int) -> None:
         """The process makes no more requests."""
 
     def refuse_collective(self, ask: object, why: str) -> None:
-        """Fails the results of a collective, whose request has no reply and could not be served."""
+        """Fails the results of a collective whose request could not be served, because it has no
+        reply."""
 
 
 class ClientSockets:
-    """All connections of one host. `by_slot` has those over which replies can be sent."""
+    """All connections of one host. `by_slot`: connections over which replies can be sent."""
 
     _events: ClientSocketsEvents
 
@@ -86,13 +87,13 @@ class ClientSockets:
             sock.send(packet)
         except OSError as error:  # otherwise the process has died, which its connection reports
             if error.errno == errno.EMSGSIZE:
-                why = f"the node's answer does not fit into a packet: {len(packet)} bytes"
+                why = f"the node's reply does not fit into a packet: {len(packet)} bytes"
                 with contextlib.suppress(OSError):
                     sock.send(self._encode(Reply(reply.number, None, why)))
 
     def replier(self, slot: int) -> Callable[[Reply], None]:
-        """A function that sends a reply later: to the process that is in the slot now, or to nobody
-        if that process has ended."""
+        """A function that sends a later reply to the slot's present process, or drops the reply if
+        that process has ended."""
         line = self.by_slot.get(slot)
 
         def reply(found: Reply) -> None:
@@ -118,14 +119,14 @@ class ClientSockets:
             if flags & socket.MSG_CTRUNC:
                 raise OSError(errno.EMFILE, CUT_OFF)
             self._events.request(slot, self._decoder.decode(data), given)
-        except Exception as error:  # one client's error must not end the host
+        except Exception as error:  # an error of one client must not end the host
             _log.exception("a request of client %d", slot)
             self._refuse(slot, data, f"{type(error).__name__}: {error}")
         for fd in given:  # descriptors that the handler has not taken
             os.close(fd)
 
     def _refuse(self, slot: int, data: memoryview, why: str) -> None:
-        """Informs the process that waits for the reply of a request that it could not be served."""
+        """Replies that a request could not be served."""
         try:
             number, _, ask = msgspec.msgpack.decode(data)
             if number:

@@ -29,7 +29,7 @@ _log = logging.getLogger("hoplite_mp")
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes of messages so far."""
+    """Bytes of all messages so far."""
 
     sent: int = 0
     received: int = 0
@@ -70,9 +70,9 @@ class ControlChannel:
         self._take, self._ended = take, ended
 
     def send(self, frame: bytes) -> bool:
-        """Queues the frame and sends as much as the connection accepts; False if the connection has
-        ended. A channel whose queue is full is closed at once. If the connection breaks here, the
-        loop reports that later, after the last messages of the other side."""
+        """Queues the frame, and sends as much as the connection accepts; False if the connection
+        has ended. A channel whose queue is full is closed at once. If the connection breaks here,
+        the loop reports that later, after the other side's last messages."""
         if not self.open:
             return False
         try:
@@ -86,18 +86,18 @@ class ControlChannel:
         return True
 
     def beat(self, frame: bytes) -> None:
-        """As `send`, from another thread. If the connection breaks here, the loop detects that when
-        it next uses the connection."""
+        """As `send`, from another thread. If the connection breaks here, the loop detects that at
+        its next use."""
         with self._lock:
             if self.open:
-                # Bytes that are already queued serve as a heartbeat.
+                # Queued bytes serve as a heartbeat.
                 if not self.stream.wants_write:
                     self.stream.write(frame)
                 self.stream.flush()
 
     @property
     def sending(self) -> bool:
-        """Whether sent data is still queued here."""
+        """Whether data is still queued here."""
         return self.stream.wants_write
 
     def ready(self) -> None:
@@ -118,18 +118,18 @@ class ControlChannel:
                     return
                 self._take(message)
         except ProtocolError as error:
-            _log.error("a connection is given up: %s", error)
+            _log.error("closing a connection: %s", error)
             self.close(str(error))
 
     def drain(self) -> None:
-        """The other side has ended: handles all of its messages, until the end."""
+        """The other side has ended: handles its remaining messages."""
         while self.open:
             self.ready()
 
     def _flush(self) -> bool:
         with self._lock:
             flushed = self.stream.flush()
-        # A broken stream is watched for writing, so that it wakes the loop, which then closes it.
+        # Watching a broken stream for writing wakes the loop, which then closes the stream.
         wakes = self.stream.wants_write or not flushed
         if wakes != self._writes:
             self._writes = wakes
@@ -137,7 +137,7 @@ class ControlChannel:
         return flushed
 
     def close(self, reason: str) -> None:
-        """Ends the control channel, and reports that to its owner."""
+        """Ends the channel, and reports that to its owner."""
         if not self.open:
             return
         with self._lock:

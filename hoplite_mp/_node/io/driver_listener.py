@@ -1,9 +1,8 @@
 """Lets programs of this host find its node and attach: a socket named by the cluster's id.
 
-A driver finds the node through the name in `Rendezvous`, and proves that it has the token, as a
-node on the network does. Over this connection it receives a socket for requests, both memories and
-the node's eventfd. When the connection or the driver's process ends, the driver no longer reads the
-memories.
+A driver finds the node by the name in `Rendezvous`, and proves that it has the token, as a node on
+the network does. Over this connection it receives a socket for requests, both memories and the
+node's eventfd. The driver stops reading the memories when the connection or its process ends.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DriverListener"]
 
-# How often to retry to take the cluster's name while another node of this host has it. Lower: more
-# system calls. Higher: after that node has ended, drivers find no node for longer.
+# Interval of attempts to take the cluster's name while another node of this host has it. Lower:
+# more system calls. Higher: drivers find no node for longer after that node has ended.
 NAME_AGAIN_S = 2.0
 _log = logging.getLogger("hoplite_mp")
 
@@ -69,19 +68,19 @@ class DriverListener:
         sock = admission.stream.detach()
         try:
             self._attach(drivers, sock)
-        except OSError as error:  # the driver has ended, or no descriptor is left
+        except OSError as error:  # the driver has ended, or the node has no free descriptor
             _log.info("a driver could not be attached: %s", error)
             sock.close()
 
     def _attach(self, drivers: AttachedDrivers, life: socket.socket) -> None:
-        """Gives a slot, a connection, a socket for output and both memories to a driver that has
-        proved that it has the token; otherwise sends it the reason of the refusal."""
+        """Gives an authenticated driver a slot, a connection, a socket for output and both
+        memories, or sends it the reason of the refusal."""
         pid, uid = peer_of(life)
         slot, generation, name, reason = -1, 0, 0, ""
         if uid != os.geteuid():
             reason = f"it is user {uid}'s, and this node is user {os.geteuid()}'s"
         elif not pid:
-            reason = "the node does not see its process: it is in another container"
+            reason = "its process is not visible to the node; it may be in another container"
         else:
             slot, generation, name, reason = drivers.register()
         if slot < 0:
@@ -117,7 +116,7 @@ class DriverListener:
         self.loop.watch(process, functools.partial(self._ended, drivers, slot, process))
 
     def _life(self, drivers: AttachedDrivers, slot: int, life: socket.socket) -> None:
-        """The connection has ended; the driver never sends anything else over it."""
+        """The connection has ended; a driver never sends anything else over it."""
         try:
             said = life.recv(1)
         except BlockingIOError:
@@ -125,18 +124,18 @@ class DriverListener:
         except OSError:
             said = b""
         if said:
-            _log.error("driver %d says what it must not say: it is sent away", slot)
+            _log.error("driver %d sent unexpected data: closing its connection", slot)
         drivers.gone(slot)
 
     def _ended(self, drivers: AttachedDrivers, slot: int, process: int) -> None:
-        """The driver's process has ended, although its child may keep the sockets open."""
+        """The driver's process has ended, although a child may keep the sockets open."""
         poll = select.poll()
         poll.register(process, select.POLLIN)
         if poll.poll(0):  # otherwise the event was for an earlier descriptor of the same number
             drivers.gone(slot)
 
     def _close(self, life: socket.socket, process: int, output: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # ends the output even if a child has the other end
+        with contextlib.suppress(OSError):  # ends the output even if a child holds the other end
             output.shutdown(socket.SHUT_RDWR)
         for fd in (life.fileno(), process):
             self.loop.unwatch(fd)

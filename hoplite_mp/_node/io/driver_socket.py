@@ -1,7 +1,7 @@
-"""The socket over which one of this host's drivers receives the output of workers.
+"""The socket over which a driver of this host receives the output of workers.
 
-A driver reads at its own pace, so frames wait here in a queue. Each sender is notified of how many
-of its bytes the driver has read, and limits the number of bytes that wait.
+A driver reads at its own pace, so frames are queued here. The sender learns how many of its bytes
+the driver has read, and limits the bytes in the queue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DriverSocket", "OutputLine", "Socket", "frames"]
 
-Socket = socket.socket  # for components that pass a socket on to a DriverSocket
+Socket = socket.socket  # for components that pass a socket to a DriverSocket
 
 LENGTH_BYTES = 4
 
@@ -53,7 +53,7 @@ class DriverSocket:
         sock.setblocking(False)
         self.sock = sock
         self.loop = loop
-        # (data, its bytes on the sender's account, function to call when the data is read)
+        # (data, bytes on the sender's account, function to call when the data is read)
         self.backlog: deque[tuple[memoryview, int, Callable[[int], None]]] = deque()
         self.broken = False
         self._sending = False
@@ -83,12 +83,12 @@ class DriverSocket:
             self._close()
 
     def ready(self) -> None:
-        """Called by the loop when the socket is writable or the driver has hung up. A hang-up would
-        be reported in every turn, so the socket is then unwatched."""
+        """Called by the loop when the socket is writable or the driver has hung up. The socket is
+        unwatched after a hang-up, which epoll would report in every turn."""
         if not self.backlog and not self.broken:
-            look = select.poll()
-            look.register(self.sock, 0)
-            if look.poll(0):
+            closed = select.poll()
+            closed.register(self.sock, 0)
+            if closed.poll(0):
                 self.broken = True
                 self.loop.unwatch(self.sock.fileno())
         self.send()
@@ -124,7 +124,7 @@ class DriverSocket:
             return self.sock.send(data)
         except BlockingIOError:
             raise
-        except OSError:  # the driver is gone, and its lines are dropped
+        except OSError:  # the driver is gone: its lines are dropped
             self.broken = True
             self.loop.unwatch(self.sock.fileno())
             return len(data)

@@ -32,7 +32,7 @@ class EpollLoop:
         self._epoll = select.epoll()
         self._ready: dict[int, Callable[[], None]] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        # Counts timers: of two timers with the same time, the one that was added first runs first.
+        # Counts timers: of two timers with the same time, the first one added runs first.
         self._timer = 0
         # Results of threads, to be handled in the loop.
         self._finished: deque[Callable[[], None]] = deque()
@@ -49,8 +49,8 @@ class EpollLoop:
         events = (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
         known = fd in self._ready
         self._ready[fd] = ready
-        # Epoll may have dropped a descriptor that is still in `_ready`, closed without `unwatch`;
-        # or it still has one that is not in `_ready`, because a duplicate is open.
+        # Epoll may have dropped a descriptor of `_ready` that was closed without `unwatch`, or may
+        # still have one that is not in `_ready`, because a duplicate is open.
         with contextlib.suppress(FileNotFoundError if known else FileExistsError):
             (self._epoll.modify if known else self._epoll.register)(fd, events)
             return
@@ -67,7 +67,7 @@ class EpollLoop:
         return [fd for fd, _ in self._epoll.poll(seconds)]
 
     def serve(self, ready: list[int]) -> None:
-        """Calls the handlers of these descriptors, except those that an earlier handler has
+        """Calls the handlers of these descriptors, except those that an earlier handler
         unwatched."""
         for fd in ready:
             action = self._ready.get(fd)
@@ -88,7 +88,7 @@ class EpollLoop:
 
     @property
     def due(self) -> float | None:
-        """When the next timer is due; None if there is none."""
+        """The time of the next timer; None if there is none."""
         return self._timers[0][0] if self._timers else None
 
     # -- threads -------------------------------------------------------------------------------
@@ -101,7 +101,8 @@ class EpollLoop:
 
         try:
             threading.Thread(target=run, name="hoplite_mp work", daemon=True).start()
-        except RuntimeError:  # no thread is left for this user: the loop waits for it
+        # the user has reached the limit of threads: the loop runs the work itself
+        except RuntimeError:
             run()
 
     def repeat_in_thread(

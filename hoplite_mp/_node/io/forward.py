@@ -1,9 +1,9 @@
 """A port of this host that forwards connections to a port of another host.
 
-Two hosts may be unable to reach each other although both can reach a third host. That host lends
-them a port: its kernel forwards the incoming bytes (splice) in both directions. Both ends prove to
-each other that they have the token, and use TLS if the cluster does; then the host in the middle
-need not be trusted. Each connection costs it two threads and six descriptors.
+Two hosts may be unable to reach each other although both can reach a third. The third host then
+lends a port: its kernel forwards bytes in both directions (splice). Both ends authenticate each
+other with the token, and use TLS if the cluster does; then the host in the middle need not be
+trusted. Each connection costs that host two threads and six descriptors.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ __all__ = ["Forward", "reach"]
 
 # Timeout for one address of the target host, as for any call (_transport/caller.py).
 ARRIVE_S = 2.0
-# Concurrent connections of one port; a peer needs three. Higher: superfluous connections cost more
+# Concurrent connections of one port; a peer needs three. Higher: unneeded connections cost more
 # threads.
 CONNECTIONS_MAX = 64
 # Kernel buffer between the two sockets, for each direction. Higher: fewer wake-ups of the threads.
 PIPE_BYTES = 1 << 20
-# Pause after accept has failed: without descriptors or memory it would fail again at once.
+# Pause after a failed accept, which would fail again at once without descriptors or memory.
 AGAIN_S = 0.1
 
 _log = logging.getLogger("hoplite_mp")
 
 
 def reach(endpoints: Sequence[Endpoint]) -> socket.socket | None:
-    """A blocking connection to the first of these addresses that answers; None if none does. Waits
-    up to ARRIVE_S for each address."""
+    """A blocking connection to the first address that answers; None if none does. Waits up to
+    ARRIVE_S for each address."""
     for endpoint in endpoints:
         try:
             sock = socket.socket(endpoint.family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        except OSError:  # no descriptor is left
+        except OSError:  # no free descriptor
             return None
         try:
             prepare(sock)
@@ -68,14 +68,14 @@ class Forward:
         endpoints: Sequence[Endpoint],
         welcome: Callable[[str], bool],
     ) -> None:
-        """listener: from `listen`; this object takes it over. endpoints: of the target host.
-        welcome: whether a caller with the given address may use the port; called in a thread."""
+        """listener: from `listen`; owned by this object. endpoints: of the target host. welcome:
+        whether a caller with the given address may use the port; called in a thread."""
         self.port = bound_address(listener).port
         self._listener = listener
         self._endpoints = endpoints
         self._welcome = welcome
         self._lock = locks.lock("node.forward")
-        # All callers, including those whose target has not answered yet.
+        # All callers, including those whose target has not answered.
         self._callers: set[socket.socket] = set()
         self._carried: set[socket.socket] = set()
         self._closed = False
@@ -109,7 +109,7 @@ class Forward:
                 except OSError as error:
                     if self._closed:
                         return
-                    _log.warning("port %d takes nobody just now: %s", self.port, error)
+                    _log.warning("port %d cannot accept now: %s", self.port, error)
                     clock.sleep(AGAIN_S)
                     continue
                 host = where[0].removeprefix("::ffff:")
@@ -119,7 +119,7 @@ class Forward:
                 self._callers.add(caller)
                 try:
                     self._begin(self._carry, caller)
-                except RuntimeError:  # no thread is left
+                except RuntimeError:  # the user has reached the limit of threads
                     self._callers.discard(caller)
                     caller.close()
 
@@ -150,16 +150,16 @@ class Forward:
 
 
 def _pour(source: socket.socket, sink: socket.socket) -> None:
-    """Forwards one direction until it ends; an orderly end is passed on, an error ends both
+    """Forwards one direction until it ends. An orderly end is passed on; an error ends both
     directions."""
     try:
         come, go = os.pipe2(os.O_CLOEXEC)
-    except OSError:  # no descriptor is left: also end the other direction, or its thread waits
+    except OSError:  # no free descriptor: also end the other direction, or its thread waits forever
         _shut(source)
         _shut(sink)
         return
     try:
-        with contextlib.suppress(OSError):  # above the user's limit: the pipe keeps its size
+        with contextlib.suppress(OSError):  # above the user's limit the pipe keeps its size
             fcntl.fcntl(go, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         while count := os.splice(source.fileno(), go, PIPE_BYTES):
             while count:

@@ -1,7 +1,7 @@
 """Worker processes of this host: started by the supervisor, stopped by signals; their stacks.
 
-Implements ProcessesPort (_node/ports.py). The supervisor forks a worker. The worker's connection to
-the node and its output pipes are made here, and their other ends are sent to the supervisor.
+The supervisor forks a worker. The node makes the worker's connection and output pipes, and sends
+their other ends to the supervisor.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class SupervisedProcesses:
         connect: Callable[[int, socket.socket, int, int, int], None],
         leave: Callable[[], None],
     ) -> None:
-        """connect: takes a new worker's slot, connection, the read ends of its pipes, and the
-        output owner of its output. leave: called when the supervisor has ended."""
+        """connect: gets a new worker's slot, connection, read ends of its pipes, and output owner.
+        leave: called when the supervisor has ended."""
         self._supervisor = supervisor
         self._connect = connect
         self._leave = leave
@@ -61,7 +61,7 @@ class SupervisedProcesses:
             mine, theirs = seqpacket_pair()
             for _ in range(2):
                 made += os.pipe2(os.O_CLOEXEC)
-        except OSError as error:  # no descriptor is left, so the host has fewer workers
+        except OSError as error:  # no free descriptor: the host has fewer workers
             for fd in made:
                 os.close(fd)
             return error.strerror or str(error)
@@ -102,8 +102,8 @@ def open_for_reading(fd: int) -> None:
 
 
 def read(fd: int, nbytes_max: int) -> bytes | None:
-    """Up to `nbytes_max` available bytes; b"": nobody can write into the pipe any more; None: no
-    bytes are available now."""
+    """Up to `nbytes_max` available bytes; b"": no process can write into the pipe any more; None:
+    no bytes are available now."""
     try:
         return os.read(fd, nbytes_max)
     except BlockingIOError:
@@ -117,14 +117,14 @@ def close(fd: int) -> None:
 
 # The stacks of this host's workers: requested by a signal, read from a file of each worker.
 #
-# Only the process of a hanging task knows where the task is, and its interpreter may never run a
-# signal handler written in Python. So each worker registers the C handler of `faulthandler`, which
-# writes into an unnamed file (memfd). The node finds that file among the worker's descriptors. A
-# worker whose user code has removed the handler gets no signal, because the signal would kill it.
+# Only the hanging process knows where its task is, and its interpreter may never run a signal
+# handler written in Python. So each worker registers the C handler of `faulthandler`, which writes
+# into an unnamed file (memfd). The node finds that file among the worker's descriptors. A worker
+# whose user code has removed the handler gets no signal, because the signal would kill it.
 
 
-# How long workers may take to write their stacks. Higher: workers of a loaded host are included.
-# Lower: a stopped worker delays the answer less.
+# Timeout of workers for writing their stacks. Higher: workers of a loaded host are included. Lower:
+# a stopped worker delays the answer less.
 STACKS_PATIENCE_S = 1.0
 POLL_S = 0.02
 STACK_CHARS_MAX = 8000  # per worker; deep recursion would fill more
@@ -203,17 +203,14 @@ def _size(path: str) -> int:
 
 def _read(path: str) -> str:
     if not path:
-        return "it cannot be asked"
+        return "its stacks cannot be read"
     with contextlib.suppress(OSError), open(path, "rb") as file:
         text = file.read(STACK_CHARS_MAX).decode(errors="replace")
         return text or "it does not answer"
     return "it has ended"
 
 
-# Non-blocking operating system queries of components.
-#
-# Components use the operating system only through `io/`, so that all system calls are in one
-# folder.
+# Non-blocking queries of the operating system.
 
 
 BLOCKS_UNIT = 512  # of st_blocks, whatever the block size of the file system
@@ -240,7 +237,7 @@ def yield_core() -> None:
 
 
 def signal_name(number: int) -> str:
-    """The name of a signal, or "signal" and its number."""
+    """The name of a signal; "signal" and its number if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,7 +1,7 @@
 """The spill file: one unnamed file on a real disk, with an arena of its own.
 
 It holds values that do not fit into memory. The file has no name (O_TMPFILE, or unlinked at once),
-so it disappears with the node, however the node ends.
+so it disappears with the node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def is_tmpfs(path: str) -> bool:
-    """Whether files in this directory are kept in memory; spilling there would gain nothing."""
+    """Whether the directory's files are kept in memory, where spilling would gain nothing."""
     buffer = ctypes.create_string_buffer(256)
     if _libc.statfs(os.fsencode(path), buffer) != 0:
         return True
@@ -83,11 +83,11 @@ class SpillFile:
         while done < len(into):
             got = os.preadv(self._fd, [into[done : done + (1 << 30)]], position + done)
             if got <= 0:
-                raise OSError("the spill file is shorter than what was written to it")
+                raise OSError("the spill file is shorter than the data written to it")
             done += got
 
     def free(self, position: int) -> None:
-        """Makes the space available again, and punches a hole to return its disk blocks at once."""
+        """Frees the space, and punches a hole to return its disk blocks at once."""
         size = self.arena.size_of(position)
         self.arena.free(position, warm=False)
         _libc.fallocate(self._fd, PUNCH_HOLE, ctypes.c_int64(position), ctypes.c_int64(size))

@@ -1,7 +1,6 @@
-"""Connections with other hosts over TCP: TLS, if it is on, and a handshake that proves the token.
+"""TCP connections to other hosts: TLS, if it is on, and a handshake that proves the token.
 
-Implements the port Connections (_node/ports.py), and hides from components the token, whether TLS
-is on, and the listening sockets.
+Hides the token, TLS and the listening sockets from components.
 """
 
 from __future__ import annotations
@@ -100,9 +99,8 @@ class TcpConnections:
 
 # Listening sockets in the node's loop; each admitted connection goes to the handler of its role.
 #
-# Other nodes connect over TCP, drivers of this host over a UNIX socket. They are all untrusted
-# until the handshake has proved that they have the token. Peers that take too long for it must be
-# disconnected by a timer.
+# Other nodes connect over TCP, drivers of this host over a UNIX socket. No peer is trusted before
+# the handshake has proved its token. A timer disconnects peers whose handshake takes too long.
 
 
 def open_listener(

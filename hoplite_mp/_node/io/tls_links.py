@@ -1,8 +1,8 @@
 """Data links under TLS: two one-way connections, each driven by a Python thread.
 
-OpenSSL's state of a connection may be used by one thread at a time, so a link that sends and
-receives concurrently has two connections. The threads only move bytes, from and to shared memory:
-the engine decides block by block which frame is next and where received bytes belong.
+OpenSSL allows one thread at a time to use a connection, so a link that sends and receives
+concurrently has two connections. The threads only move bytes from and to shared memory: the engine
+decides block by block which frame is next and where received bytes belong.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TlsLink"]
 
-# If a frame is available within this time after the last one was sent, it has been waiting for that
-# one, so the link was backlogged.
+# A frame that is available within this time after the last one was sent has been waiting for it, so
+# the link was backlogged.
 GAP_NS = 2_000_000
 POLL_S = 1.0  # how often an idle thread checks whether its link is still open
 _log = logging.getLogger("hoplite_mp")
@@ -35,15 +35,15 @@ class TlsLink:
     """One link of the engine. Frames wait until its sending connection is open."""
 
     def __init__(self, engine: EnginePort, number: int, answers: int = 0) -> None:
-        """answers: the link of the other node that this one answers; 0: this side began."""
+        """answers: the link of the other node that this link answers; 0: this side began."""
         self.engine = engine
         self.number = number
         self.answers = answers
         self.driver: Driver = engine.drive(number)
         self.link = self.driver.link
         self.receiving = False
-        # Time during which another frame was always waiting. `EnginePort.counters` has the same
-        # figure for sockets that the engine itself uses.
+        # Time with another frame waiting. `EnginePort.counters` has the same figure for sockets
+        # that the engine uses itself.
         self.backlogged_ns = 0
         self._open = True
         self._sockets: list[socket.socket] = []
@@ -56,7 +56,7 @@ class TlsLink:
         self._begin(sock, self._send, "send")
 
     def receive_over(self, sock: socket.socket) -> None:
-        """Receives over this connection, which the other side has opened. Only called once, because
+        """Receives over this connection, which the other side has opened. Called only once, because
         a second stream would not continue the first."""
         assert not self.receiving
         self.receiving = True
@@ -77,7 +77,7 @@ class TlsLink:
         )
         try:
             thread.start()
-        except RuntimeError as error:  # no thread is left for this user
+        except RuntimeError as error:  # the user has reached the limit of threads
             _log.error("%s for node h%d: %s", name, self.number, error)
             sock.close()
             self._end()
@@ -142,8 +142,8 @@ class TlsLink:
 
 def _has_ended(sock: socket.socket) -> bool:
     """Whether the other side, which never sends on this connection, has closed it. Without this
-    check the closure would go undetected until the next frame, while this node waits for the
-    answers to its last requests."""
+    check a closure would be detected only at the next frame, while this node waits for answers to
+    its last requests."""
     sock.setblocking(False)
     try:
         return not sock.recv(1)

@@ -1,17 +1,16 @@
 """Lineage of the results of this host's tasks: the objects needed to reconstruct a lost result.
 
 A result that only another host held is lost with that host, and is then computed again by its task,
-as in Ray. The task's record names its function and its arguments as long as the result has a
-holder, but does not keep these objects alive; a lineage entry does. It holds the function,
-arguments that were passed by value, and results that were arguments. If a result can itself be
-reconstructed and only lineage holds it, its header is kept and its bytes are dropped (it is absent,
-see _node/objects/remote_objects.py), so that a chain of steps costs about one KiB for each step.
-Objects from `put`, and those of other owners, are not held, so they are freed with their last ref,
-as always.
+as in Ray. The task's record names its function and arguments while the result has a holder, but
+does not keep them alive. A lineage entry does: it holds the function, arguments passed by value,
+and arguments that are results. The bytes of a result that can itself be reconstructed and that only
+lineage holds are dropped, and only its header is kept (the result is absent, see
+_node/objects/remote_objects.py). A chain of steps therefore costs about one KiB per step. Objects
+from `put` and those of other owners are not held, so their last ref frees them, as always.
 
-An entry is made as soon as the result turns out to be on another host, or a worker of this host
-leases a block for a big result. The task is still claimed then, so its submitter still holds all
-objects that the entry needs. The entry is dropped when the result is gone or space is short.
+An entry is made when the result turns out to be on another host, or a worker of this host leases a
+block for a large result. At that time the task is still claimed, so its submitter still holds all
+objects of the entry. The entry is dropped when the result is gone or space is short.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Lineage", "LineageEntry"]
 
-# How often entries are checked for unwanted objects. Higher: memory of intermediate results is
-# freed later. Lower: more checks (a few us for each entry).
+# Interval of checks for unneeded objects. Higher: memory of intermediate results is freed later.
+# Lower: more checks (a few us for each entry).
 POLL_S = 0.25
 # With many entries, checks take at most about 1/20 of the node's time.
 POLL_SHARE = 20
-# When the store is full, a check is made at once, but not more often than this.
+# Minimum interval of checks when the store is full.
 FULL_POLL_S = 0.05
-# The cost of an entry besides its held objects: header, record, and memory of this process.
+# The cost of an entry without its held objects: header, record, and memory of this process.
 ENTRY_BYTES = 1024
-# The bytes of results up to this size are kept, because dropping them would save little.
+# Results up to this size keep their bytes, because dropping them would save little.
 SMALL_BYTES_MAX = 4096
 
 
@@ -53,9 +52,9 @@ class LineageEntry:
 
     oid: int
     held: tuple[int, ...]
-    spent: int = 0  # how many of the retries that were left after the first run are used up
+    spent: int = 0  # how many of the retries left after the first run are used up
     demand: Demand = ()  # resources of the task
-    closed: bool = False  # the pool of its task is forgotten, and its number may be reused
+    closed: bool = False  # the pool of its task is forgotten; its number may be reused
 
 
 @dataclass(slots=True)
@@ -139,13 +138,13 @@ class Lineage:
         return True
 
     def close_pool(self, number: int) -> None:
-        """A pool is forgotten; tasks that ran in it are not run again."""
+        """A pool is forgotten: its tasks are not run again."""
         for oid, entry in self.entries.items():
             if self.tasks.pool_of(oid) == number:
                 entry.closed = True
 
     def retries(self, oid: int) -> int:
-        """How many more times the task may be run; 0 if it has no entry."""
+        """How many more times the task may run; 0 if it has no entry."""
         entry = self.entries.get(oid)
         return (
             0
@@ -168,7 +167,7 @@ class Lineage:
     # -- what is dropped -----------------------------------------------------------------------
 
     def _forget(self, oid: int) -> None:
-        """Drops an entry, and the entries of results that only this entry has held."""
+        """Drops an entry, and the entries of results that only this entry held."""
         self._let_go = True
         ahead = [oid]
         while ahead:
@@ -176,7 +175,7 @@ class Lineage:
             if entry is None:
                 continue
             self.nbytes -= ENTRY_BYTES
-            # Other entries hold this result only because it could be reconstructed until now.
+            # Other entries hold this result only because it could be reconstructed.
             dropped = self.held.pop(entry.oid, None)
             if dropped is not None:
                 self.nbytes -= dropped.nbytes
@@ -210,18 +209,17 @@ class Lineage:
         took = self.sweep()
         self._sweep_later(max(POLL_S, POLL_SHARE * took))
 
-    def make_room(self) -> None:
-        """Immediately drops unwanted objects. Called when the store is full, and before its use is
+    def drop_unneeded(self) -> None:
+        """Drops unneeded objects at once. Called when the store is full, and before its use is
         measured."""
         if self.entries and self.loop.now() - self._swept_at >= FULL_POLL_S:
             self.sweep()
 
     def sweep(self) -> float:
-        """Drops entries of results that are gone, and bytes that nobody else wants. Returns the
-        time that this took."""
+        """Drops entries of results that are gone, and bytes that only lineage holds. Returns the
+        duration."""
         begun = self.loop.now()
-        # Objects that were dropped earlier have been collected by now, so spans of dead clients may
-        # be empty.
+        # Objects dropped earlier have been collected by now, so spans of dead clients may be empty.
         if self._let_go:
             self._let_go = False
             self.results.store.sweep_spans()
@@ -265,4 +263,4 @@ class Lineage:
         self.remote_objects.by_oid[oid].why = f"object {object_id.hex()} is lost: {_UNWANTED}"
 
 
-_UNWANTED = "nobody held a ref to it any more"
+_UNWANTED = "it had no ref left"

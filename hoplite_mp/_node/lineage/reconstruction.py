@@ -1,11 +1,11 @@
-"""Reconstruction: lost results are computed again by their tasks when they are requested.
+"""Reconstruction: tasks compute lost results again when the results are requested.
 
 A task's result is absent (_node/objects/remote_objects.py) when it is done but has no known living
-holder. When it is requested, its task is run again as a task of the node's own, in the same pool,
-with the arguments in its record; absent arguments are reconstructed first. This is lineage
-reconstruction as in Ray. The object then gets the value that this run returns, or the exception
-that it raises. Each run counts against the task's retries. An absent object of another owner is
-requested from that owner.
+holder. A request for it runs the task again as a task of the node's own, in the same pool, with the
+arguments in its record; absent arguments are reconstructed first. This is lineage reconstruction as
+in Ray. The object then gets the value that this run returns, or the exception that it raises. Each
+run uses up one of the task's retries. An absent object of another owner is requested from that
+owner.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Reconstruction", "ReplicaQuery"]
 
-# Replica query: before a reconstructed result is used, all hosts are asked for the first one.
+# Replica query: before a reconstructed result is used, all hosts are asked for the first value.
 #
-# A task that is run again may return another value, and no reader may see parts of both. The owner
-# of a lost result may not know yet that a host has a copy, so it asks all hosts while the task runs
-# again. A host that has the whole value reports that once more. A host that has a part of it, or is
-# about to fetch it, discards that and asks the owner anew. So when all hosts have answered, no
-# trace is left of a first value that no host has reported. A host with which only this node has
-# lost contact may still be alive and have the value, so this node waits for the manager's verdict.
+# A second run of a task may return another value, and no reader may see parts of both. The owner of
+# a lost result may not know a host with a copy, so it asks all hosts while the task runs again. A
+# host that has the whole value reports that. A host that has a part of it, or is about to fetch it,
+# discards that and asks the owner anew. When all hosts have answered, no trace remains of a first
+# value that no host has reported. A host with which only this node has lost contact may still be
+# alive and have the value, so this node waits for the manager's verdict.
 
 
 class ReplicaQuery:
-    """This node's questions to other nodes, and its answers to theirs."""
+    """This node's questions to other nodes, and its answers to other nodes' questions."""
 
     def __init__(
         self,
@@ -106,11 +106,11 @@ class ReplicaQuery:
     # -- answers of this node ------------------------------------------------------------------
 
     def asked(self, host_id: int, message: CopiesAsked) -> None:
-        """Answers the owner of these objects, which knows no holder of them."""
+        """Answers the owner of these objects, which knows no holder."""
         for object_id in message.objects:
             for one in self.imports.all_of(object_id):
                 if one.oid in self.remote_objects and not self.remote_objects.absent(one.oid):
-                    self.remote_objects.lost(one.oid, "all who had it are gone")
+                    self.remote_objects.lost(one.oid, "all its holders are gone")
                 elif self.imports.is_whole(one):
                     self.replicas.tell(object_id, self.client.inspect(one.oid)["size"])
         self.send(host_id, CopiesTold(message.number))
@@ -130,7 +130,7 @@ class _Run:
 
     target: int  # the object that gets the value
     needs: set[int] = field(default_factory=set)  # arguments that are absent
-    read: set[int] = field(default_factory=set)  # arguments whose values the task certainly reads
+    read: set[int] = field(default_factory=set)  # arguments whose values the task is known to read
     holds: list[Any] = field(default_factory=list)  # on the objects that the task names
     oid: int = 0  # the header of the second run; 0: it has not been submitted
     posted: bool = False
@@ -156,9 +156,9 @@ class Reconstruction:
         copies_of: Callable[[int], tuple[int, ...]],
         take_resources: Callable[[int, Demand], None],
     ) -> None:
-        """send: as in Peers; False: the host is gone. copies_of: numbers of other nodes that have a
-        copy of an object of this host.
-        take_resources: called with a run that needs resources, to post it when it gets them."""
+        """send: as in Peers; False: the host is gone. copies_of: numbers of other nodes with a copy
+        of an object of this host. take_resources: called with a run that needs resources, to post
+        it when it gets them."""
         self.results = results
         self.client = results.client
         self.tasks = results.tasks
@@ -211,7 +211,7 @@ class Reconstruction:
         if not header["retries_left"]:
             return f"{name}() is not run again (retries=0)"
         limit = format_bytes(self.lineage.bytes_max)
-        return f"how {name}() was called is no longer known (lineage_bytes_max={limit})"
+        return f"the lineage of {name}() was dropped (lineage_bytes_max={limit})"
 
     def make(self, oid: int, remote: RemoteObject) -> None:
         """Begins a reconstruction in a later turn of the loop, because chains of lost results may
@@ -239,7 +239,7 @@ class Reconstruction:
             oid = self._new.popleft()
             if self.remote_objects.absent(oid):
                 self._begin(oid)
-        # Latest run first, because its target is usually an argument of an earlier run.
+        # The latest run first, because its target is usually an argument of an earlier run.
         for run in reversed(list(self.runs.values())):
             if run.oid:
                 self._go_on(run)
@@ -267,7 +267,7 @@ class Reconstruction:
         remote = self.remote_objects.by_oid[oid]
         remote.asked += 1
         if remote.asked > ASKS_MAX:
-            self._fail(oid, "its owner names no node from which it can be had")
+            self._fail(oid, "its owner knows no node that has it")
         elif remote.asked == 1:
             self._ask(oid, one)
         else:  # the owner has not yet detected the death of a holder
@@ -307,7 +307,7 @@ class Reconstruction:
                 self._fail(
                     oid,
                     f"its task cannot be run again, because its argument ObjectRef({gone}) is "
-                    "gone: it was put, or is of another host, and nobody held a ref to it",
+                    "gone: it was put, or is of another host, and it had no ref left",
                 )
             else:
                 run.holds = [*own, *holds]
@@ -321,7 +321,7 @@ class Reconstruction:
         self.imports.ask(named, held)
 
     def _needs_are_there(self, run: _Run) -> None:
-        """Runs the task, or gives its result the error of an argument that has failed."""
+        """Runs the task, or fails its result with the error of a failed argument."""
         for need in run.read:
             if self.client.state(need) == STATE["FAILED"]:
                 raw = self.results.raw_error(need)
@@ -388,7 +388,7 @@ class Reconstruction:
         elif state == STATE["SPILLED"] and run.oid in self.remote_objects:
             if not run.brought:
                 run.brought = True
-                self.remote_objects.bring(run.oid, lambda: self._no_room(run))
+                self.remote_objects.bring(run.oid, lambda: self._store_full(run))
         elif state == STATE["SPILLED"]:
             self.results.store.restore(run.oid)
         elif state in (STATE["SEALED"], STATE["FAILED"]):
@@ -396,11 +396,11 @@ class Reconstruction:
         elif state in (STATE["CANCELLED"], STATE["DELETED"], STATE["FREE"]):
             self._fail(run.target, "its task was cancelled while it was run again")
 
-    def _no_room(self, run: _Run) -> None:
-        """The new value does not fit on this host, so readers raise the error of a task whose
-        result does not fit."""
+    def _store_full(self, run: _Run) -> None:
+        """The new value does not fit on this host: readers raise the error of a task whose result
+        does not fit."""
         if self.runs.get(run.target) is run:
-            name = f"the result of {self.client.task_name(run.target)}(), which was made again"
+            name = f"the result of {self.client.task_name(run.target)}(), which was reconstructed"
             error = StoreFullError(f"{name}: {self.results.store.full_message()}")
             self._settle(run, _serialize.encode_error(error, "").tobytes())
 
@@ -414,9 +414,9 @@ class Reconstruction:
             return
         mem = memoryview(got)
         error = _serialize.payload_kind(mem) == _serialize.ERROR
-        # A submitter takes over the refs in a result only once, which it did for the first run.
+        # A submitter takes over the refs in a result only once, as it did for the first run.
         if not error and _serialize.read_refs(mem):
-            self._fail(oid, "run again, its task gave refs, which a lost result cannot hold")
+            self._fail(oid, "run again, its task returned refs, which a lost result cannot hold")
             return
         if error or self.client.inspect(run.oid)["flags"] & FLAG_INLINE:
             self._settle(run, bytes(mem))
@@ -450,7 +450,7 @@ class Reconstruction:
             entry.spent = self.client.inspect(run.target)["retries_left"] - left
 
     def _again(self, run: _Run) -> None:
-        """Begins again, because the result of the second run was lost before it was fetched."""
+        """Begins again, because the result of the second run was lost before the fetch."""
         self._count(run)
         self.by_run.pop(run.oid, None)
         del self.runs[run.target]
@@ -471,4 +471,4 @@ def named(remote: RemoteObject) -> str:
     return f"object {remote.object.hex()} is lost"
 
 
-_NOT_KEPT = "it was not made by a task of a host that lives; put(copies=2) keeps a second copy"
+_NOT_KEPT = "no task of a living host has computed it; put(copies=2) keeps a second copy"

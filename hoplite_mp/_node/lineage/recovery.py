@@ -1,10 +1,8 @@
-"""Recovery of values that were lost with a host: builds its four components, and is their
-interface.
+"""Recovery of values that were lost with a host: the interface of its four components.
 
 `lineage` keeps the inputs of results of this host's tasks, `reconstruction` computes lost results
 again on request, `replica_query` asks all hosts for the first value before a second one is used,
-and `ownership_transfer` finds new owners for objects whose owner is dead. Other components of the
-node mostly use only this file.
+and `ownership_transfer` finds new owners for objects of dead owners.
 """
 
 from __future__ import annotations
@@ -108,14 +106,14 @@ class Recovery:
     # -- lineage -------------------------------------------------------------------------------
 
     def keep(self, oid: int) -> None:
-        """Makes a lineage entry for a task, unless the task is a second run, a call of an actor, or
-        a task of another host, which keeps an entry itself."""
+        """Makes a lineage entry for a task, unless it is a second run, a call of an actor, or a
+        task of another host, which keeps its own entry."""
         again = self.reconstruction.hints.may_run_again(oid)
         if again and oid not in self.inbound_tasks and oid not in self.reconstruction.by_run:
             self.lineage.keep(oid)
 
     def leases(self, slot: int) -> None:
-        """The process in the slot requests a block, which may become the result of its task."""
+        """The process in the slot requests a block, perhaps for the result of its task."""
         running = self.tasks.running(slot)
         if running and self.roster.by_host_id:
             self.keep(running)
@@ -139,16 +137,16 @@ class Recovery:
     # -- deaths --------------------------------------------------------------------------------
 
     def peer_lost(self, member: Member) -> None:
-        """A host is gone. Must be called before any component releases objects of that host."""
+        """A host is gone. Must precede the release of objects of that host by any component."""
         self.owners.begin(member.host_id, member.node)
 
     def came(self, host_id: int) -> None:
-        """A host that this node may have considered lost is a member; all other components have
-        already been informed."""
+        """A host that this node may have considered lost is a member. All other components are
+        already informed."""
         self.owners.back(host_id)
 
     def report(self, number: int) -> None:
-        """The manager knows of the node's death as well, and waits for this node's report."""
+        """The manager has declared the node dead as well, and waits for this node's report."""
         self.owners.report(number)
 
     def released(self, peer: int, message: Release) -> None:
@@ -159,5 +157,5 @@ class Recovery:
             self.remote_objects.lose_copy(self.imports.own(message.object), number)
 
     def freed(self, one: ImportRecord) -> None:
-        """A header of an import was freed."""
+        """The header of an import was freed."""
         self.owners.freed(one)

@@ -2,7 +2,7 @@
 
 The manager's process may die while the cluster lives; its supervisor then starts another one at the
 same address. Until the node has found it, only work that needs a new plan waits. A new manager
-starts without state, so each node reports its objects and its open requests to it.
+starts without state, so each node reports its objects and open requests.
 
     joined ──► lost without ClusterEnded ──► called again ──► reported ──► as before
                       │                           └─ no answer: the node ends; its host may rejoin
@@ -55,16 +55,16 @@ if TYPE_CHECKING:
 __all__ = ["HeartbeatSender", "ManagerConnection"]
 
 
-# How long the manager may be silent, as a multiple of a node's heartbeat_timeout_s. Longer than for
+# Timeout for the manager's silence, as a multiple of a node's heartbeat_timeout_s. Longer than for
 # a node, because this node ends when it loses the manager.
 MANAGER_SILENCES = 5.0
 # How long a node waits for a lost manager. Higher: slower restarts succeed. Lower: a host that is
-# cut off from the manager joins anew sooner.
+# cut off from the manager rejoins sooner.
 MANAGER_ABSENT_S = 10.0
-# How many messages are kept for repetition to the next manager: those in ONCE, which no report of a
-# component contains, and ends of operations, which the last manager may not have sent to every
-# node. Both kinds are small, and the limits exceed the number of messages that a dying manager can
-# have left unread.
+# How many messages are kept to be repeated to the next manager: those in ONCE, which no component
+# reports, and ends of operations, which the last manager may not have sent to every node. Both
+# kinds are small, and the limit exceeds the number of messages that a dying manager can have left
+# unread.
 SENT_MAX = 1024
 ENDED_MAX = 1024
 ONCE = (
@@ -82,7 +82,7 @@ class ManagerConnectionEvents(Protocol):
     """Reports and requests of this component to the components above it."""
 
     def answer_standing(self) -> None:
-        """Answers programs that wait until this node has joined, or has failed to join."""
+        """Answers programs that wait for this node's join or its failure."""
 
     def joining(self, incarnation: int) -> NodeJoined:
         """The first message to the manager; `incarnation` counts attempts to join."""
@@ -180,8 +180,8 @@ class ManagerConnection:
     # -- messages ------------------------------------------------------------------------------
 
     def send(self, message: Any) -> None:
-        """Sends a message to the manager. Without a manager it is dropped, because the next manager
-        gets a report; messages that are in no report are kept here for the next manager."""
+        """Sends a message to the manager. Without a manager the message is dropped, because the
+        next manager gets a report; messages without a report are kept for the next manager."""
         if isinstance(message, ONCE):
             self._sent.append(message)
         elif isinstance(message, HostMeasured):
@@ -219,7 +219,10 @@ class ManagerConnection:
 
     def _given_up(self, message: GivenUp) -> None:
         why = f"was silent for {message.silent_s:.1f} s"
-        _log.warning("this host %s: given up", why if message.silent_s else "lost another")
+        _log.warning(
+            "this host %s: excluded by the manager",
+            why if message.silent_s else "lost contact with another host",
+        )
         self.lifecycle.given_up = (
             not self.lifecycle.stopping
         )  # a leaving node is not considered lost
@@ -229,8 +232,8 @@ class ManagerConnection:
             self.failover.leads(message)
 
     def _vote_asked(self, _: VoteAsked) -> None:
-        """A standby asks again over the connection over which this node has voted. This node
-        already follows it."""
+        """A standby asks again over the connection over which this node voted. This node already
+        follows it."""
 
     def _standby_named(self, message: StandbyNamed) -> None:
         if self.failover is not None:
@@ -256,8 +259,8 @@ class ManagerConnection:
         self._speak(stream, [self.events.joining(self._incarnation)])
 
     def announce_leaving(self) -> bool:
-        """Tells the manager that nothing on this host is needed any more. False: not possible yet,
-        because no manager has admitted this node."""
+        """Tells the manager that this host is no longer needed. False: not possible yet, because no
+        manager has admitted this node."""
         if self.lifecycle.joined:
             self.send(NodeLeaving(self.client.number, self._incarnation))
         return self.lifecycle.joined
@@ -268,12 +271,12 @@ class ManagerConnection:
         left, network = self._join_until - self.loop.now(), self.network
         if network is None or self.is_near or self.ended or self.lifecycle.given_up or left <= 0:
             return False
-        _log.info("the manager has not let this node in: %s", reason)
+        _log.info("the manager has not admitted this node: %s", reason)
         self._incarnation += 1
 
         def called(admission: Admission | None) -> None:
             if admission is None:
-                self._not_let_in(reason)
+                self._admission_failed(reason)
             else:
                 self.other_host_id = admission.peer.host_id
                 self._speak(admission.stream, [self.events.joining(self._incarnation)])
@@ -281,8 +284,8 @@ class ManagerConnection:
         network.call(called, left)
         return True
 
-    def _not_let_in(self, reason: str) -> None:
-        self.join_error = "ManagerLostError", f"the manager has not let this node in: {reason}"
+    def _admission_failed(self, reason: str) -> None:
+        self.join_error = "ManagerLostError", f"the manager has not admitted this node: {reason}"
         self.events.answer_standing()
         self.lifecycle.leave()
 
@@ -341,7 +344,7 @@ class ManagerConnection:
     # -- loss of the manager -------------------------------------------------------------------
 
     def _lost(self, reason: str) -> None:
-        """The connection has ended. If the manager has not announced the end of the cluster, the
+        """The connection has ended. Unless the manager has announced the end of the cluster, the
         node waits for another manager."""
         lifecycle, channel = self.lifecycle, self.channel
         self.channel = None
@@ -350,7 +353,7 @@ class ManagerConnection:
         if not lifecycle.joined and self._join_again(reason):
             return
         if not lifecycle.joined and not self.ended:
-            self._not_let_in(reason)
+            self._admission_failed(reason)
         elif self.ended or lifecycle.stopping or not lifecycle.joined or lifecycle.given_up:
             lifecycle.leave()
         elif self.is_near:
@@ -369,7 +372,7 @@ class ManagerConnection:
 
     def _still_alone(self, losses: int) -> None:
         if self.channel is None and self._losses == losses:
-            _log.error("nobody has started the manager again")
+            _log.error("the manager was not restarted")
             self.lifecycle.leave()
 
     def _called(self, admission: Admission | None, broken: bool) -> None:
@@ -386,10 +389,10 @@ class ManagerConnection:
         self._return(admission.stream)
 
     def follow(self, channel: ControlChannel, vote: Voted, host_id: int) -> None:
-        """Makes the standby at the other end of this control channel the manager of this node.
-        host_id: of its host."""
+        """Makes the standby at the other end of this channel the manager of this node. host_id: of
+        the standby's host."""
         self.other_host_id = host_id
-        self.drop("another one leads")
+        self.drop("another manager leads")
         channel.hand_over(self._take, self._lost)
         self._use(channel, [vote, *self._report()])
 
@@ -401,14 +404,14 @@ class ManagerConnection:
     @property
     def waits_for_votes(self) -> bool:
         """Whether a standby may take over and then decide which hosts are lost: this node has no
-        manager, or has voted for one that does not lead yet."""
+        manager, or has voted for a candidate that does not lead yet."""
         failover = self.failover
         return failover is not None and (self.channel is None or failover.is_electing)
 
     def drop(self, why: str) -> None:
-        """Stops obeying this manager; this node follows the next one that it finds."""
+        """Stops obeying this manager. This node follows the next manager that it finds."""
         channel, self.channel = self.channel, None
-        if self.heartbeat_sender is not None:  # its silence must no longer be detected as a failure
+        if self.heartbeat_sender is not None:  # stop its failure detector
             self.heartbeat_sender.stop()
         if channel is not None:
             channel.hand_over(lambda message: None, lambda reason: None)
@@ -416,7 +419,7 @@ class ManagerConnection:
 
     def farewell(self) -> None:
         """Announces the end of this node, so that it is not considered lost, and the manager's
-        lease does not depend on it."""
+        lease no longer depends on it."""
         if self.lifecycle.orderly and not self.is_here:
             self.announce_leaving()
         if self.failover is not None:
@@ -424,12 +427,12 @@ class ManagerConnection:
 
     def again(self, stream: ByteStream) -> None:
         """The supervisor has restarted the manager of this host."""
-        if self.channel is not None:  # the last messages of the dead manager come first
+        if self.channel is not None:  # the dead manager's last messages come first
             self.channel.drain()
         self._return(stream)
 
     def _silent(self, seconds: float) -> None:
-        """The manager has been silent for too long, so its host or this one is cut off."""
+        """The manager has been silent for too long: its host or this one is cut off."""
         if (
             self.failover is not None and self.channel is not None
         ):  # `_lost` looks for another manager
@@ -451,7 +454,9 @@ class ManagerConnection:
         begun = self.loop.now()
         words = list(self._report())
         self._speak(stream, words)
-        _log.info("told another manager what is here, in %.3f s", self.loop.now() - begun)
+        _log.info(
+            "reported this node's state to another manager in %.3f s", self.loop.now() - begun
+        )
 
     def _report(self) -> Iterator[Any]:
         number = self.client.number
@@ -468,13 +473,13 @@ class ManagerConnection:
 
 # Heartbeats to the manager, and a failure detector for the manager.
 #
-# A host that is stopped or cut off closes no connection. A thread sends the node's heartbeats, so
-# that a loop that is busy reading a large file does not appear dead; but only for HUNG_S after the
-# loop's last turn, so that a hanging loop does not appear alive.
+# A stopped or disconnected host closes no connection. A thread sends the heartbeats, so that a loop
+# that is busy reading a large file does not appear dead; but only for HUNG_S after the loop's last
+# turn, so that a hanging loop does not appear alive.
 
 
-# How long one turn of the loop may take. Higher: a host with a slow disk is not declared lost.
-# Lower: a hanging loop blocks the other hosts for a shorter time.
+# Maximum time of one turn of the loop. Higher: a host with a slow disk is not declared lost. Lower:
+# a hanging loop blocks the other hosts for a shorter time.
 HUNG_S = 30.0
 
 
@@ -506,7 +511,7 @@ class HeartbeatSender:
 
     def received(self) -> None:
         """A message of the manager has arrived."""
-        # A late loop reads the message late; its own delay is not the manager's silence.
+        # A late loop reads the message late; that delay is not the manager's silence.
         self._silence.heard(min(self._loop.now(), self._poll_at))
 
     def stop(self) -> None:
@@ -519,8 +524,8 @@ class HeartbeatSender:
             self._send(BEAT)
 
     def _poll(self) -> None:
-        """Checks for silence, in the loop. A late loop reads the heartbeats that have arrived
-        meanwhile only after this timer, so its delay does not count as silence."""
+        """Checks for silence, in the loop. A late loop reads the heartbeats that have arrived only
+        after this timer, so its delay does not count as silence."""
         if self._over:
             return
         now = self._loop.now()

@@ -3,15 +3,15 @@
 In a cluster with a standby a node must never obey two managers. Terms and votes work as in Raft's
 elections; the manager's right to decide is a lease (Gray and Cheriton, SOSP 1989). Each answer of
 this node to a heartbeat of its manager renews the lease, and binds the node for a while. A node
-that has lost its manager and is not bound any more offers its vote to the standby. If the manager
-returns before the node has voted, the node returns to it. Once the node has voted, it no longer
-obeys the old manager, and its connection to the standby becomes the one to its manager. If the
-standby does not lead, the node also asks the old manager whether it still decides; if so, the
-cluster has continued without this node, which ends.
+that has lost its manager and is no longer bound offers its vote to the standby. If the manager
+returns before the vote, the node returns to it. After the vote the node no longer obeys the old
+manager, and its connection to the standby becomes its connection to the manager. If the standby
+does not lead, the node also asks the old manager whether it still decides; if so, the cluster has
+continued without this node, which ends.
 
-    following ──► no beat, or connection lost ──► vote offered ──► voted ──► following the new one
+    following ──► no heartbeat or connection ──► vote offered ──► voted ──► following the new one
         ▲                                              │ ▲               │
-        └────────── the manager is back ◄──────────────┘ └─ nobody leads ┘
+        └────────── the manager is back ◄──────────────┘ └─ no leader ───┘
 
 The node of the manager's own host never votes, because that host ends with its manager.
 """
@@ -57,14 +57,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Failover", "ManagerDialing"]
 
-# Connections to managers on other hosts: to the first one, and to its successors.
+# Connections to managers on other hosts: the first one, and its successors.
 #
-# A node calls the addresses of its cluster's manager until one answers. Once a standby leads, these
-# are replaced by the standby's addresses.
+# A node calls the addresses of its cluster's manager until one answers. Once a standby leads, its
+# addresses replace these.
 
 
 # Rounds over the addresses of a lost manager. They suffice because its supervisor keeps the socket
-# listening while it restarts the manager.
+# listening during the manager's restart.
 MANAGER_ROUNDS_MAX = 3
 
 
@@ -83,8 +83,8 @@ class ManagerDialing:
         processes: ProcessesPort,
         let_in: Callable[[], None],
     ) -> None:
-        """let_in: starts to accept other nodes; called once the cluster's id is known, unless TLS
-        needs the cluster's certificate first."""
+        """let_in: starts to accept other nodes; called once the cluster's id is known, or, with
+        TLS, once the node has the cluster's certificate."""
         self.loop = loop
         self.lifecycle = lifecycle
         self.connections = connections
@@ -146,15 +146,15 @@ class ManagerDialing:
 # How long a node without a manager waits for a user to promote the standby, if it is connected to
 # the standby. Higher: more time for the user. Lower: programs fail sooner without a user's help.
 PROMOTE_WAIT_S = 300.0
-# How long it waits without a connection to the standby, and after a vote for the candidate to lead.
-# Higher: a standby may start later.
+# How long it waits without a connection to the standby, and for its candidate to lead. Higher: a
+# standby may start later.
 ALONE_S = 10.0
 US = 1_000_000
-# In clusters of at most this many hosts, a host whose peer has died cannot be told from one that is
-# cut off, so there is no majority and a user must decide.
+# In clusters of at most this many hosts, the death of a peer looks the same as the loss of this
+# host's connection: there is no majority, and a user must decide.
 ALONE_MAX = 2
-# Timeout of a connection to the standby or to the former manager, and of the latter's answer;
-# afterwards it is called again.
+# Timeout of a connection to the standby or to the former manager, and of the latter's answer. The
+# node calls again afterwards.
 CALL_S = 2.0
 
 _log = logging.getLogger("hoplite_mp")
@@ -190,8 +190,8 @@ class Failover:
         self.voter = Voter(promise_s(network.heartbeat_timeout_s), now)
         self.voter.bind(named.lease_us / US)
         self.holds = ""  # address of the standby, if it runs on this host
-        # This node wants another manager only when this failure detector has fired, because the
-        # lease expires earlier even if the manager is merely late.
+        # This node wants another manager only after this failure detector has fired. The lease
+        # expires earlier, even if the manager is merely late.
         self._silence = Silence(now, network.heartbeat_timeout_s)
         self._poll_at = now
         self.channel: ControlChannel | None = None  # to the standby, until it leads
@@ -202,11 +202,11 @@ class Failover:
         self._found_at = -ALONE_S  # when a manager was found last
         self._voted_at: float | None = None  # set from the vote until the candidate leads
         self._endpoints = [endpoint_of(parse_address(address)) for address in named.addresses]
-        # Addresses of the manager that this node follows before it votes. The standby's address
-        # may be among them. The standby ignores NotLed, so addresses are tried in sequence.
+        # Addresses of the manager that this node follows before it votes. The standby's address may
+        # be among them. The standby ignores NotLed, so addresses are tried in sequence.
         self._former = tuple(endpoint_at(*where) for where in membership.start.manager)
         self._asked = 0  # number of requests to it
-        self._is_unled = False  # nobody has led for a long time since this node voted
+        self._is_unled = False  # no manager has led for a long time since this node voted
         self._asking = False
         if not management.is_near:
             self._poll()
@@ -220,10 +220,10 @@ class Failover:
     def leads(self, message: Leads) -> None:
         """The manager leads in the given term."""
         voter, now = self.voter, self.loop.now()
-        # A late loop reads the message late; its own delay is not the manager's silence.
+        # A late loop reads the message late; that delay is not the manager's silence.
         self._silence.heard(min(now, self._poll_at))
         if not voter.hear(message.term, message.at, message.lists, now):
-            _log.warning("a manager of an older term was heard: it is not obeyed")
+            _log.warning("ignoring a manager of an older term")
             self.management.drop("its term is over")
             self.lost()
             return
@@ -248,7 +248,7 @@ class Failover:
 
     def ends(self) -> Ends:
         """The last message of this node. It promises that the node never votes again, so that the
-        manager's lease no longer depends on the node."""
+        manager's lease no longer depends on it."""
         return Ends(self.management.client.number)
 
     @property
@@ -294,7 +294,7 @@ class Failover:
             admission.stream.close()
 
     def _found(self) -> None:
-        """A manager was found; from now on its silence is measured."""
+        """A manager was found; its silence is measured from now on."""
         self._alone_since, self._found_at = None, self.loop.now()
         self._silence = Silence(self._found_at, self.network.heartbeat_timeout_s)
 
@@ -312,20 +312,20 @@ class Failover:
             self._silence.excuse(now - self._poll_at)
         wanted = self._wants_another(now)
         if not wanted and self.channel is not None:
-            self.channel.close("the manager is there again")
+            self.channel.close("the manager has returned")
         elif wanted and self.channel is None and not self._calling:
             self._call()
         else:
             self._offer(now)
         if self._voted_at is not None and now - self._voted_at > ALONE_S:
-            _log.warning("nobody leads in term %d: this node votes again", self.voter.term)
+            _log.warning("term %d has no leader: this node votes again", self.voter.term)
             self._voted_at, self._is_unled = None, True
             self.management.drop("it does not lead")
             self.lost()
         if self._is_unled and self._alone_since is not None and not self._asking:
             self._ask_former()
         if self._alone_since is not None:
-            # The standby refuses a promotion unless some voting node knows a list of hosts.
+            # The standby refuses a promotion unless a voting node knows a list of hosts.
             may_follow = self.channel is not None and bool(self.voter.lists)
             patience_s = PROMOTE_WAIT_S if may_follow else ALONE_S
             if now - self._alone_since > patience_s:
@@ -394,7 +394,7 @@ class Failover:
             return
         before = self._knowledge
         if not self.voter.vote(message.term, message.candidate, self.loop.now()):
-            self.channel.close("this node is not free")
+            self.channel.close("this node is not free to vote")
             return
         _log.warning("this node votes for the standby, in term %d", message.term)
         channel, self.channel = self.channel, None
@@ -408,7 +408,7 @@ class Failover:
 
     def _ask_former(self) -> None:
         """Asks the manager from before the vote whether it still decides. If so, it has declared
-        this node lost, but could not say so, because the vote has ended their connection."""
+        this node lost, but could not report that, because the vote has ended their connection."""
         self._asking = True
         endpoint = self._former[self._asked % len(self._former)]
         self._asked += 1
@@ -441,8 +441,10 @@ class Failover:
     def _from_former(self, message: Any) -> None:
         # Once it has voted again, this node first waits for that candidate.
         if isinstance(message, GivenUp) and self._alone_since is not None:
-            _log.warning("the manager decides without this host, which has voted: given up")
-            self.management.cut_off("it has been given up")
+            _log.warning(
+                "the manager has continued without this host, which has voted: this node ends"
+            )
+            self.management.cut_off("the manager has excluded this host")
 
     # -- the standby itself --------------------------------------------------------------------
 
@@ -475,6 +477,6 @@ class Failover:
         try:
             self.processes.start_standby(ask, address)
         except ConfigError as error:
-            _log.error("this host should have the standby at %s, but: %s", address, error)
+            _log.error("the standby cannot start on this host at %s: %s", address, error)
             return
         self.holds = str(address)

@@ -1,8 +1,8 @@
 """The members of the cluster, including this node, as announced by the manager.
 
-The manager decides on membership, and announces each member with its initial number of workers;
-nodes notify each other when that number changes. Components that only need to know which other
-nodes live use the roster (_node/roster.py).
+The manager decides on membership, and announces each member with its initial number of workers.
+Nodes notify each other of changes of that number. Components that only need the living nodes use
+the roster (_node/roster.py).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["JoinWaiters", "NodeMembership", "SingleHostMembership"]
 
 
 NUMBER = 0  # the number of the only node in a cluster of one host
-GONE_MAX = 32  # how many former hosts are remembered for programs that ask
+GONE_MAX = 32  # how many former hosts are remembered for `status` and `top`
 # How long they are remembered. Higher: `status` and `top` list old losses beside new ones.
 GONE_SHOWN_S = 600.0
 
@@ -135,7 +135,7 @@ class NodeMembership:
         self.gone: deque[tuple[int, str, float]] = deque(maxlen=GONE_MAX)
         self.left: set[int] = set()  # numbers of gone hosts that had announced their departure
         self.former_workers: set[int] = set()  # numbers of members that have had workers
-        self.numbers = 1  # the highest known count of node numbers assigned by the manager
+        self.numbers = 1  # the highest known count of node numbers that the manager has assigned
         self.workers_now: int | None = None  # number of workers, if changed since joining
 
     @property
@@ -188,11 +188,11 @@ class NodeMembership:
         self.members[member.node] = member
 
     def went(self, number: int) -> Member | None:
-        """Removes a member that is gone. Returns it, or None if it was already removed."""
+        """Removes a member that is gone. Returns it; None if it was already removed."""
         member = self.members.pop(number, None)
-        had_workers = number in self.former_workers  # a leaving host announces 0 workers first
+        had_workers = number in self.former_workers  # a leaving host first announces 0 workers
         self.former_workers.discard(number)
-        # A program without workers that was connected for a while does not count as a former host.
+        # A program without workers that was connected for a while is not a former host.
         if member is not None and (member.workers or had_workers or member.stays):
             self.gone.append((number, member.host, self.loop.now()))
             self.left &= {one for one, *_ in self.gone} - {number}
@@ -243,7 +243,8 @@ class NodeMembership:
         self.reply(slot, Reply(request.number, found))
 
     def asked_gone(self, slot: int, request: Request) -> None:
-        """A process asks which hosts are gone, for how many seconds, and whether they have left."""
+        """A process asks which hosts are gone, for how many seconds, and whether they left in
+        order."""
         now = self.loop.now()
         while self.gone and now - self.gone[0][2] > GONE_SHOWN_S:
             self.gone.popleft()
@@ -254,7 +255,7 @@ class NodeMembership:
 # Requests of clients that wait until their node has joined a cluster.
 #
 # A node serves the processes of its host before a manager has admitted it, but a program must not
-# begin its work before that.
+# begin before that.
 
 
 class JoinWaitersEvents(Protocol):
@@ -289,7 +290,7 @@ class JoinWaiters:
         return {JoinStatus: self.ask}
 
     def ask(self, slot: int, request: Request) -> None:
-        """A process requests an answer as soon as this node has joined."""
+        """A process requests an answer once this node has joined."""
         self.waiting.append((slot, request.number))
         self.answer()
 

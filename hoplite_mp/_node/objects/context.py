@@ -1,7 +1,7 @@
-"""The context from which all components of a node are built: ports, shared memory, object table.
+"""The context of a node's components: ports, shared memory, object table.
 
 Components are built one after the other, each from this context and the components below it. A
-constructor takes the parts that it needs from the context, and keeps no reference to it.
+constructor takes its parts from the context, and keeps no reference to it.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class HostContext:
     send_peer: Callable[[int, PeerMessage], bool]
     # Connections to the processes of this host, by slot.
     clients: Mapping[int, Any]
-    # Answers the process in the slot.
+    # Replies to the process in the slot.
     reply: Callable[[int, Reply], None]
-    # A function for an answer that is sent later: it reaches the process that is in the slot now,
-    # or nobody if that process has ended meanwhile.
+    # A function that sends a later reply to the slot's present process, or drops the reply if that
+    # process has ended.
     replier: Callable[[int], Callable[[Reply], None]]

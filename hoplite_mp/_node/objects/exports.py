@@ -1,12 +1,11 @@
-"""Exports: objects of this host that other hosts hold, or of which other nodes keep replicas.
+"""Exports: objects of this host that other hosts hold, or that have replicas on other nodes.
 
-The owner of an object counts which hosts hold it, one entry for each import, and keeps the object
-with a hold of its own. When a pending object is done, every importer is notified: with the payload
-if that is small and at hand, otherwise with the nodes that have the bytes. Replicas
-(_node/objects/replicas.py) do not count: when nobody in the cluster holds the object any more, the
-owner asks their nodes to release them. While there are replicas, this file polls whether its own
-hold is the only one left. That is stable, because from then on a process can only get a hold
-through this node.
+The owner of an object counts the hosts that hold it, one entry for each import, and keeps the
+object with its own hold. When a pending object is done, every importer is notified: with the
+payload if that is small and at hand, otherwise with the nodes that have the bytes. Replicas
+(_node/objects/replicas.py) do not count: when the object has no holder left in the cluster, the
+owner has them released. While there are replicas, this file polls whether its own hold is the only
+one left. That state is stable, because a process can then get a hold only through this node.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ if TYPE_CHECKING:
 
 __all__ = ["KEPT_POLL_S", "Exports"]
 
-# How often this node checks whether replicated objects are still held. Higher: memory of unwanted
-# replicas is freed later. Lower: more checks (a few us for each such object).
+# Interval of checks whether replicated objects are still held. Higher: memory of unneeded replicas
+# is freed later. Lower: more checks (a few us for each object).
 KEPT_POLL_S = 0.25
 NO_BUCKET = -1  # for objects whose completion no process announces: polled in each turn
 
 
 @dataclass(slots=True)
 class Export:
-    """An object that other hosts hold, or of which other nodes keep replicas."""
+    """An object that other hosts hold, or that has replicas on other nodes."""
 
     oid: int
     object: bytes
@@ -55,8 +54,8 @@ class ExportsEvents(Protocol):
     """Reports and requests of this component to the components above it."""
 
     def extra_holds(self, oid: int) -> int:
-        """How many holds of the node on the object do not show that a process wants it: holds for
-        lineage, and for the host whose task's result it is."""
+        """How many holds of the node on the object are not for a process: holds for lineage, and
+        for the host whose task's result it is."""
 
 
 class Exports:
@@ -91,7 +90,7 @@ class Exports:
         self.again: dict[int, dict[tuple[int, bytes, int], None]] = {}
 
     def acquire(self, peer: int, message: Acquire) -> None:
-        """Another host holds an object of this host from now on."""
+        """Another host now holds an object of this host."""
         if not self.count(message.object, peer, message.number):
             self.send(peer, Described(message.object, message.number, "gone"))
 
@@ -117,8 +116,7 @@ class Exports:
         return export
 
     def release(self, peer: int, message: Release) -> bool:
-        """No process of the host holds the object any more. False: the import was not counted
-        here."""
+        """The host no longer holds the object. False: the import was not counted here."""
         export = self.exports.get(self.own(message.object))
         if export is None:
             return False
@@ -216,7 +214,7 @@ class Exports:
 
     def _watch(self, export: Export) -> None:
         export.watched = self.tasks.park([export.oid])
-        # No process announces an object in the node's own tables, or one that was done before.
+        # No process announces an object in the node's own tables, or one that was done earlier.
         if not export.watched or self.tasks.done(export.oid):
             export.watched.append(NO_BUCKET)
         for bucket in export.watched:
@@ -236,7 +234,7 @@ class Exports:
         for oid in found:
             export = self.exports.get(oid)
             if export is None or not export.watched:
-                continue  # a send in this loop has failed, which has ended the export
+                continue  # a failed send in this loop has ended the export
             self._unwatch(export)
             for peer, number in list(export.importers):  # a failed send may remove an importer
                 self.send(peer, self.describe(oid, export.object, number))

@@ -1,7 +1,7 @@
 """Requests of processes for objects of other hosts: their locations, and holds on them.
 
-A process takes a hold of its own after it has read the reply. Until the process has confirmed this,
-the node keeps a hold on its behalf.
+A process takes its own hold after it has read the reply. The node keeps a hold on its behalf until
+the process has confirmed this.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ImportRequests:
         """The process has its own holds on all objects of replies up to this number."""
         number = request.ask.number  # type: ignore[union-attr]
         granted = self.granted.get(slot, {})
-        # A process that was interrupted by Ctrl-C may never confirm some of the earlier replies.
+        # A process that Ctrl-C interrupted may never confirm some of the earlier replies.
         for old in [old for old in granted if old <= number]:
             del granted[old]
 
@@ -75,9 +75,7 @@ class ImportRequests:
         self.imports.drop(request.ask.oid)  # type: ignore[union-attr]
 
 
-# Which nodes hold an object: requests of processes here, answered by the object's owner.
-#
-# The owner knows which nodes hold the whole value. Processes of other hosts ask it through their
+# The owner knows the nodes that hold the whole value. Processes of other hosts ask it through their
 # node; if the owner dies meanwhile, their node answers from its own records.
 
 
@@ -98,7 +96,7 @@ class Locations:
         reply = self.replier(slot)
         one = self.imports.by_oid.get(oid)
 
-        def told(answer: Answer | None) -> None:
+        def answered(answer: Answer | None) -> None:
             if answer is None:  # this host is the owner, or the owner is lost
                 found = self.holders(oid)
             else:
@@ -107,9 +105,9 @@ class Locations:
             reply(Reply(question, sorted(set(found))))
 
         if one is None or one.owner == self.client.host_id:
-            told(None)
+            answered(None)
         else:
-            self.questions.ask(one.owner, functools.partial(LocateReplicas, one.object), told)
+            self.questions.ask(one.owner, functools.partial(LocateReplicas, one.object), answered)
 
     def holders(self, oid: int) -> tuple[int, ...]:
         """Numbers of the nodes that are known to hold the whole value."""

@@ -1,9 +1,9 @@
 """Imports: objects of other hosts that processes of this host use.
 
-A ref to another host's object becomes a header of this host, which the node claims until the
-object's owner has described the object; from then on every process uses it like any other. The
-owner gets an Acquire message when the first process here holds the object, and a Release message
-when the last process has released it.
+A ref to another host's object becomes a header of this host. The node claims the header until the
+object's owner has described the object; then every process uses it like any other. The owner gets
+an Acquire message when the first process here holds the object, and a Release message when the last
+process has released it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class ImportRecord:
     oid: int
     hold: Any  # the node's own hold, until the requesting processes have theirs
     described: bool = False
-    asks: bool = False  # the manager was asked who owns it, because that host is not known here
-    kept: bool = False  # as a replica: the node holds it even if no process does
+    asks: bool = False  # the owner's host is unknown here, so the manager was asked for it
+    kept: bool = False  # as a replica: the node holds it even without a process
     moved: int = -1  # number of the node after whose death a new owner was named
     runs_here: bool = False  # the result of the owner's task, which a worker here will write
     waiting: list[Callable[[], None]] = field(default_factory=list)
     # All headers here of the same object, in one shared list. The object's id maps to the first
-    # one; the other headers stay as long as they are held.
+    # one; the others remain while they are held.
     same: list[ImportRecord] = field(default_factory=list, repr=False)
 
 
@@ -58,8 +58,8 @@ class ImportsEvents(Protocol):
         """Asks for the owner of an import whose owner is gone; False: it gets no new owner."""
 
     def result_held(self, oid: int) -> None:
-        """The owner now counts the holds of processes here on an object that the node may also keep
-        for the owner: the result of its task."""
+        """The owner now counts the holds of processes here on the result of its task, which the
+        node may also keep for the owner."""
 
 
 class Imports:
@@ -83,9 +83,9 @@ class Imports:
         results.local, results.headers = self.local, self.headers
 
     def ask(self, objects: list[bytes], done: Callable[[list[Any]], None], holder: int = 0) -> None:
-        """Calls `done` with a hold on each object's header here (None if it is gone), as soon as
-        all owners have confirmed that they keep the objects as long as these holds live. holder:
-        the id of a host that keeps its own objects during that time in any case."""
+        """Calls `done` with a hold on each object's header here (None if it is gone), once all
+        owners have confirmed that they keep the objects while these holds exist. holder: the id of
+        a host that keeps its own objects during that time in any case."""
         found = [self._hold(one, holder) for one in objects]
         open_ = {id(one): one for one, _ in found if one is not None and not one.described}
         left = len(open_)
@@ -150,7 +150,7 @@ class Imports:
             self.fail(one, "its host is not in this cluster, or has left it")
 
     def keep(self, object_id: bytes) -> Any:
-        """A hold for a replica on the object's header here, which the owner does not count."""
+        """A hold for a replica on the object's header here. The owner does not count it."""
         one = self.by_object.get(object_id)
         hold = None if one is None else self.client.hold(one.oid)
         if one is None or hold is None:
@@ -160,8 +160,9 @@ class Imports:
         return hold
 
     def release_kept(self, oid: int, *, keeps: bool) -> bool:
-        """No process here holds the object any more, but the node has a header of it: notifies the
-        owner. keeps: it is a complete replica's. False: the owner did not count this import."""
+        """No process here holds the object, but the node has a header of it: notifies the owner.
+        keeps: whether the header is a complete replica's. False: the owner did not count this
+        import."""
         one = self.by_oid.get(oid)
         if one is None or not one.number or not one.described:
             return False
@@ -170,19 +171,19 @@ class Imports:
         return True
 
     def adopt(self, object_id: bytes, oid: int) -> None:
-        """This header belongs to a task of another host that runs here: from now on the id of the
-        task's result maps to it. An earlier header of the same result here gets its value from the
-        owner, as on other hosts."""
+        """Maps the id of a task's result to this header, because the task, of another host, runs
+        here. An earlier header of the same result here gets its value from the owner, as on other
+        hosts."""
         owner = ids.unpack_id(object_id)[0]
         self.lead(ImportRecord(object_id, owner, 0, oid, None, True, runs_here=True))
 
     def follow_owner(self, oid: int) -> None:
-        """A task that was to run here goes back to its owner. Processes of this host hold its
-        result; they get it from the owner, as they do other imports."""
+        """A task that was to run here returns to its owner. Processes of this host that hold its
+        result get the value from the owner, as for other imports."""
         one = self.by_oid[oid]
         one.runs_here = False
-        # Even if the owner already counts this host: it may have reported that the object is gone,
-        # which was irrelevant while the task was here, and reports that again.
+        # Even if the owner already counts this host: while the task was here, the owner may have
+        # reported that the object is gone, and now reports that again.
         self._acquire(one)
 
     def public(self, oid: int) -> bytes:
@@ -191,8 +192,8 @@ class Imports:
         return ids.pack_id(self.client.host_id, oid) if one is None else one.object
 
     def near(self, object_id: bytes, oid: int) -> memoryview | None:
-        """The payload of the object, if this host has it under another header than `oid`. That
-        happens if a process held a ref to a task's result when the task was sent here."""
+        """The payload of the object, if this host has it under another header than `oid`: a process
+        held a ref to a task's result when the task was sent here."""
         one = self.by_object.get(object_id)
         if one is None or one.oid == oid:
             return None
@@ -236,7 +237,7 @@ class Imports:
     # -- messages of the owner -----------------------------------------------------------------
 
     def described(self, message: Described) -> None:
-        """The owner describes an object: at once, and again when a pending one is done."""
+        """The owner describes an object: at once, and again when a pending object is done."""
         headers = self.all_of(message.object)
         one = next((one for one in headers if one.number == message.number), None)
         if one is None:
@@ -245,7 +246,7 @@ class Imports:
             if self.remote_objects.absent(one.oid):
                 self._there_again(one, message)
             else:
-                self.remote_objects.learn(one.oid, message.holders)
+                self.remote_objects.set_holders(one.oid, message.holders)
             self.answer(one)  # it was described before, or placed here by a collective
             return
         if one.runs_here:
@@ -257,7 +258,7 @@ class Imports:
             assert message.payload is not None
             self.store(one, message.payload, True)
         elif message.state == "gone":
-            self.fail(one, "it was deleted, or nobody held it any more")
+            self.fail(one, "it was deleted, or had no holder left")
         self.answer(one)
 
     def _there_again(self, one: ImportRecord, message: Described) -> None:
@@ -265,7 +266,7 @@ class Imports:
         if message.payload is not None:
             self.remote_objects.replace(one.oid, message.payload)
         elif message.state == "gone":
-            why = f"object {one.object.hex()} is lost: it was deleted, or nobody held it any more"
+            why = f"object {one.object.hex()} is lost: it was deleted, or had no holder left"
             self.remote_objects.fail(one.oid, ObjectLostError(why))
         elif message.holders:
             self.remote_objects.found(one.oid, message.holders, message.nbytes, message.layout)
@@ -279,12 +280,12 @@ class Imports:
             )
 
     def store(self, one: ImportRecord, payload: bytes, failed: bool) -> bool:
-        """Writes the value into a CLAIMED header. False: it does not fit now. An error that does
-        not fit is replaced by a short one."""
+        """Writes the value into a CLAIMED header. False: it does not fit now. A short error
+        replaces an error that does not fit."""
         encoded = _serialize.Encoded(payload, [], [], len(payload), [])
         if not failed:
-            return self.results.store_if_room(one.oid, encoded, False)
-        lost = ObjectLostError("there is no space for its error here")
+            return self.results.store_if_fits(one.oid, encoded, False)
+        lost = ObjectLostError("there is no space for its error on this host")
         self.results.store_value(one.oid, encoded, True, lost)
         return True
 
@@ -303,13 +304,13 @@ class Imports:
         waiting, one.waiting = one.waiting, []
         for done in waiting:
             done()
-        one.hold = None  # the requesting processes have holds by now
+        one.hold = None  # the requesting processes have their own holds now
 
     # -- the end -------------------------------------------------------------------------------
 
     def freed(self, oid: int) -> None:
-        """The node has collected a header of its own. If it was an import, no process here holds it
-        any more, and the owner is notified."""
+        """The node has collected a header of its own. If it was an import, the owner is notified
+        that no process here holds it."""
         one = self.by_oid.get(oid)
         if one is None or self.client.state(oid) not in GONE:
             return

@@ -1,7 +1,7 @@
 """Requests of processes for memory of the store: blocks, spans, restored objects.
 
-A request that cannot be granted because the store is full is retried briefly, and then answered
-"full"; the process itself decides how long to repeat the request.
+A request that does not fit into the store is retried briefly, and then answered "full". The process
+itself decides how long to repeat it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Deadlines", "ForeignLeases", "Leases"]
 
 
-PATIENCE_S = 0.2  # after this the answer is "full"
+PATIENCE_S = 0.2  # then the answer is "full"
 RETRY_S = 0.01
 # Preallocated blocks take at most this part of the store. Larger: calls of more members have the
 # block of their next part ready, but a large object that needs that memory is refused.
@@ -82,7 +82,7 @@ class Leases:
         nbytes = ask.nbytes
         if (
             ask.error or ask.preallocated
-        ):  # answered at once: other processes may wait for a task's error
+        ):  # answered at once: other processes may wait for the error of a task
             found = (
                 self._preallocated(nbytes, slot)
                 if ask.preallocated
@@ -105,7 +105,7 @@ class Leases:
                 self._undo_unread(slot, request.number, payload)
             return payload
 
-        self.patiently(slot, request, attempt)
+        self._retry_briefly(slot, request, attempt)
 
     def _preallocated(self, nbytes: int, slot: int) -> int | None:
         """A preallocated block; None if the memory is needed elsewhere."""
@@ -139,7 +139,7 @@ class Leases:
             why = "" if start is not None else self.store.full_message()
             self.reply(slot, Reply(request.number, start, why, start is None))
             return
-        self.patiently(slot, request, attempt)
+        self._retry_briefly(slot, request, attempt)
 
     def restore(self, slot: int, request: Request) -> None:
         oid = request.ask.oid  # type: ignore[union-attr]
@@ -151,7 +151,7 @@ class Leases:
                 return ON_ITS_WAY if wanted else None
             return None if self.store.restore(oid, slot) is None else RESTORED
 
-        self.patiently(slot, request, attempt, lambda: self.remote_objects.refusal(oid))
+        self._retry_briefly(slot, request, attempt, lambda: self.remote_objects.refusal(oid))
 
     def read_spilled(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
@@ -159,11 +159,11 @@ class Leases:
         piece = self.store.read_spilled(ask.oid, ask.offset, nbytes)
         self.reply(slot, Reply(request.number, piece))
 
-    def patiently(
+    def _retry_briefly(
         self, slot: int, request: Request, attempt: Any, why: Callable[[], str] = lambda: ""
     ) -> None:
-        """Answers as soon as `attempt` succeeds; retries for PATIENCE_S, then answers "full". why:
-        returns a reason other than a full store, or ""."""
+        """Answers once `attempt` succeeds; after PATIENCE_S it answers "full". why: returns another
+        reason than a full store, or ""."""
         deadline = self.loop.now() + PATIENCE_S
         line = self.lines.get(slot)
 
@@ -179,7 +179,7 @@ class Leases:
                 self.reply(slot, Reply(request.number, value))
             elif self.store.returned_to == slot:  # spilling has freed memory in the process's spans
                 self.client.set_hungry(False)
-                message = f"{self.store.room_message()}. Free arrays, or raise memory="
+                message = f"{self.store.usage_message()}. Free arrays, or raise memory="
                 self.reply(slot, Reply(request.number, None, message, True))
             elif self.loop.now() >= deadline:
                 self.client.set_hungry(False)
@@ -202,18 +202,18 @@ def _nothing() -> None:
 
 # Holds for refs that another engine (Ray, Dask, ...) carries as pickled bytes.
 #
-# Bytes hold nothing, and nobody knows how often they will be unpickled, if ever. So when a process
-# pickles a ref for an engine, its node holds the object for the requested time. The hold is the
-# node's own, so it outlives the process. Pickling an object again extends its one hold.
+# A pickled ref holds nothing, and the number of times it will be unpickled is unknown. So when a
+# process pickles a ref for an engine, its node holds the object for the requested time. The hold is
+# the node's own, so it outlives the process. Pickling the object again extends its single hold.
 
 
-# How long after its deadline a hold may end. Higher: the node's loop wakes less often when many
+# How long after its deadline a hold may end. Higher: fewer wake-ups of the node's loop when many
 # objects are pickled in a row. Lower: memory is freed sooner.
 SLACK_S = 0.1
 
 
 class Deadlines:
-    """Keys with deadlines, which can be extended. The time is an argument."""
+    """Keys with extendable deadlines. The time is an argument."""
 
     def __init__(self) -> None:
         self._until: dict[int, float] = {}
@@ -232,7 +232,7 @@ class Deadlines:
             self._until[key] = until
 
     def next(self) -> float | None:
-        """A time before which no deadline passes; None if there is no key."""
+        """A lower bound of the next deadline; None if there is no key."""
         return self._heap[0][0] if self._heap else None
 
     def ended(self, now: float) -> list[int]:

@@ -3,9 +3,9 @@
 The owner of an object (the host with the id `ImportRecord.owner`) counts the hosts that hold it;
 compare ownership in Ray (Wang et al., NSDI 2021), where processes own objects. When an owner dies,
 every node reports its holds and copies of that owner's objects, and the manager names a new owner
-for each object that some host has completely (_planner/owners.py). Until then nothing of these
-objects is released here. The new owner starts with the counts of the reports; a host that has
-released an object since its report notifies the new owner, possibly before the manager does.
+for each object that some host has completely (_planner/owners.py). Until then this node releases
+none of these objects. The new owner starts with the counts of the reports. A host that has released
+an object since its report notifies the new owner, possibly before the manager does.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Lost", "OrphanInventory", "OwnershipTransfer", "is_kept"]
 
-# Orphan inventory: which objects of a dead owner this host has, reported to the manager.
+# Orphan inventory: the objects of a dead owner on this host, reported to the manager.
 #
-# Between the death of an owner and the manager's decision this node must not release any of that
-# owner's objects, because the decision relies on the reports. One object may have several headers
+# Between the death of an owner and the manager's decision this node must not release any of the
+# owner's objects, because the decision relies on the reports. An object may have several headers
 # here, if a process held a ref to a task's result when the task was sent here.
 
 
@@ -56,22 +56,23 @@ class Lost:
     number: int
     holds: dict[int, Any] = field(default_factory=dict)  # on headers, until new owners are known
     reported: dict[bytes, int] = field(default_factory=dict)  # object -> number of the import
-    # Object -> numbers that were reported to managers which have died since. A new owner may count
-    # these imports; this node notifies it of those that were released.
+    # Object -> numbers reported to managers that have died since. A new owner may count these
+    # imports; this node notifies it of the released ones.
     former: dict[bytes, set[int]] = field(default_factory=dict)
     asked: set[int] = field(default_factory=set)  # imports about which OwnerTold is outstanding
-    # Releases that arrived before this node was informed that it is the new owner: (object, host id
-    # of the sender, number of its import).
+    # Releases that arrived before the manager's message that makes this node the owner: (object,
+    # host id of the sender, number of its import).
     pending_releases: set[tuple[bytes, int, int]] = field(default_factory=set)
-    confirmed: bool = False  # the manager knows of the death, which this node may detect earlier
+    # the manager has declared the death, which this node may detect earlier
+    confirmed: bool = False
 
 
 class OrphanInventoryEvents(Protocol):
     """Reports and requests of this component to the components above it."""
 
     def backup_number(self, object_id: bytes, host_id: int) -> int | None:
-        """If this node is the backup of the actor of the host: the number of its data for a
-        restart, where higher is newer and 0 means incomplete. Otherwise None."""
+        """If this node is the backup of an actor of the host: the number of its restart data, where
+        higher is newer and 0 means incomplete. Otherwise None."""
 
 
 class OrphanInventory:
@@ -87,7 +88,7 @@ class OrphanInventory:
         self.lost: dict[int, Lost] = {}  # by host id
 
     def begin(self, host_id: int, number: int) -> None:
-        """A host is gone. Must be called before any component releases objects of that host."""
+        """A host is gone. Must precede the release of objects of that host by any component."""
         lost = self.lost[host_id] = Lost(host_id, number)
         self.hold(lost, self.of(host_id))
 
@@ -122,7 +123,7 @@ class OrphanInventory:
             here = any(self.imports.is_whole(one) for one in found)
             used = counted or any(map(is_kept, found))
             # An object that was reported before is always reported again, because the manager's
-            # answer will name the object.
+            # answer will name it.
             said = lost is not None and object_id in lost.reported
             if len(objects) == HOLDINGS_MAX or not (here or used or said):
                 continue
@@ -170,8 +171,8 @@ class OwnershipTransferEvents(Protocol):
     def ownerless(self, one: ImportRecord) -> None:
         """The manager has named no new owner for an import, and will not name one."""
 
-    def all_heard(self) -> None:
-        """All statements of a manager's message about owners have been handled."""
+    def owners_handled(self) -> None:
+        """A manager's message about owners has been handled completely."""
 
 
 class OwnershipTransfer:
@@ -190,8 +191,8 @@ class OwnershipTransfer:
         number_of: Callable[[int], int | None],
         events: OwnershipTransferEvents,
     ) -> None:
-        """host_id_at: the host id of a living node's number, which may be this node's; number_of:
-        the reverse."""
+        """host_id_at: the host id of a living node's number, perhaps of this node; number_of: the
+        reverse."""
         self.imports = imports
         self.exports = exports
         self.remote_objects = remote_objects
@@ -211,7 +212,7 @@ class OwnershipTransfer:
         self._restated: dict[int, list[Any]] = {}
 
     def is_open(self, host_id: int) -> bool:
-        """Whether the host is dead and its objects do not have new owners yet."""
+        """Whether the host is dead and its objects have no new owners yet."""
         return host_id in self.lost
 
     def is_decided(self, host_id: int) -> bool:
@@ -221,24 +222,24 @@ class OwnershipTransfer:
     # -- after a death -------------------------------------------------------------------------
 
     def begin(self, host_id: int, number: int) -> None:
-        """A host is gone. Must be called before any component releases objects of that host."""
+        """A host is gone. Must precede the release of objects of that host by any component."""
         self.numbers[host_id] = number
         self.orphan_inventory.begin(host_id, number)
 
     def report(self, number: int) -> None:
-        """Reports this node's orphan inventory to the manager, which now knows of the death and
+        """Reports this node's orphan inventory to the manager, which has declared the death and
         waits for the report of every node."""
         lost = self.orphan_inventory.lost_as(number)
         if lost is not None:
             lost.confirmed = True
-        # Including objects that were first encountered after the death.
+        # Includes objects that were first encountered after the death.
         imports = [] if lost is None else self.orphan_inventory.of(lost.host_id)
         self.send_manager(self.orphan_inventory.report(number, imports, lost))
         if lost is not None and not lost.reported:  # an empty report gets no answer
             self._close(lost)
 
     def report_again(self) -> Iterator[HoldingsReported | OwnersKnown | OwnerAsked]:
-        """Repeats to a new manager the reports of this node, and the known new owners."""
+        """Repeats this node's reports, and the known new owners, to a new manager."""
         moved: dict[int, list[ImportRecord]] = {}
         owners: dict[bytes, int] = {}
         for one in list(self.imports.by_oid.values()):
@@ -252,8 +253,8 @@ class OwnershipTransfer:
                 if one.moved >= 0:  # other nodes may only know the first owner
                     owners[one.object] = number
             asks = is_kept(one) or (one.number and not one.described)
-            # Open questions are repeated even if the owner's host has become known since: they were
-            # lost with the former manager.
+            # Open questions are repeated even if the owner's host is now known: they were lost with
+            # the former manager.
             if asks and (owner is None or one.asks) and one.owner not in self.lost:
                 yield OwnerAsked(self.node(), one.object)
         for begin in range(0, len(owners), HOLDINGS_MAX):
@@ -270,11 +271,12 @@ class OwnershipTransfer:
                 lost.asked.clear()  # the new manager has no open question; this report replaces it
             told = self.orphan_inventory.report(number, moved.get(number, []), lost)
             if told.objects:
-                # The manager may name this node as the owner, if the present one has died by then.
+                # The manager may name this node as the owner, if the present owner has died by
+                # then.
                 restated[number] = [self.client.hold(one.oid) for one in moved.get(number, ())]
             if told.objects or lost is not None:
                 yield told
-            # A manager that does not know of the death may name that host as an owner, and later
+            # A manager that has not detected the death may name that host as an owner, and later
             # declare it lost; then `report` follows.
             if lost is not None and lost.confirmed and not told.objects:
                 self._close(lost)
@@ -286,11 +288,11 @@ class OwnershipTransfer:
 
         def told(message: OwnerTold) -> None:
             self._told(message)
-            self.events.all_heard()
+            self.events.owners_handled()
 
         def owners_named(message: OwnersNamed) -> None:
             self._owners_named(message)
-            self.events.all_heard()
+            self.events.owners_handled()
 
         return {OwnerTold: told, OwnersNamed: owners_named}
 
@@ -314,18 +316,18 @@ class OwnershipTransfer:
             self._close(lost)
 
     def back(self, host_id: int) -> None:
-        """A host that the last manager had declared lost is a member again, without a restart,
-        because a user has promoted its standby (`promote --anyway`). No other owners are named for
-        its objects, so this node acquires them from that host. Where the last manager had named
-        another owner already, both hosts count holders; values are read from either."""
+        """A host that the last manager had declared lost is a member again without a restart,
+        because a user has promoted its standby (`promote --anyway`). Its objects get no other
+        owners, so this node acquires them from that host. Where the last manager had already named
+        another owner, both hosts count holders; values are read from either."""
         self._restated.pop(self.numbers.pop(host_id, -1), None)
         lost = self.lost.pop(host_id, None)
         if lost is None:
             return
         for one in self.orphan_inventory.of(host_id):
             self.events.moved(one)
-            # The owner counts an import once, however often it is acquired, and describes it each
-            # time, which is also the answer for readers of an absent value.
+            # The owner counts an import once, however often it is acquired. It describes the object
+            # each time, which also answers readers of an absent value.
             if one.number:
                 self._acquire(one)
             elif self.imports.is_whole(one) or is_kept(one):
@@ -333,7 +335,7 @@ class OwnershipTransfer:
             else:
                 self.imports.follow_owner(one.oid)
         lost.holds.clear()
-        self.events.all_heard()
+        self.events.owners_handled()
 
     def _named(self, number: int) -> int | None:
         """The host id of a node named by the manager, which may have died meanwhile. None: the
@@ -353,7 +355,8 @@ class OwnershipTransfer:
         lost.holds.clear()
 
     def _lose(self, one: ImportRecord, lost: Lost) -> None:
-        """No host has the whole object, so it is lost, whatever holders are recorded here."""
+        """The object is lost, because no host has it completely, whatever holders are recorded
+        here."""
         why = _no_copy(lost.number)
         remote = self.remote_objects.by_oid.get(one.oid)
         if remote is not None and remote.payload:  # the running transfer decides whether it is lost
@@ -366,7 +369,7 @@ class OwnershipTransfer:
                 one.oid, ObjectLostError(f"object {one.object.hex()} is lost: {why}")
             )
         self.imports.answer(one)
-        self.events.ownerless(one)  # the value may be complete here, as that of an identity is
+        self.events.ownerless(one)  # the value may be complete here, like that of an identity
 
     def _moved(self, lost: Lost, object_id: bytes, ours: list[ImportRecord], owner: int) -> None:
         """Another node is the owner now, and counts this host's import as reported."""
@@ -377,17 +380,17 @@ class OwnershipTransfer:
         if owner in self.lost:
             return
         # Acquire precedes Release, because otherwise the object could be freed in between. Release
-        # precedes ReplicaStored, because on Release the owner forgets this host's replica.
+        # precedes ReplicaStored, because a Release makes the owner forget this host's replica.
         for one in ours:
-            # An owner that a former manager has named does not count later imports, because it has
-            # closed its search and ignores OwnersNamed. So a reported import without a description
-            # is acquired as well; an owner that already counts it counts it once.
+            # An owner named by a former manager does not count later imports, because it has closed
+            # its search and ignores OwnersNamed. So a reported import without a description is
+            # acquired as well; an owner that already counts it counts it once.
             if one.number and (one.number != number or not one.described):
                 self._acquire(one)
-        # A header that OwnerTold has already moved may have the reported number, too.
+        # A header that OwnerTold has already moved may also have the reported number.
         here = {one.number for one in self.imports.all_of(object_id)}
         for before in sorted({number, *lost.former.get(object_id, ())} - here - {0}):
-            self.send(owner, Release(object_id, before))  # it was released after the report
+            self.send(owner, Release(object_id, before))  # released after the report
         for one in ours:
             if not one.number and (self.imports.is_whole(one) or is_kept(one)):
                 self._keep_on(one)
@@ -415,7 +418,7 @@ class OwnershipTransfer:
     ) -> None:
         """Makes this node the owner. counted: (node, number of its import) pairs, flat. copies:
         numbers of nodes that have replicas."""
-        if not ours:  # made the owner by a former manager, which died between two messages
+        if not ours:  # a former manager, which died between two messages, made this node the owner
             return
         mine = next((one for one in ours if self.imports.is_whole(one)), ours[0])
         object_id = mine.object
@@ -434,13 +437,13 @@ class OwnershipTransfer:
             if one is not mine and one.number:
                 self.imports.described(self.exports.describe(mine.oid, object_id, one.number))
                 one.hold = self.client.hold(mine.oid)
-        self.replicas.let_go(object_id)  # the export's hold keeps the object from now on
+        self.replicas.let_go(object_id)  # the export's hold now keeps the object
         self.events.moved(mine)
 
     # -- late messages -------------------------------------------------------------------------
 
     def released(self, peer: int, message: Release) -> None:
-        """A host has released an object of which this node is or is about to become the owner. In
+        """A host has released an object of which this node is, or is about to become, the owner. In
         the latter case the manager's message may still count that import, even if it was acquired
         and released here already."""
         self.exports.release(peer, message)
@@ -450,7 +453,7 @@ class OwnershipTransfer:
 
     def ask_for_owner(self, one: ImportRecord) -> bool:
         """Asks the manager for the new owner of an object whose owner is gone, because a process
-        here has received a ref to it, or a replica here has been completed."""
+        here has received a ref to it, or a replica here is complete."""
         if one.number and one.owner in self.lost:
             self.lost[one.owner].asked.add(one.number)
         self.send_manager(OwnerAsked(self.node(), one.object))
@@ -460,7 +463,7 @@ class OwnershipTransfer:
         owner = self._named(message.owner)
         for one in self.imports.all_of(message.object):
             if is_kept(one):
-                self._told_of_copy(one, owner)
+                self._copy_answered(one, owner)
             if not one.number or one.described:
                 continue
             if one.owner in self.lost:
@@ -473,7 +476,7 @@ class OwnershipTransfer:
             if owner not in self.lost:
                 self._acquire(one)
 
-    def _told_of_copy(self, one: ImportRecord, owner: int | None) -> None:
+    def _copy_answered(self, one: ImportRecord, owner: int | None) -> None:
         """The manager's answer about a replica here that was unknown to the dead owner."""
         if self.number_of(one.owner) is not None or one.owner in self.lost:
             return
@@ -485,17 +488,17 @@ class OwnershipTransfer:
                 self._keep_on(one)
 
     def _follow(self, one: ImportRecord, owner: int) -> None:
-        """Sets a new owner. If that is already dead, the import is held until the manager has named
+        """Sets a new owner. If it is already dead, the import is held until the manager has named
         the next owner."""
-        # The manager may name the same host again if the manager or this node missed its death.
+        # The manager may name the same host again if it or this node missed the host's death.
         if owner != one.owner:
             one.owner, one.moved = owner, self.numbers.get(one.owner, -1)
         if owner in self.lost:
             self.orphan_inventory.hold(self.lost[owner], [one])
 
     def own(self, object_id: bytes) -> int:
-        """As Imports.own. Another host may know before this node that the manager has made this
-        node the owner of an object. So objects of dead owners count as well, if they are complete
+        """As Imports.own. Another host may learn before this node that the manager has made this
+        node the owner of an object, so objects of dead owners count as well if they are complete
         here."""
         found = self.imports.own(object_id)
         if found:
@@ -505,12 +508,12 @@ class OwnershipTransfer:
 
     def freed(self, one: ImportRecord) -> None:
         """A header here was freed. If it was the object's last header here, and this node has
-        become the owner, no host holds the object any more, and the manager is notified."""
+        become the owner, no host holds the object, and the manager is notified."""
         others = self.imports.all_of(one.object)
         other = next((other for other in others if other.owner == one.owner), None)
         if other is not None:
             if (is_kept(other) or not one.number) and self.imports.is_whole(other):
-                # On the Release of the freed header the owner forgets this host's replica.
+                # A Release of the freed header makes the owner forget this host's replica.
                 self._tell(other)
         elif one.owner == self.client.host_id != ids.unpack_id(one.object)[0]:
             self.send_manager(ObjectGone(one.object))
@@ -520,7 +523,7 @@ class OwnershipTransfer:
 
 
 def _drop(hold: Any) -> None:
-    """Its parameter keeps a hold alive until this is called."""
+    """Holds its parameter until the call."""
 
 
 def _no_copy(number: int | None) -> str:

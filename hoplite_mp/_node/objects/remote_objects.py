@@ -1,9 +1,9 @@
 """Remote objects: values whose bytes are on other hosts, their holders, and their readers here.
 
-To every process of this host an object whose bytes are elsewhere looks like a spilled one: done,
-but its bytes must be requested. However many readers request it, it is fetched once. An object
-without a known living holder is *absent*: it stays done, and readers wait until the maker has found
-or reconstructed it. An object that is permanently lost gets an error, which readers raise.
+For a process of this host an object on another host looks like a spilled object: done, but its
+bytes must be requested. It is fetched once, however many readers request it. An object without a
+known living holder is *absent*: it stays done, and readers wait until the maker has found or
+reconstructed it. An object that is permanently lost gets an error, which readers raise.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ __all__ = [
 # Layouts: the shape and dtype of an array as text, for messages between nodes.
 #
 # A node that folds arrays of other hosts must know their sizes, and the manager must check that the
-# sources fit together, before any byte is sent. The manager only compares these texts, and errors
+# sources are compatible, before any byte is sent. The manager only compares these texts, and errors
 # show them to users.
 
 
 _BETWEEN = " and dtype "
 _LAYOUT = re.compile(r"shape \((?:(\d{1,20}(?:, \d{1,20})*),?)?\) and dtype (.+)", re.ASCII)
-# How much of a spilled payload is read at first. Its head is longer if very many sources have
-# contributed to it: then the size is multiplied by this factor until the head is complete.
+# How much of a spilled payload is read at first. The head is longer if it lists very many sources;
+# the size is multiplied by this factor until the head is complete.
 HEAD_BYTES, HEAD_GROWTH = 16 << 10, 8
 
 
@@ -66,7 +66,7 @@ def parse_layout(layout: bytes) -> tuple[tuple[int, ...], str]:
     """Returns (shape, name of the dtype). ValueError: not a result of payload_layout."""
     found = _LAYOUT.fullmatch(layout.decode())
     if found is None:
-        raise ValueError(f"this is no layout: {layout!r}")
+        raise ValueError(f"not a layout: {layout!r}")
     return tuple(map(int, found[1].split(", "))) if found[1] else (), found[2]
 
 
@@ -101,7 +101,7 @@ def layout_of(results: ResultWriter, remote_objects: RemoteObjects, oid: int) ->
 
 
 def can_fold(op: str, layout: bytes) -> bool:
-    """Whether there is a kernel; otherwise NumPy folds the arrays on one node."""
+    """Whether a kernel exists; otherwise NumPy folds the arrays on one node."""
     return bool(layout) and has_kernel(op, parse_layout(layout)[1]) is not None
 
 
@@ -113,7 +113,7 @@ INDEX_SHIFT = 32  # a local id has the table and index above these bits, the gen
 
 @dataclass(slots=True)
 class RemoteObject:
-    """The location of one object's bytes."""
+    """The location of an object's bytes."""
 
     object: bytes
     nbytes: int
@@ -126,11 +126,11 @@ class RemoteObject:
     filler: Filler | None = None  # fills the block
     engine_buffer: EngineBuffer = field(default_factory=EngineBuffer)  # of the block
     arrived: Ranges = field(default_factory=Ranges)  # bytes that earlier plans have written there
-    why: str = ""  # why no living holder is known
+    why: str = ""  # reason why no living holder is known
     making: bool = False  # the maker was called
     asked: int = 0  # number of requests to its owner for the holders
     copies_failed: int = 0  # number of failed fetches from replicas
-    # Why its last holder cannot read it from its disk now, and until when readers get that reason.
+    # Why the last holder cannot read it from its disk now, and until when readers get that reason.
     full: str = ""
     full_until: float = 0.0
     copied: bool = False  # its holders have replicas, which may be released there at any time
@@ -140,7 +140,8 @@ class Filler(Protocol):
     """Fills a block."""
 
     def forget(self, oid: int, remote: RemoteObject) -> None:
-        """Stops filling the block: nobody needs the object, or its value arrives in another way."""
+        """Stops filling the block: the object is no longer needed, or its value arrives in another
+        way."""
 
 
 class Fetcher(Filler, Protocol):
@@ -160,7 +161,7 @@ class Maker(Protocol):
         """Eventually calls `found`, `replace` or `fail`, but never before it returns."""
 
     def forget(self, oid: int) -> None:
-        """Nobody needs the value any more."""
+        """The value is no longer needed."""
 
 
 class RemoteObjectsEvents(Protocol):
@@ -182,7 +183,7 @@ class RemoteObjects:
         self.loop = loop
         self.events = events
         self.by_oid: dict[int, RemoteObject] = {}
-        # A header's table and index, as from take_gone() -> the header's id.
+        # A header's table and index, as returned by take_gone() -> the header's id.
         self._at: dict[int, int] = {}
         self._gone: list[int] = []  # objects that were already freed or deleted at add()
 
@@ -198,7 +199,8 @@ class RemoteObjects:
         layout: bytes = b"",
         refs: bool = False,
     ) -> bool:
-        """Marks a CLAIMED header as done: these nodes have its value. False: it was cancelled."""
+        """Marks a CLAIMED header as done, with its value on these nodes. False: it was
+        cancelled."""
         done = self.client.finish_elsewhere(oid, nbytes, refs)
         if done:
             self.add(oid, object_id, nbytes, holders, layout)
@@ -224,8 +226,8 @@ class RemoteObjects:
         return self.by_oid.pop(oid, None)
 
     def want(self, oid: int, done: Callable[[], None]) -> bool:
-        """Fetches the object and calls `done` when its bytes are here, or have become unavailable.
-        False: there is no free memory for them now, and no fetch has begun."""
+        """Fetches the object, and calls `done` when its bytes are here or have become unavailable.
+        False: no fetch has begun, because there is no free memory now."""
         remote = self.by_oid[oid]
         if self.absent(oid):
             remote.waiting.append(done)
@@ -244,7 +246,7 @@ class RemoteObjects:
 
     def refuse(self, oid: int, why: str) -> None:
         """The last holder lacked memory for put_wait_s to read the object from its disk. The object
-        is not lost, so the fetch continues, while readers of this host are given the reason."""
+        is not lost: the fetch continues, and readers of this host get the reason."""
         remote = self.by_oid[oid]
         remote.full = why
         remote.full_until = self.loop.now() + 2 * self.store.config.put_wait_s
@@ -295,15 +297,15 @@ class RemoteObjects:
         if remote.waiting:
             self._fetch_when_free(oid, remote, FOREVER, _nothing)
 
-    def learn(self, oid: int, holders: tuple[int, ...]) -> None:
+    def set_holders(self, oid: int, holders: tuple[int, ...]) -> None:
         """Sets the holders of an object that is being fetched without a known holder."""
         remote = self.by_oid.get(oid)
         if remote is not None and not remote.holders:
             remote.holders = holders
 
     def bring(self, oid: int, full: Callable[[], None]) -> None:
-        """Fetches an object as soon as it fits, although no reader waits for it. full: called if it
-        does not fit for put_wait_s."""
+        """Fetches an object once it fits, although no reader waits for it. full: called if it does
+        not fit for put_wait_s."""
         remote = self.by_oid[oid]
         remote.waiting.append(_nothing)
         if self.absent(oid):
@@ -375,11 +377,11 @@ class RemoteObjects:
         return None
 
     def arrived(self, oid: int) -> None:
-        """Marks the object as SEALED: its block holds the whole payload."""
+        """Seals the object, whose block holds the whole payload."""
         remote = self._take(oid)
         assert remote is not None
         if not self.client.restore(oid, remote.payload, remote.nbytes):
-            # The object was dropped or deleted. The block is freed when no cell uses it any more.
+            # The object was dropped or deleted. The block is freed when no cell uses it.
             self._forget(oid, remote)
         _close(remote)
 
@@ -420,7 +422,7 @@ class RemoteObjects:
         self._forget(oid, remote)
         mem = memoryview(data)
         payload = self.results.lease(mem.nbytes)
-        if payload is None:  # not even that fits, so readers find a deleted object instead
+        if payload is None:  # not even that fits: readers find a deleted object
             self.client.delete(oid)
         else:
             self.client.memory(payload, mem.nbytes)[:] = mem
@@ -448,7 +450,7 @@ class RemoteObjects:
         return remote
 
     def purge(self) -> list[RemoteObject]:
-        """Drops objects whose headers were freed or deleted. It only visits headers in the `gone`
+        """Drops objects whose headers were freed or deleted, by visiting only headers in the `gone`
         bitmaps of their tables."""
         gone, self._gone = self._gone, []
         for key in self.client.take_gone():
@@ -465,8 +467,8 @@ class RemoteObjects:
         return found
 
     def peer_lost(self, member: Member) -> None:
-        """A node is gone, and with it the objects that only it held. For an object that is being
-        fetched, the manager decides whether other holders remain."""
+        """A node is gone, and with it the objects that only it held. If an object is being fetched,
+        the manager decides whether other holders remain."""
         for oid in list(self.by_oid):
             self.lose_holder(oid, member.node)
 

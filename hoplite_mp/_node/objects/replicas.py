@@ -1,10 +1,10 @@
-"""Replicas: copies of other hosts' objects that are kept here even if no process here holds them.
+"""Replicas: copies of other hosts' objects that are kept here even without a holder here.
 
-`to=` and broadcast place values on hosts where nobody holds a ref yet. A hold of the host's node
-keeps such a copy, and the owner does not count it: when nobody in the cluster holds the object any
-more, the owner sends DropReplica (_node/objects/exports.py), and the replicas are released. When a
-process here requests the object, the replica becomes an import like any other as long as the
-process holds it, so this file polls whether its own hold is the only one left.
+`to=` and broadcast place values on hosts that hold no ref yet. The hold of such a host's node keeps
+the copy, and the owner does not count it. When the object has no holder left in the cluster, the
+owner sends DropReplica (_node/objects/exports.py), and the replicas are released. When a process
+here requests the object, the replica becomes an import like any other while the process holds it,
+so this file polls whether its own hold is the only one left.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Replicas:
         self.exports = exports
         self.holds: dict[bytes, Any] = {}
         # Results of other hosts' tasks that are kept here until those hosts release them, and that
-        # processes here hold as well, which the owners count.
+        # processes here also hold, which the owners count.
         self._results: set[int] = set()
         self._polling = False
 
@@ -58,7 +58,7 @@ class Replicas:
         self, object_id: bytes, nbytes: int, holders: tuple[int, ...], layout: bytes = b""
     ) -> int:
         """The header of a ready object here. Its value is here, or can be fetched from the nodes
-        `holders`. If this host owns the object, the object may be gone."""
+        `holders`. If this host owns the object, it may be gone."""
         oid = self._header(object_id)
         if oid and self.client.state(oid) == STATE["CLAIMED"] and self._is_foreign(object_id):
             self.remote_objects.complete(oid, object_id, nbytes, holders, layout)
@@ -75,21 +75,22 @@ class Replicas:
         oid = self._header(object_id)
         if self.client.state(oid) == STATE["CLAIMED"]:
             self.results.store_block(oid, payload, nbytes)
-        elif oid in self.remote_objects:  # the owner's description precedes the manager's commit
+        # the owner's description has preceded the manager's commit
+        elif oid in self.remote_objects:
             self.remote_objects.brought(oid, payload)
         else:
             self.client.give_back(payload)
         self.tell(object_id, nbytes)
 
     def tell(self, object_id: bytes, nbytes: int) -> None:
-        """A replica is complete: notifies the object's owner."""
+        """Notifies the object's owner that a replica is complete."""
         owner = self.imports.owner_of(object_id)
         if owner != self.client.host_id and not self.send(owner, ReplicaStored(object_id, nbytes)):
             one = self.imports.by_object.get(object_id)
             if one is not None:
                 self.imports.events.ask_for_owner(one)
 
-    def say(self, message: ReplicaStored) -> None:
+    def report(self, message: ReplicaStored) -> None:
         """Notifies the object's owner, which may be this host."""
         owner = self.imports.owner_of(message.object)
         if owner == self.client.host_id:
@@ -120,7 +121,7 @@ class Replicas:
 
     def peer_lost(self, member: Member) -> None:
         """A host is gone: releases the replicas of its objects. _node/lineage/ has taken its own
-        holds on them before."""
+        holds on them earlier."""
         for object_id in [
             one for one in self.holds if self.imports.owner_of(one) == member.host_id
         ]:
@@ -133,7 +134,7 @@ class Replicas:
 
     def watch_result(self, oid: int) -> None:
         """The owner counts that processes here hold the result of its task. The node also keeps the
-        result while the owner wants it, so it polls whether its own hold is the only one left."""
+        result for the owner, so it polls whether its own hold is the only one left."""
         self._results.add(oid)
         self._poll_later()
 
@@ -147,10 +148,10 @@ class Replicas:
     def _poll(self) -> None:
         for object_id, hold in list(self.holds.items()):
             if object_id not in self.holds:
-                continue  # a send in this loop has failed, which has dropped the replica
+                continue  # a failed send in this loop has dropped the replica
             if not self.exports.only_ours(hold.oid):
                 continue
-            never_came = self._never_came(hold.oid)
+            never_came = self._cannot_arrive(hold.oid)
             was_counted = self.imports.release_kept(hold.oid, keeps=not never_came)
             if never_came:
                 del self.holds[object_id]
@@ -162,8 +163,8 @@ class Replicas:
             self.loop.call_later(KEPT_POLL_S, self._poll)
 
     def _result_ended(self, oid: int) -> bool:
-        """Whether a result need not be polled any more. If the node keeps nothing of it, the owner
-        is notified when its header is freed."""
+        """Whether polling of a result can stop. If the node keeps nothing of it, the owner is
+        notified when its header is freed."""
         one = self.imports.by_oid.get(oid)
         if one is None or not one.number or not self.client.private_counts(oid)[0]:
             return True
@@ -171,8 +172,8 @@ class Replicas:
         ours = self.exports.holds_only(oid, int(replica is not None and replica.oid == oid))
         return ours and self.imports.release_kept(oid, keeps=False)
 
-    def _never_came(self, oid: int) -> bool:
-        """Whether the value cannot arrive any more: it is lost, an error, or its task was
+    def _cannot_arrive(self, oid: int) -> bool:
+        """Whether the value can no longer arrive: it is lost, an error, or its task was
         cancelled."""
         remote = self.remote_objects.by_oid.get(oid)
         nowhere = remote is not None and not remote.payload

@@ -1,7 +1,7 @@
 """Values and errors that the node itself writes: results of collectives, errors of dead tasks.
 
-A header is finished by its claimant: for every collective and after the death of a process, the
-node. The node never unpickles, so errors of sources are passed on as bytes.
+A header is finished by its claimant: by the node for every collective, and after the death of a
+process. The node never unpickles, so errors of sources are passed on as bytes.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class ResultWriter:
         self.store = store
         self.config = config
         # Local id of a result -> holds on the refs inside it, kept until the owner of the result's
-        # table has its own holds.
+        # table has its own.
         self.untaken: dict[int, list[Any]] = {}
         # The local id of an object of any host; 0 if it has no header here.
         self.local: Callable[[bytes], int] = self.made_here
-        # The ids of all its headers here: its owner may count any of them.
+        # The ids of all headers here of an object; its owner may count any of them.
         self.headers: Callable[[bytes], list[int]] = self.all_made_here
 
     def made_here(self, object_id: bytes) -> int:
@@ -49,7 +49,7 @@ class ResultWriter:
         return oid if host_id == self.client.host_id else 0
 
     def all_made_here(self, object_id: bytes) -> list[int]:
-        """The same as a list."""
+        """The same, as a list."""
         oid = self.made_here(object_id)
         return [oid] if oid else []
 
@@ -62,8 +62,8 @@ class ResultWriter:
         return ObjectRef(ids.pack_id(self.client.host_id, oid), self.client.hold(oid))
 
     def pin(self, oid: int) -> memoryview | int | None:
-        """The payload of an object, restored from the disk if necessary; the object is not spilled
-        while the view lives. None: it does not fit into memory now, or is being fetched from
+        """The payload of an object, restored from the disk if necessary. The object is not spilled
+        while the view exists. None: it does not fit into memory now, or is being fetched from
         another host. An int: the state of a header without a value."""
         got = self.client.view(oid)
         if got in AWAY:
@@ -76,8 +76,8 @@ class ResultWriter:
 
     @staticmethod
     def is_gone(got: Any) -> bool:
-        """Whether `got`, from `pin` or `view`, shows that there is no value and never will be: the
-        object is deleted, or has an error instead of a value."""
+        """Whether `got`, from `pin` or `view`, shows that there will never be a value: the object
+        is deleted, or has an error instead."""
         if isinstance(got, int):
             return got not in AWAY
         return _serialize.payload_kind(memoryview(got)) == _serialize.ERROR
@@ -96,10 +96,10 @@ class ResultWriter:
         error: BaseException | None = None,
         instead: Callable[[], _serialize.Encoded] | None = None,
     ) -> None:
-        """Stores a small payload (None, or an error). If an error does not fit, a short form of it
-        is stored. `error`: the error itself, if known. `instead`: a value that fits into the
-        header, stored if this one does not fit."""
-        if self.store_if_room(oid, encoded, failed):
+        """Stores a small payload (None, or an error). A short form replaces an error that does not
+        fit. `error`: the error itself, if known. `instead`: a value that fits into the header,
+        stored if this one does not fit."""
+        if self.store_if_fits(oid, encoded, failed):
             return
         if instead is not None:
             self.store_value(oid, instead(), False)
@@ -107,7 +107,7 @@ class ResultWriter:
         brief = _serialize.encode_short_error(error or MemoryError(), "", _shm.INLINE_BYTES_MAX)
         self.store_value(oid, brief, True)
 
-    def store_if_room(self, oid: int, encoded: _serialize.Encoded, failed: bool) -> bool:
+    def store_if_fits(self, oid: int, encoded: _serialize.Encoded, failed: bool) -> bool:
         """Writes a payload and finishes the header. False: it does not fit, and the header is
         unchanged."""
         refs = bool(encoded.refs)
@@ -142,14 +142,14 @@ class ResultWriter:
         return False
 
     def store_error(self, oid: int, error: BaseException, text: str = "") -> None:
-        """Fails the header. `text`: the traceback of the cause, if that was raised in a worker."""
+        """Fails the header. `text`: the traceback of the cause, if a worker raised it."""
         self.store_value(oid, _serialize.encode_error(error, text), True, error)
 
     def replace_spilled(self, oid: int, error: BaseException) -> None:
         """Replaces the content of a spilled object, whose bytes are lost, with the error."""
         data = _serialize.encode_error(error, "").tobytes()
         payload = self.lease(len(data), True)
-        if payload is None:  # not even that fits, so readers find a deleted object instead
+        if payload is None:  # not even that fits: readers find a deleted object
             self.client.delete(oid)
             return
         self.client.memory(payload, len(data))[:] = data

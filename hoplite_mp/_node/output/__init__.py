@@ -1,1 +1,1 @@
-"""Lines that workers print, on their way to their drivers."""
+"""Workers' output: from the workers' pipes to the drivers."""

@@ -1,9 +1,8 @@
-"""Workers' stdout and stderr, line by line, on their way to their drivers.
+"""Forwards workers' stdout and stderr to their drivers, line by line.
 
-Users should see the output of their tasks. Each worker writes to pipes; complete lines are sent, in
-order, to the output owner of the task that printed them. When the next lines of a pipe must wait,
-the pipe is not read until they can be sent, so that memory stays bounded and the loop never blocks.
-A worker that prints much then blocks in `print`.
+Each worker writes to pipes. Complete lines are sent, in order, to the output owner of the task that
+printed them. While the next lines of a pipe must wait, the pipe is not read, so that memory stays
+bounded and the loop never blocks. A worker that prints much then blocks in `print`.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["LineSplitter", "Output", "Run", "Subscriber"]
 
-# A driver as a subscriber of lines: bytes on their way, and whether it reads any.
+# A driver as a subscriber of lines: bytes in flight, and whether it reads any.
 #
-# A driver that reads slowly must not lose lines, but one that does not read at all must not block
-# workers that also serve others. So lines wait as long as the driver reads some, however few. After
-# `patience_s` without progress they are dropped and counted until the driver reads again; then the
-# driver gets the number of dropped lines.
+# A slow driver must not lose lines, but a driver that reads nothing must not block workers that
+# also serve others. So lines wait while the driver makes progress, however slowly. After
+# `patience_s` without progress they are dropped and counted until the driver reads again, and it
+# then gets the number of dropped lines.
 
 
 class Subscriber:
@@ -47,14 +46,15 @@ class Subscriber:
         self.bytes_max = bytes_max
         self.patience_s = patience_s
         self.waiting = 0  # bytes delivered but not yet read
-        self.stalled_at: float | None = None  # since when lines have been waiting without progress
-        self.deaf = False  # it has read nothing for too long: its lines are dropped
+        # when the waiting lines last made progress; None if none wait
+        self.stalled_at: float | None = None
+        self.stuck = False  # it has read nothing for too long: its lines are dropped
         self.dropped: dict[tuple[int, int], int] = {}  # (slot, stream) -> number of lines
 
     def offer(self, slot: int, stream: int, lines: list[bytes], now: float) -> bool:
-        """Sends the lines to the driver if the limit allows. False: they must wait. True: they are
-        on their way, or dropped because the driver is `deaf`."""
-        if self.deaf:
+        """Sends the lines to the driver if the limit allows. False: they must wait. True: they were
+        sent, or dropped because the driver is `stuck`."""
+        if self.stuck:
             key = slot, stream
             self.dropped[key] = self.dropped.get(key, 0) + len(lines)
             return True
@@ -77,32 +77,33 @@ class Subscriber:
             if self.stalled_at is not None:
                 self.stalled_at = now
             return False
-        stalled = self.stalled_at is not None or self.deaf
-        self.stalled_at, self.deaf = None, False
-        self.confess()
+        stalled = self.stalled_at is not None or self.stuck
+        self.stalled_at, self.stuck = None, False
+        self.report_dropped()
         return stalled
 
-    def confess(self) -> None:
-        """Sends the driver the number of lines that were dropped."""
+    def report_dropped(self) -> None:
+        """Sends the driver the number of dropped lines."""
         dropped, self.dropped = self.dropped, {}
         for (slot, stream), count in dropped.items():
             lines = "1 line was" if count == 1 else f"{count} lines were"
-            text = f"{lines} dropped here: nobody read for {self.patience_s:g} s (output_wait_s)"
+            text = (
+                f"{lines} dropped here: no line was read for {self.patience_s:g} s (output_wait_s)"
+            )
             self._deliver(slot, stream, [text.encode()])
 
     def due(self) -> float | None:
-        """When the driver is considered not to be reading; None if no lines wait for it."""
-        if self.stalled_at is None or self.patience_s is None or self.deaf:
+        """When the driver times out; None if no lines wait for it."""
+        if self.stalled_at is None or self.patience_s is None or self.stuck:
             return None
         return self.stalled_at + self.patience_s
 
     def give_up(self, now: float) -> bool:
-        """Returns whether the time returned by `due` has come. From then on the driver's lines are
-        dropped."""
+        """Whether the driver has timed out. Its lines are dropped from then on."""
         due = self.due()
         if due is None or now < due:
             return False
-        self.deaf = True
+        self.stuck = True
         return True
 
 
@@ -117,7 +118,7 @@ Run = tuple[int, list[bytes]]
 
 
 class LineSplitter:
-    """The state of one pipe. `output_owner`: that of the next bytes; `served`: all output owners in
+    """The state of one pipe. `output_owner`: of the next bytes; `served`: all output owners in
     marks so far."""
 
     def __init__(self, host_id: int, line_bytes_max: int, output_owner: int = 0) -> None:
@@ -128,7 +129,7 @@ class LineSplitter:
         self._head = mark_head(host_id)
 
     def feed(self, data: bytes) -> list[Run]:
-        """Takes bytes of the pipe. Returns the completed lines without line ends; a line that is
+        """Takes bytes of the pipe. Returns the completed lines without line ends. A line that is
         too long is returned in pieces."""
         *lines, rest = (self.rest + data).split(b"\n")
         most = self.line_bytes_max
@@ -193,12 +194,12 @@ def _append(runs: list[Run], output_owner: int, lines: list[bytes]) -> None:
         runs.append((output_owner, lines))
 
 
-# Bytes of lines of this host's own workers that may wait for its driver. Higher: workers wait less
-# for a driver that reads in bursts. Lower: less memory in the node.
+# Queue limit, in bytes, of the lines of this host's own workers for its driver. Higher: workers
+# wait less for a driver that reads in bursts. Lower: less memory in the node.
 BACKLOG_BYTES_MAX = 1 << 20
 READ_BYTES = 65536
-# How much is read at once from a pipe that must be emptied: the capacity of the largest pipe.
-# Limited because another process may still be writing into the pipe.
+# Bytes read at once from a pipe that must be emptied: the capacity of the largest pipe. Limited
+# because another process may still be writing into the pipe.
 DRAIN_BYTES_MAX = 1 << 20
 
 
@@ -235,8 +236,8 @@ class Output:
         patience_s: float | None,
         events: OutputEvents,
     ) -> None:
-        """number: this node's number, for the labels. patience_s: how long a driver may read no
-        lines before its lines are dropped; None: no limit."""
+        """number: this node's number, for the labels. patience_s: how long a driver may read
+        nothing before its lines are dropped; None: no limit."""
         self.loop = loop
         self.host_id = host_id
         self.number = number
@@ -253,8 +254,8 @@ class Output:
     def add(
         self, fd: int, stream: int, slot: int, output_owner: int, ended: Callable[[int], None]
     ) -> None:
-        """Starts reading a worker's pipe. output_owner: that of the lines before its first mark.
-        ended: called after the pipe was closed here because nobody can write into it any more."""
+        """Starts reading a worker's pipe. output_owner: of the lines before its first mark. ended:
+        called after the pipe was closed here because it has no writer left."""
         processes.open_for_reading(fd)
         lines = LineSplitter(self.host_id, self.line_bytes_max, output_owner)
         self.pipes[fd] = pipe = Pipe(fd, slot, stream, lines, ended)
@@ -268,7 +269,7 @@ class Output:
     def _ready(self, pipe: Pipe) -> None:
         """Reads the available bytes, or detects the pipe's end."""
         if pipe.waiting:
-            return  # the pipe was paused after this event had been reported
+            return  # the pipe was paused after the report of this event
         fd = pipe.fd
         data = processes.read(fd, READ_BYTES)
         if data is None:
@@ -288,8 +289,7 @@ class Output:
             self._push(pipe)
 
     def mark_lines(self, number: int, output_owner: int) -> None:
-        """Sends the driver a mark that follows all lines already written for it, as far as the
-        limit allowed."""
+        """Sends the driver a mark, which follows all lines already sent to it within the limit."""
         self.read_marks()
         if output_owner in self.drivers:
             _, driver = self.drivers[output_owner]
@@ -318,12 +318,10 @@ class Output:
         self._push(pipe)
 
     def last_lines(self, output_owner: int) -> None:
-        """Sends all lines for the output owner, including incomplete ones, because its tasks are
+        """Sends all lines of the output owner, including incomplete ones, because its tasks are
         done."""
         for pipe in list(self.pipes.values()):
-            if (
-                not pipe.waiting
-            ):  # otherwise more lines for the output owner may still be in the pipe
+            if not pipe.waiting:  # otherwise more lines of the output owner may be in the pipe
                 self._empty(pipe)
                 if pipe.lines.output_owner == output_owner:
                     pipe.waiting.extend(pipe.lines.finish())
@@ -334,8 +332,8 @@ class Output:
     def _push(self, pipe: Pipe) -> None:
         """Offers lines to their subscribers until some must wait; then pauses the pipe."""
         while pipe.waiting:
-            # Remove the lines first, because `offer` may call this method again if the driver reads
-            # them at once or is gone.
+            # Remove the lines first: `offer` may call this method again if the driver reads them at
+            # once or is gone.
             to, lines = pipe.waiting.popleft()
             subscriber = self._subscriber(to)
             if subscriber is not None and not subscriber.offer(
@@ -368,7 +366,7 @@ class Output:
                 self._listen(pipe)
 
     def push_held(self) -> None:
-        """Offers the lines of paused pipes again, because the limit may allow them now."""
+        """Offers the lines of paused pipes again, in case the limit allows them now."""
         for pipe in list(self.held):
             self._push(pipe)
 
@@ -378,7 +376,7 @@ class Output:
             self.catch_up(fd)
 
     def served(self) -> dict[int, set[int]]:
-        """The output owners in each worker's marks, by slot; workers without marks are left out."""
+        """The output owners in each worker's marks, by slot, without workers without marks."""
         found: dict[int, set[int]] = {}
         for pipe in self.pipes.values():
             if pipe.lines.served:
@@ -405,7 +403,7 @@ class Output:
             _, driver = self.drivers[output_owner]
             label = f"worker {slot}@h{number}"
             driver.put(frames(stream, label, lines), bytes_of(lines), taken)
-        else:  # the driver has left: its lines are dropped
+        else:  # the driver has left: drops its lines
             taken(bytes_of(lines))
 
     # -- drivers that attach and leave ----------------------------------------------------------
@@ -424,16 +422,16 @@ class Output:
         self.drivers[name] = listener, driver
 
     def has_all(self, name: int) -> bool:
-        """Sends a leaving driver the last lines of this host's workers. Returns whether all output
-        for it on this host has been sent."""
+        """Sends a leaving driver the last lines of this host's workers. Returns whether all its
+        output on this host has been sent."""
         listener, driver = self.drivers[name]
         if not driver.broken:
             self.last_lines(name)
-            listener.confess()
+            listener.report_dropped()
         return driver.broken or not (driver.backlog or self.waits_for(name))
 
     def detach(self, name: int, busy: Callable[[int], bool]) -> None:
-        """Removes a driver; its socket is closed once the queue has been sent. busy: as in
+        """Removes a driver, whose socket is closed once the queue has been sent. busy: as in
         `lose`."""
         _, driver = self.drivers.pop(name)
         self.lose(name, busy)
@@ -462,8 +460,8 @@ class Output:
             self._watch(subscriber)
 
     def lose(self, output_owner: int, busy: Callable[[int], bool]) -> None:
-        """Drops the lines of a driver that is gone. From now on workers that are not `busy` write
-        for the driver that started this host."""
+        """Drops the lines of a driver that is gone. Workers that are not `busy` then write for the
+        driver that started this host."""
         self.push_held()
         for pipe in list(self.pipes.values()):
             if pipe.lines.output_owner == output_owner and not pipe.waiting and not busy(pipe.slot):
@@ -476,7 +474,7 @@ class Output:
     # -- the end -------------------------------------------------------------------------------
 
     def drain_all(self) -> None:
-        """Reads all output of the workers, because the host ends."""
+        """Reads all remaining output of the workers at the end of the host."""
         for fd in list(self.pipes):
             self.drain(fd)
 

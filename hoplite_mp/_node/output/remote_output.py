@@ -1,9 +1,9 @@
 """Workers' output between hosts: lines of this host for remote drivers, and the reverse.
 
 Lines for a driver elsewhere are sent to its node, at most a limited number of bytes ahead of the
-driver's reading. They are sent on the same connection as the message that their task has ended, and
-before it, so they arrive before the task's result. A leaving driver asks all nodes for the lines
-that are still on the way.
+driver's reading. They precede the message about the end of their task on the same connection, so
+they arrive before the task's result. A leaving driver requests its outstanding lines from all
+nodes.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteOutput"]
 
-# Bytes that were read are acknowledged in steps of this size, because an acknowledgement of every
-# line would double the number of messages.
+# Read bytes are acknowledged in steps of this size, because an acknowledgement of every line would
+# double the number of messages.
 TOLD_BYTES_MIN = REMOTE_BYTES_MAX // 4
 
 
@@ -48,7 +48,7 @@ class Speaker:
         self.untold = 0
 
     def taken(self, nbytes: int) -> None:
-        """This host's driver has read this many bytes of the node's lines; acknowledges them in
+        """This host's driver has read this many bytes of the node's lines. Acknowledges them in
         steps."""
         self.untold += nbytes
         if self.untold >= TOLD_BYTES_MIN:
@@ -80,8 +80,8 @@ class RemoteOutput:
         self.subscribers: dict[int, Subscriber] = {}  # by the driver's name
         # By host id and the name of the driver here.
         self.speakers: dict[tuple[int, int], Speaker] = {}
-        # Name of a driver -> other hosts that may have lines for it, because this node has sent
-        # them tasks with that output owner.
+        # Name of a driver -> other hosts that may have lines for it, because this node sent them
+        # tasks with that output owner.
         self.others: dict[int, set[int]] = {}
         # Names of drivers elsewhere that have requested their last lines.
         self.asked: set[int] = set()
@@ -125,13 +125,13 @@ class RemoteOutput:
         self.poll()
 
     def poll(self) -> None:
-        """Answers drivers that have requested their last lines, once these have all been sent."""
+        """Answers drivers that have requested their last lines, once all lines have been sent."""
         for name in list(self.asked):
             self.output.last_lines(name)
             if not self.output.waits_for(name):
                 self.asked.discard(name)
                 if name in self.subscribers:
-                    self.subscribers[name].confess()
+                    self.subscribers[name].report_dropped()
                 host_id = self.host_id_of(name)
                 others = tuple(self.others.pop(name, ()))
                 if host_id is not None:
@@ -159,8 +159,8 @@ class RemoteOutput:
         self.note_printed()
 
     def ask_last_lines(self, host_ids: Iterable[int], name: int = 0) -> None:
-        """Requests from these hosts the last lines for this host's driver, or for the attached
-        driver with the given name, because the driver is leaving."""
+        """Requests the last lines for a leaving driver of this host from these hosts. name: of an
+        attached driver; 0: the driver that started this host."""
         for host_id in host_ids:
             if (name, host_id) not in self.received:
                 self.received.add((name, host_id))
@@ -181,7 +181,7 @@ class RemoteOutput:
 
     def last_lines_sent(self, host_id: int, message: LastLinesSent) -> None:
         """All of the node's lines have arrived. The message names other hosts that may have
-        some."""
+        more."""
         others = [other for other in message.others if other != self.output.host_id]
         if (message.output_owner, host_id) in self.asking:
             self.ask_last_lines(others, message.output_owner)

@@ -1,8 +1,8 @@
 """Passive estimates of this host's rates, from the traffic of its links.
 
-Active probes would use up the bandwidth that they measure. So the counters of all links are sampled
+Active probes would use up the bandwidth that they measure, so the counters of all links are sampled
 while bytes move. A collective sends everything at once when it begins, so the fastest stretch of a
-burst shows how much the host can send and receive. A faster stretch raises an estimate at once. An
+burst shows how fast the host can send and receive. A faster stretch raises an estimate at once. An
 estimate is lowered gradually, and only by bursts that should have filled the link in that
 direction: a host that sends one of three parts of a gather is not slow. The estimate for sending is
 lowered at once if two bursts in a row agree and their bytes waited for the link: the host has
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["LinkEstimator", "Probing"]
 
 
-# Sampling interval while bytes have moved for less than YOUNG_S, and after that. Lower: more turns
-# of the node's loop, each about 300 us of processor time.
+# Sampling interval in the first YOUNG_S of a burst, and afterwards. Lower: more turns of the node's
+# loop, each about 300 us of processor time.
 POLL_S = 0.03
 LATER_POLL_S = 0.09
 # Higher: more samples in each burst. Lower: in a short burst, full and idle times of the link fall
@@ -50,9 +50,9 @@ UP = 0  # index of the sending direction in pairs (up, down)
 BACKLOGGED_S = 0.1
 # A burst ends after this time without a byte. Higher: more useless samples.
 QUIET_S = 0.5
-# Bytes that begin to move after a burst of at least this length form another burst, even if they
-# follow at once: otherwise a series of calls would be a single burst, in which a host that is now
-# slow was once fast. Higher: more calls until that is detected. Lower: bursts too short to agree.
+# A transfer that follows a burst of at least this length begins another burst, even without a
+# pause: otherwise a series of calls would be a single burst, in which a host that is now slow was
+# once fast. Higher: more calls until that is detected. Lower: bursts too short to agree.
 LONG_S = 0.3
 # The manager is notified when a rate has changed by more than this fraction. Lower: more messages.
 SENT_CHANGE = 0.05
@@ -83,13 +83,13 @@ class LinkEstimator:
         moved: Callable[[], tuple[int, int]],
         loop: LoopPort,
         tell: Callable[[int, int], None] = lambda up, down: None,
-        beside: BurstFollower | None = None,
+        follower: BurstFollower | None = None,
     ) -> None:
         """moved: returns the bytes (sent, received) so far. tell: called with new rates (up, down).
-        beside: follows the same bursts."""
+        follower: follows the same bursts."""
         self.moved = moved
         self.tell = tell
-        self.beside = beside
+        self.follower = follower
         self.loop = loop
         self.users = 0
         self.known = [0.0, 0.0]
@@ -105,7 +105,7 @@ class LinkEstimator:
         self._waiting = False  # a timer is set
 
     def begin(self, full: tuple[bool, bool] = (True, True)) -> None:
-        """Bytes are about to move; `full`: whether this host's link limits them (up, down)."""
+        """A transfer begins. `full`: whether this host's link limits it (up, down)."""
         now = self.loop.now()
         if not self.users:
             if self._measuring and now - self._ended_at >= POLL_S:
@@ -117,15 +117,15 @@ class LinkEstimator:
             self._samples.clear()
             self.peaks, self.full = [0.0, 0.0], [False, False]
             self._moved_at = now
-            if self.beside is not None:
-                self.beside.begin()
-            self._look()
+            if self.follower is not None:
+                self.follower.begin()
+            self._sample_again()
             if not self._waiting:
-                self._look_in(POLL_S)
+                self._sample_after(POLL_S)
         self.full = [before or now for before, now in zip(self.full, full, strict=True)]
 
     def end(self) -> None:
-        """Called once for each `begin`, when no more of its bytes move."""
+        """Called once for each `begin`, when its transfer has ended."""
         self.users -= 1
         if not self.users:
             self._ended_at = self.loop.now()
@@ -139,32 +139,32 @@ class LinkEstimator:
         up, down = (max(known, peak) for known, peak in zip(self.known, self.peaks, strict=True))
         return int(up), int(down)
 
-    def _look_in(self, seconds: float) -> None:
+    def _sample_after(self, seconds: float) -> None:
         self._waiting = True
         self.loop.call_later(seconds, self._poll)
 
-    def _look(self) -> None:
+    def _sample_again(self) -> None:
         self._sample()
-        if self.beside is not None:
-            self.beside.sample()
+        if self.follower is not None:
+            self.follower.sample()
 
     def _poll(self) -> None:
         self._waiting = False
         if not self._measuring:
             return
-        self._look()
+        self._sample_again()
         now = self.loop.now()
         if self.users and now - self._moved_at < QUIET_S:
-            self._look_in(POLL_S if now - self._begun_at < YOUNG_S else LATER_POLL_S)
+            self._sample_after(POLL_S if now - self._begun_at < YOUNG_S else LATER_POLL_S)
         else:
             self._finish()
 
     def _finish(self) -> None:
-        """The burst has ended: updates the rates, and notifies the manager if they have changed."""
+        """The burst has ended: updates the rates, and notifies the manager of changes."""
         self._measuring = False
         for i, peak in enumerate(self.peaks):
             if peak > self.known[i]:
-                # The first estimate must come from a full link; any other one would be too low.
+                # The first estimate must come from a full link, because any other would be too low.
                 if self.full[i] or self.known[i]:
                     self.known[i] = peak
                 if i == UP:
@@ -177,16 +177,16 @@ class LinkEstimator:
         ):
             self.sent = up, down = int(self.known[0]), int(self.known[1])
             self.tell(up, down)
-        if self.beside is not None:
-            self.beside.end()
+        if self.follower is not None:
+            self.follower.end()
 
     def _lower(self, i: int, peak: float) -> None:
         """A burst that should have filled the link was slower than the estimate."""
         self.known[i] += LOWER_WEIGHT * (peak - self.known[i])
         if i != UP:
-            return  # a receiver does not see whether bytes waited for its link
+            return  # a receiver cannot see whether bytes waited for its link
         before, self._slower = self._slower, 0.0
-        if self.beside is not None and self.beside.backlogged_s >= BACKLOGGED_S:
+        if self.follower is not None and self.follower.backlogged_s >= BACKLOGGED_S:
             self._slower = peak
             if before and 1 / AGREEING <= peak / before <= AGREEING:
                 self.known[i] = min(self.known[i], max(peak, before))
@@ -213,13 +213,13 @@ class LinkEstimator:
 #
 # The planner weighs the depth of a tree against the number of its streams, which requires the
 # latency. A node that has joined sends a few short messages, one after the other, to some of the
-# earlier members. Rates are never probed (_node/peers/link_estimator.py).
+# earlier members. Rates are never probed.
 
 
 # How many nodes are probed. Higher: more connections that may not be needed otherwise.
 PEERS_MAX = 8
-# Number of round trips to each node. The first one includes connection setup and is discarded; the
-# fastest of the rest counts.
+# Round trips to each node. The first one includes connection setup and is discarded; the fastest of
+# the rest counts.
 ROUNDS = 4
 
 

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Links", "Pulling", "Wanting"]
 
-# A failure reason that callers recognise: no connection could be made, directly or over a relay,
-# and another attempt would take as long.
+# A failure that callers recognise: no connection could be made, directly or over a relay, and
+# another attempt would take as long.
 UNREACHABLE = "the node cannot be reached"
 _log = logging.getLogger("hoplite_mp")
 
@@ -79,8 +79,8 @@ class Links:
         self._ended, self._ended_near = (0, 0), (0, 0)
         self.ends: dict[int, int] = {}  # link -> number of the node at its other end
         self.calling: set[int] = set()  # numbers of nodes to which a connection is being made
-        # Cells that wait for such a connection -> the node and the key for the pull. A later pull
-        # of the same cell replaces an earlier one.
+        # Cells that wait for such a connection -> the node and the key of the pull. A later pull of
+        # the same cell replaces an earlier one.
         self.awaiting: dict[int, tuple[int, Key]] = {}
         self.wanting: dict[int, Wanting] = {}  # cell -> the component to notify
         self.pulling: dict[int, Pulling] = {}  # cell -> the pull that is filling it
@@ -99,11 +99,11 @@ class Links:
             self._connect(peer.member.node, admission)
 
     def _connect(self, number: int, admission: Admission) -> str:
-        """Hands the connection over to the engine; returns why that is impossible, or ""."""
+        """Gives the connection to the engine; returns why that is impossible, or ""."""
         try:
             with admission.stream.detach() as sock:
                 link = self.engine.connect(sock.fileno(), number)
-        except OSError as error:  # no descriptor is left
+        except OSError as error:  # no free descriptor
             why = error.strerror or str(error)
             _log.warning("no data connection with node h%d: %s", number, why)
             return why
@@ -113,22 +113,23 @@ class Links:
 
     def _admitted_driven(self, member: Member, admission: Admission) -> None:
         """Under TLS a link is a pair: each side makes the connection over which it sends. Either
-        side may end its half and begin a new one while connections of older halves are still on
-        their way, so each connection has the ids of its half and of the half that it answers.
-        **Invariant**: a half receives only from the half that it answers, that answers it, or that
-        began simultaneously; otherwise two nodes could replace each other's halves without end."""
+        side may end its half and begin a new one before connections of older halves have arrived,
+        so each connection has the ids of its half and of the half that it answers. **Invariant**: a
+        half receives only from the half that it answers, that answers it, or that began
+        simultaneously; otherwise two nodes could replace each other's halves without end."""
         begun, answered = admission.peer.link, admission.peer.answers
         known = self.driven.get(member.node)
         if answered:
             if known is not None and known.link == answered and not known.receiving:
                 known.receive_over(admission.stream.detach())
                 return
-            admission.stream.close()  # the half that it answers has ended, or has another peer
+            # the half that it answers has ended, or belongs to another peer
+            admission.stream.close()
             if known is not None and known.link == answered:
                 self.lose_node(member.node)
             return
         if known is not None and (known.receiving or known.answers not in (0, begun)):
-            self.lose_node(member.node)  # the other side has ended its half, and begins anew
+            self.lose_node(member.node)  # the other side has ended its half, and begins again
         self._driven(member, begun).receive_over(admission.stream.detach())
 
     def _driven(self, member: Member, answers: int = 0) -> TlsLink:
@@ -199,8 +200,8 @@ class Links:
             self._call(peer.member)
 
     def prepare(self, nodes: Collection[int]) -> None:
-        """Makes the missing links to these nodes. Only for clusters without TLS. Of any two nodes
-        the one with the lower number connects."""
+        """Makes the missing links to these nodes, in clusters without TLS. Of two nodes the one
+        with the lower number connects."""
         for node in nodes:
             peer = self.peers.by_number.get(node)
             if peer is not None and node > self.client.number and node not in self.links:
@@ -216,7 +217,7 @@ class Links:
         why_not = UNREACHABLE if admission is None else self._connect(member.node, admission)
         for cell, asked in list(self.awaiting.items()):
             if asked[0] != member.node or self.awaiting.get(cell) is not asked:
-                continue  # it waits for another node, or an earlier `failed` has replaced it
+                continue  # waits for another node, or replaced by an earlier `failed`
             del self.awaiting[cell]
             if why_not:
                 self.wanting[cell].failed(cell, why_not)
@@ -300,8 +301,7 @@ class Links:
         return sum(sent for sent, _ in found), sum(received for _, received in found)
 
     def flows(self) -> dict[int, Flow]:
-        """Traffic between this host and each other node, by node number, over links that have not
-        ended."""
+        """Traffic between this host and each other node, by node number, over open links."""
         found: dict[int, Flow] = {}
         for link, number in list(self.ends.items()):
             if link in self.near:
@@ -314,7 +314,7 @@ class Links:
             driven = self.driven.get(number)
             if driven is not None:
                 backlogged_ns = driven.backlogged_ns
-            other = found.get(number, Flow(0, 0, 0))  # both may have made a connection
+            other = found.get(number, Flow(0, 0, 0))  # both nodes may have made a connection
             found[number] = Flow(
                 other.sent + sent, other.received + received, other.backlogged_ns + backlogged_ns
             )

@@ -1,27 +1,27 @@
 """Passive estimates of pairs of hosts: paths to this host that are narrower than its links.
 
-A LAN need not be a star. Where the path between two hosts is narrower than both their links (racks,
-switches in a chain, a cable with a lower negotiated rate), a plan must send little along it. But
-most flows are slow for other reasons: the sender has no data yet, its link is shared, or this
-host's link is. A path counts as narrow if three conditions hold together:
+A LAN need not be a star. A plan must send little along a path that is narrower than the links of
+its two hosts (racks, switches in a chain, a cable with a lower negotiated rate). But most flows are
+slow for other reasons: the sender has no data yet, or a link is shared. A path counts as narrow if
+three conditions hold together:
 
-1. The flow is backlogged: for most of a stretch of WINDOW_S its sender had more to send than
-   its socket accepted.
-2. Neither of the two hosts' links is full in that stretch.
-3. The flow gets less than half of an equal part of each of the two links, because links are
-   shared between flows about equally, though not exactly.
+1. The flow is backlogged: for most of a stretch of WINDOW_S its sender had more to send than its
+socket accepted.
+2. Neither host's link is full in that stretch.
+3. The flow gets less than half of an equal part of each of the two links. Links are shared between
+flows about equally, though not exactly.
 
 The sender knows the first condition and its own link, so it sends PathCongested to the receiver.
 The receiver knows its own link. It measures the rate, because bytes that a sender has written to a
 socket may not have arrived. It uses the fastest stretch of a burst, because a path is at least that
-wide. A narrow path carries nearly the same in every stretch. So a burst in which the flow was much
+wide. A narrow path carries nearly the same in every stretch, so a burst in which the flow was much
 faster at another time is ignored: TCP after a loss, or a busy processor, has slowed the flow. A
 pair is reported after BURSTS_MIN bursts that agree, and again while bursts confirm it, because the
 manager forgets unconfirmed figures of pairs (_planner/topology.py). A faster stretch of a known
 pair raises its rate at once.
 
-The same figures show when this host's own link becomes slow in the middle of a burst: flows to
-several hosts are backlogged, and together they get less than half of the link's rate.
+The same figures show when this host's own link becomes slow during a burst: flows to several hosts
+are backlogged, and together they get less than half of the link's rate.
 """
 
 from __future__ import annotations
@@ -50,28 +50,28 @@ BACKLOGGED = 0.8
 # A link is full above this part of its rate. Higher: full links that are slowed by busy processors
 # count as not full.
 FULL = 0.8
-# A flow that gets less than this fraction of an equal part of a link is held up elsewhere. Higher:
-# less important narrow paths are found, but also flows that TCP has treated unfairly.
-HELD_UP = 0.5
-# Greatest ratio of the fastest stretch of a burst to the stretch in which the flow was held up.
-# Higher: more flows that were slow for a moment count as held up by a path.
+# A flow that gets less than this fraction of an equal part of a link is congested elsewhere.
+# Higher: less important narrow paths are found, but also flows that TCP has treated unfairly.
+CONGESTED = 0.5
+# Greatest ratio of the fastest stretch of a burst to the congested stretch. Higher: more flows that
+# were slow for a moment count as congested.
 STEADY = 1.3
-# Number of bursts that must agree, within a factor of AGREEING, before a pair is reported. Higher:
-# fewer mistakes, but later reports.
+# Bursts that must agree, within a factor of AGREEING, before a pair is reported. Higher: fewer
+# mistakes, but later reports.
 BURSTS_MIN = 2
 AGREEING = 1.5
 # A flow that has moved fewer bytes in a stretch is ignored there.
 FLOW_BYTES_MIN = 64 << 10
-# Shortest time between two PathCongested messages about one flow. Lower: more messages.
+# Minimum interval of PathCongested messages about one flow. Lower: more messages.
 SAY_AGAIN_S = 0.25
 # This host's link has become slow if it sends less than this part of its rate for SLOW_S while
 # flows to SLOW_FLOWS_MIN or more hosts are backlogged (a single flow is also slow if its receiver
-# is). Higher part, or a shorter time: plans are changed for hosts that are slow for a moment.
+# is). A higher part, or a shorter time: plans change for hosts that are slow for a moment.
 SLOW = 0.5
 SLOW_S = 0.3
 SLOW_FLOWS_MIN = 2
-# A pair is reported again when its rate has changed by this fraction, or after this time, which is
-# a quarter of the time for which the manager remembers the pair (PAIR_S).
+# A pair is reported again when its rate has changed by this fraction, or after this time, a quarter
+# of the time for which the manager remembers the pair (PAIR_S).
 TELL_CHANGE = 0.1
 TELL_AGAIN_S = 75.0
 
@@ -106,8 +106,8 @@ class PathEstimator:
         tell: Callable[[int, float], None],
     ) -> None:
         """flows: by node, over links to other hosts. rates: of this host's link (up, down), 0 while
-        unknown. say: sends PathCongested to the node. tell: reports to the manager the rate of the
-        path from the node to this one."""
+        unknown. say: sends PathCongested to the node. tell: reports the rate of the path from the
+        node to this one to the manager."""
         self.flows = flows
         self.rates = rates
         self.loop = loop
@@ -115,7 +115,7 @@ class PathEstimator:
         self.tell = tell
         self.known: dict[int, _Pair] = {}
         self.peaks: dict[int, float] = {}  # the fastest stretch of this burst, by sender
-        self.held: dict[int, float] = {}  # rates of flows that were held up in this burst
+        self.held: dict[int, float] = {}  # rates of congested flows in this burst
         self.backlogged_s = 0.0  # time of this burst in which a flow from here was backlogged
         self._slow_since: float | None = None
         self._slow_told_at: float | None = None
@@ -126,7 +126,7 @@ class PathEstimator:
 
     def when_slow(self, tell: Callable[[int, int], None]) -> None:
         """tell: called with the rate of this host's link (up, down), in bytes per second, when the
-        link has become slow in the middle of a burst, and again while it stays slow."""
+        link becomes slow during a burst, and again while it stays slow."""
         self._when_slow.append(tell)
 
     def begin(self) -> None:
@@ -150,10 +150,10 @@ class PathEstimator:
         moved = {}
         for node, flow in after.items():
             old = before.get(node, Flow(0, 0, 0))
-            # The figures of links that have ended are missing, so a difference may be negative.
+            # Figures of ended links are missing, so a difference may be negative.
             moved[node] = Flow(*(max(0, b - a) for a, b in zip(old, flow, strict=True)))
-        self._say_held_up(now, took, moved)
-        self._look_whether_slow(now, took, moved)
+        self._report_congested(now, took, moved)
+        self._report_slow(now, took, moved)
         self._received = {
             node: flow.received / took
             for node, flow in moved.items()
@@ -162,8 +162,8 @@ class PathEstimator:
         for node, rate in self._received.items():
             self.peaks[node] = max(self.peaks.get(node, 0.0), rate)
 
-    def _say_held_up(self, now: float, took: float, moved: Mapping[int, Flow]) -> None:
-        """Sends PathCongested for flows that are held up, unless this host's own link is full."""
+    def _report_congested(self, now: float, took: float, moved: Mapping[int, Flow]) -> None:
+        """Sends PathCongested for congested flows, unless this host's own link is full."""
         backlogged = {
             node: flow.sent / took
             for node, flow in moved.items()
@@ -176,13 +176,13 @@ class PathEstimator:
             return
         for node, rate in backlogged.items():
             said = self._said.get(node)
-            if rate < HELD_UP * link / len(backlogged) and (
+            if rate < CONGESTED * link / len(backlogged) and (
                 said is None or now - said >= SAY_AGAIN_S
             ):
                 self._said[node] = now
                 self.say(node)
 
-    def _look_whether_slow(self, now: float, took: float, moved: Mapping[int, Flow]) -> None:
+    def _report_slow(self, now: float, took: float, moved: Mapping[int, Flow]) -> None:
         """Reports that this host's link is slow, if it is."""
         waiting = [one for one in moved.values() if one.backlogged_ns >= BACKLOGGED * took * 1e9]
         sent = sum(flow.sent for flow in moved.values())
@@ -199,11 +199,11 @@ class PathEstimator:
                 tell(int(sent / took), int(received / took))
 
     def congested(self, node: int) -> None:
-        """The node has sent PathCongested: not its own link slows its flow to this host."""
+        """The node has sent PathCongested: its own link does not slow its flow to this host."""
         link, rate = self.rates()[1], self._received.get(node)
         if rate is None or sum(self._received.values()) >= FULL * link:
             return
-        if rate < HELD_UP * link / len(self._received):
+        if rate < CONGESTED * link / len(self._received):
             self.held[node] = max(rate, self.held.get(node, 0.0))
 
     def end(self) -> None:
@@ -246,8 +246,8 @@ class PathEstimator:
         self.tell(node, pair.rate)
 
     def tell_next_manager(self) -> None:
-        """The manager has changed, and the new one knows no rate of a pair: each rate is reported
-        when the next burst confirms it."""
+        """The new manager knows no rate of a pair: each rate is reported when the next burst
+        confirms it."""
         for pair in self.known.values():
             pair.told = pair.told_at = 0.0
 

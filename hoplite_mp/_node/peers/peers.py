@@ -1,8 +1,8 @@
 """The other nodes of the cluster, and a control channel to each of them.
 
-A connection is made when the first message is sent; until it is ready, messages wait in order. A
-node answers over a connection made by the other node, so two nodes usually share one. Only the
-manager decides which nodes are members; a peer that cannot be reached is treated as lost.
+A connection is made for the first message; messages wait in order until it is ready. A node answers
+over a connection made by the other node, so two nodes usually share one. Only the manager decides
+which nodes are members; a peer that cannot be reached is treated as lost.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ __all__ = ["PeerDialing", "Peers", "Suspects"]
 
 
 # Rounds over a node's addresses before other nodes are asked to relay. Higher: a lost packet leads
-# to a relay less often, and a cut is detected later (2 s for each round and address).
+# to a relay less often, and a partition is detected later (2 s for each round and address).
 DIRECT_ROUNDS_MAX = 2
 # Minimum timeout of connections between nodes, even if that for the manager is shorter.
 CONNECT_S_MIN = 10.0
-STARVED_S = 0.2  # time until the next attempt when no descriptor is left
+STARVED_S = 0.2  # retry interval while no descriptor is free
 _log = logging.getLogger("hoplite_mp")
 
 
 class Peer:
-    """One other node. `waiting`: frames to send as soon as there is a control channel."""
+    """One other node. `waiting`: frames to send once there is a control channel."""
 
     def __init__(self, member: Member) -> None:
         self.member = member
         self.channel: ControlChannel | None = None
         self.extra: list[
             ControlChannel
-        ] = []  # more control channels, if both nodes have connected; only read from
+        ] = []  # further control channels, if both nodes have connected; only read from
         self.waiting: list[bytes] = []
         self.calling = False
 
@@ -76,8 +76,8 @@ class PeerDialing:
         waits: bool = True,
     ) -> None:
         """whom: for log messages. done: gets the connection, or None. level: of the message that
-        `whom` cannot be reached. waits: while this process has no descriptor left, retry instead of
-        failing."""
+        `whom` cannot be reached. waits: retry, instead of failing, while this process has no free
+        descriptor."""
         self._level = level
         self._make = make
         self._waits = waits
@@ -93,13 +93,13 @@ class PeerDialing:
         except OSError as error:
             if error.errno not in OUT_OF:
                 raise
-            self._starve(str(error))
+            self._wait_for_descriptor(str(error))
             return
         self.fd, self.over = self.caller.fileno(), False
         self.loop.watch(self.fd, self.turn)
         self.turn()
 
-    def _starve(self, why: str) -> None:
+    def _wait_for_descriptor(self, why: str) -> None:
         if not self._starved:
             _log.error("%s cannot be called now: %s", self.whom, why)
         self._starved = True
@@ -111,14 +111,14 @@ class PeerDialing:
     def turn(self) -> None:
         """Makes all progress that is possible without blocking."""
         if self.over:
-            return  # an old timer
+            return  # an outdated timer
         try:
             admission = self.caller.turn(self.loop.now())
         except (HopliteError, OSError) as error:
             if self.caller.starved:
                 self.over = True
                 self.loop.unwatch(self.fd)
-                self._starve(str(error))
+                self._wait_for_descriptor(str(error))
                 return
             _log.log(self._level, "%s cannot be reached: %s", self.whom, error)
             self._end(None)
@@ -147,7 +147,7 @@ class Peers:
         mine: Introduction,
     ) -> None:
         """take: called with a host id and a message of that host. lose: called with a member that
-        cannot be reached any more."""
+        can no longer be reached."""
         self.loop = host.loop
         self.roster = host.roster
         self.start = network
@@ -166,7 +166,7 @@ class Peers:
         self.relays = Relays(host, connections, self)
 
     def came(self, member: Member) -> None:
-        """A node has joined, perhaps this one itself."""
+        """A node has joined, perhaps this one."""
         if member.host_id == self.mine.host_id:
             self.own = _hosts(member)
             return
@@ -218,7 +218,7 @@ class Peers:
 
     @property
     def met(self) -> list[int]:
-        """Ids of the hosts to whose nodes there is a control channel."""
+        """Ids of the hosts whose nodes have a control channel to this one."""
         return [host_id for host_id, peer in self.by_host_id.items() if peer.channel is not None]
 
     @property
@@ -243,7 +243,7 @@ class Peers:
         done: Callable[[Admission | None], None],
         link: tuple[int, int] = (0, 0),
     ) -> None:
-        """Connects to a node, over a relay if necessary; `done` gets the connection, or None when
+        """Connects to a node, over a relay if necessary. `done` gets the connection, or None when
         the node cannot be reached. link: Introduction.link and Introduction.answers."""
         way = self.relays.way(member.host_id)
         others = len(self.by_host_id) > 1
@@ -265,10 +265,10 @@ class Peers:
                 done(admission)
 
         def found(way: list[Endpoint]) -> None:
-            if met():  # the other node has connected to this one meanwhile
+            if met():  # the other node has connected meanwhile
                 done(None)
                 return
-            # Without a relay this node calls the other one directly, and for longer, because that
+            # Without a relay this node calls the other node directly, and for longer, because it
             # may not be listening yet. If the other node is gone, the manager will announce that.
             self._call_at(way or endpoints_of(member.addresses), member, role, done, link)
 
@@ -304,7 +304,8 @@ class Peers:
                 admission.stream.close()
         elif admission is not None:
             self._attach(peer, admission)
-        elif peer.channel is None or not peer.channel.open:  # it has not connected here either
+        # no connection from the other side either
+        elif peer.channel is None or not peer.channel.open:
             self.lose_member(peer.member)
 
     def admitted(
@@ -373,12 +374,12 @@ def _hosts(member: Member) -> set[str]:
 # Suspects: nodes that only this node has lost contact with, until the manager decides.
 #
 # A connection between two nodes may end although both live. The manager is connected to both, so it
-# decides which node is excluded; until then the other node is still a member.
+# decides which node is excluded. Until then the other node is still a member.
 
 
-# How long the manager has to detect by itself that the node is dead, as a multiple of
-# heartbeat_timeout_s, before this node reports it. Lower: a living node is excluded sooner because
-# one other node has lost contact with it.
+# How long the manager has to detect a dead node by itself, as a multiple of heartbeat_timeout_s,
+# before this node reports it. Lower: a living node is excluded sooner because another node has lost
+# contact with it.
 PEER_LOST_SILENCES = 2.0
 
 
@@ -408,7 +409,7 @@ class Suspects:
         self.members[member.node] = member
         half_s = PEER_LOST_SILENCES / 2 * self._silence_s
         self._loop.call_later(half_s, lambda: self._most(len(self.members)))
-        self._complain_later(member.node)
+        self._report_later(member.node)
 
     def confirm(self, gone: Iterable[int]) -> None:
         """The manager has declared these nodes gone."""
@@ -418,15 +419,15 @@ class Suspects:
     def again(self) -> None:
         """Restarts the timers, because a new manager may not know of any of these losses."""
         for number in self.members:
-            self._complain_later(number)
+            self._report_later(number)
 
-    def _complain_later(self, number: int) -> None:
-        self._loop.call_later(PEER_LOST_SILENCES * self._silence_s, lambda: self._complain(number))
+    def _report_later(self, number: int) -> None:
+        self._loop.call_later(PEER_LOST_SILENCES * self._silence_s, lambda: self._report(number))
 
-    def _complain(self, number: int) -> None:
+    def _report(self, number: int) -> None:
         """Reports the loss if the manager has not decided yet: both nodes are still connected to
-        the manager, which must choose one. If there is no manager now, `again` makes sure that the
-        next one gets a report."""
+        the manager, which must choose one. Without a manager, `again` has the next one get the
+        report."""
         if number in self.members:
-            _log.warning("node h%d is lost to this host; the manager hears it", number)
+            _log.warning("lost contact with node h%d; reporting it to the manager", number)
             self._tell(PeerLost(self._number(), number))

@@ -4,7 +4,7 @@
               ◄─ RelayOpened ── and opens a port that forwards to it (_node/io/forward.py)
 
 A firewall or a missing route between two hosts must not split a cluster whose hosts can all reach
-the first one. Members are asked one after the other, in the order in which they joined.
+the manager's host. Members are asked one after the other, in the order of joining.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Relays", "endpoints_of"]
 
-# How long a node may take to answer. It tries each address of the other node for 2 s (ARRIVE_S in
+# Timeout of an answer. A node tries each address of the other node for 2 s (ARRIVE_S in
 # _node/io/forward.py).
 ANSWER_S = 6.0
 # How many nodes are asked for one relay. Higher: the loss of a node is detected later.
@@ -80,7 +80,7 @@ class Relays:
         return self.ways[host_id][1] if host_id in self.ways else []
 
     def find(self, member: Member, done: Callable[[list[Endpoint]], None]) -> None:
-        """Searches for a relay to an unreachable node; `done` gets the relay's endpoints, or an
+        """Searches for a relay to an unreachable node. `done` gets the relay's endpoints, or an
         empty list if there is no relay."""
         search = self.searches.get(member.host_id)
         if search is None:
@@ -115,7 +115,7 @@ class Relays:
         way = [at._replace(port=port) for at in map(parse_address, peer.addresses)]
         found = endpoints_of(tuple(map(str, way)))
         self.ways[host_id] = lender, found
-        words = "node h%d is reached over node h%d: no connection leads there from this host"
+        words = "node h%d is reached over node h%d, because it cannot be reached directly"
         _log.warning(words, behind.node, peer.node)
         self._end(host_id, found)
 
@@ -126,7 +126,7 @@ class Relays:
     # -- relays for other nodes ----------------------------------------------------------------
 
     def asked(self, asker: int, message: RelayAsked) -> None:
-        """The host `asker` cannot reach another host. A thread tries whether this node can."""
+        """The host `asker` cannot reach another host. A thread tries to reach it from here."""
         host_id, number = message.host_id, message.number
         peer = self.roster.by_host_id.get(host_id)
         if peer is None or host_id in self.ways or host_id in self.searches:
@@ -137,8 +137,8 @@ class Relays:
             self.trying[host_id].append((asker, number))
         else:
             endpoints = endpoints_of(peer.addresses)
-            look = partial(self.connections.is_reached, endpoints)
-            self.loop.run_in_thread(look, partial(self._tried, host_id))
+            reach = partial(self.connections.is_reached, endpoints)
+            self.loop.run_in_thread(reach, partial(self._tried, host_id))
             self.trying[host_id] = [(asker, number)]  # the thread's result comes in a later turn
 
     def _tried(self, host_id: int, reached: bool) -> None:
@@ -155,7 +155,7 @@ class Relays:
             endpoints = endpoints_of(peer.addresses)
             forward = self.connections.lend(endpoints, self.events.is_member)
         except (ConfigError, OSError, RuntimeError) as error:  # no port, descriptor or thread left
-            _log.error("no way can be lent to node h%d: %s", peer.node, error)
+            _log.error("cannot relay to node h%d: %s", peer.node, error)
             return 0
         self.forwards[host_id] = forward
         return forward.port

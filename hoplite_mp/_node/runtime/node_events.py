@@ -61,7 +61,7 @@ class NodeEvents:
         lost = errors.ObjectLostError(f"object {self.public(oid).hex()} is lost: {why}")
         self.components.results.replace_spilled(oid, lost)
 
-    def make_room(self) -> None: ...
+    def drop_unneeded(self) -> None: ...
 
     def freed(self, oid: int) -> None:
         self.components.actors.freed(oid)
@@ -329,8 +329,8 @@ class ClusterNodeEvents(NodeEvents):
     backups: ActorBackups
     transfers: Transfers
 
-    def make_room(self) -> None:
-        self.recovery.lineage.make_room()
+    def drop_unneeded(self) -> None:
+        self.recovery.lineage.drop_unneeded()
 
     def freed(self, oid: int) -> None:
         self.components.actors.freed(oid)
@@ -473,7 +473,7 @@ class ClusterNodeEvents(NodeEvents):
     def ownerless(self, one: ImportRecord) -> None:
         self.actor_failover.ownerless(one)
 
-    def all_heard(self) -> None:
+    def owners_handled(self) -> None:
         self.actor_failover.run_ready()
 
     def leaves_now(self) -> None:

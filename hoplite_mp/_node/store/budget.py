@@ -3,8 +3,8 @@
 The kernel does not free shared memory when one of its users dies, so one process must keep track of
 all allocations. Before the store grows, memory=, MemAvailable and the limits of every enclosing
 control group are checked. When memory is short, the store first frees objects that only lineage
-keeps, returned blocks, and objects that no process holds. Then it takes empty spans, then warm
-pages, and then it spills the least recently used unpinned objects.
+keeps, returned blocks, and objects without a holder. Then it takes empty spans, then warm pages,
+and then it spills the least recently used unpinned objects.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ HEAD = _shm.BLOCK_HEAD_BYTES
 # Spill in batches of 1/32 of the store's limit. Smaller batches: fewer objects leave memory before
 # they must. Larger: more objects share the cost of one scan of all headers.
 SPILL_BATCHES = 32
-# A process that has requested a spilled object needs a moment to see that it is there. During this
-# time the object is not spilled again; otherwise readers of more objects than fit into memory would
-# displace each other's objects for ever. Longer: others wait longer for memory after a reader has
-# died.
+# A reader that has requested a spilled object needs a moment to pin it. For this time the object is
+# not spilled again; otherwise readers of more objects than fit into memory would displace each
+# other's objects forever. Longer: others wait longer for memory after a reader has died.
 HANDED_S = 0.02
 ERROR_SHARE = 16  # the reserve for errors is at most 1/16 of the limit
-PURGE_SHARE = 16  # the spill file is purged after as many writes as 1/16 of its objects
-SPILL_AGAIN_S = 1.0  # how long nothing is spilled after a failed write to the disk
+# the spill file is purged once the writes since the last purge equal 1/16 of its objects
+PURGE_SHARE = 16
+SPILL_AGAIN_S = 1.0  # no spilling for this long after a failed write to the disk
 
 
 class StoreEvents(Protocol):
     """Reports and requests of this component to the components above it."""
 
     def restore_elsewhere(self, oid: int) -> bool | None:
-        """Fetches an object whose bytes may be on another host. None: it is on its way, or memory
-        is short; False: it is gone."""
+        """Fetches an object whose bytes may be on another host. None: it is being fetched, or
+        memory is short; False: it is gone."""
 
     def unreadable(self, oid: int, why: str) -> None:
-        """Replaces a spilled object, whose bytes the disk does not return, with an error."""
+        """Replaces a spilled object, whose bytes cannot be read from the disk, with an error."""
 
-    def make_room(self) -> None:
-        """Drops bytes that are kept although nobody needs them (lineage)."""
+    def drop_unneeded(self) -> None:
+        """Drops unneeded bytes that lineage keeps."""
 
 
 class Store:
@@ -85,13 +85,13 @@ class Store:
         # Small hosts and control groups leave less memory to other programs.
         self.reserve_bytes = min(config.memory_reserve_bytes, total_bytes() // 8)
         self.leases: dict[int, int] = {}  # payload offset of a big block -> lessee's slot
-        self.errors: set[int] = set()  # those of them in the reserve for errors
+        self.errors: set[int] = set()  # blocks in the reserve for errors
         self.spans: dict[int, int] = {}  # span offset -> lessee's slot, or ADOPTED
         self.trace_events = trace_events
         self.spill = disk
         self.spilled: dict[int, tuple[int, int]] = {}  # oid -> (position, bytes)
-        self._handed: dict[int, float] = {}  # restored oid -> not spilled again until then
-        self.spill_error = ""  # why the last write to the disk failed
+        self._handed: dict[int, float] = {}  # restored oid -> when it may be spilled again
+        self.spill_error = ""  # reason why the last write to the disk failed
         self._spill_again = 0.0
         self._writes = 0  # number of writes into the spill file since it was purged
         # The client in whose own spans the last call has freed memory by spilling small objects.
@@ -104,8 +104,8 @@ class Store:
     # -- leasing -------------------------------------------------------------------------------
 
     def lease(self, nbytes: int, slot: int, preallocated: bool = False) -> int | None:
-        """Leases a big block; returns its payload offset. None: memory is short. preallocated: it
-        may never be needed, so it takes no memory from others."""
+        """Leases a big block; returns its payload offset. None: memory is short. preallocated: the
+        block may never be needed, so it takes no memory from others."""
         self.take_returns()
         if (start := self._allocate(nbytes + HEAD, 4096, slot, preallocated)) is None:
             return None
@@ -114,12 +114,12 @@ class Store:
         return payload
 
     def has_spare(self, nbytes: int) -> bool:
-        """Whether a block that may never be needed fits, with as much memory left for others."""
+        """Whether a block that may never be needed fits, and leaves as much memory for others."""
         if self.used_bytes() + nbytes > self.limit // 2:
             return False
-        # A range whose pages are in memory takes nothing from others. The host's remaining memory
-        # is read from several files, which takes longer than all the rest of this.
-        return not self.arena.growth(nbytes + HEAD) or self.has_room(2 * nbytes, 4096)
+        # A range whose pages are in memory takes nothing from others. Checked first, because
+        # reading the host's remaining memory from several files takes longer.
+        return not self.arena.growth(nbytes + HEAD) or self.fits(2 * nbytes, 4096)
 
     def lease_error(self, nbytes: int, slot: int) -> int | None:
         """Leases a block for an error: within the limit, or else from the reserve beyond it."""
@@ -140,12 +140,12 @@ class Store:
         return self.arena.size_of(payload - HEAD) - HEAD
 
     def lease_span(self, slot: int) -> int | None:
-        """Leases a span for small objects, aligned to its size; None: memory is short."""
+        """Leases a span for small objects, aligned to its size. None: memory is short."""
         size = self.config.span_bytes
         self.take_returns()
         lessees = set(self.spans.values())
-        # A client that has a span leaves memory for clients without one: its own small objects can
-        # be spilled, whereas a client without a span cannot put anything.
+        # A client with a span leaves memory for clients without one: its small objects can be
+        # spilled, whereas a client without a span cannot put anything.
         self.promised = 0
         if slot in lessees:
             self.promised = size * sum(client not in lessees for client in self.clients)
@@ -157,7 +157,7 @@ class Store:
         return start
 
     def lease_first_span(self, slot: int) -> None:
-        """Records the first span, which the driver uses even before the node starts."""
+        """Records the first span, which the driver uses before the node starts."""
         size = self.config.span_bytes
         start = self.arena.allocate(size, size)
         assert start == size, start
@@ -167,15 +167,15 @@ class Store:
         self, nbytes: int, align: int, slot: int, preallocated: bool = False
     ) -> int | None:
         self.returned_to = NODE_SLOT
-        if not self.has_room(nbytes, align) and (
-            preallocated or not self._make_room(nbytes, align, slot)
+        if not self.fits(nbytes, align) and (
+            preallocated or not self._free_memory(nbytes, align, slot)
         ):
             return None
         if (start := self.arena.allocate(nbytes, align)) is None and not preallocated:
-            self.events.make_room()  # no free range is long enough
+            self.events.drop_unneeded()  # no free range is long enough
         return start
 
-    def has_room(self, nbytes: int, align: int) -> bool:
+    def fits(self, nbytes: int, align: int) -> bool:
         """Whether the bytes fit without taking memory from others."""
         if self.arena.used + nbytes + self.promised > self.limit:
             return False
@@ -183,32 +183,33 @@ class Store:
         over = self.arena.resident + growth - self.limit
         if over > 0:
             self._cool(over)
-            growth = self.arena.growth(nbytes, align)  # higher if the range it needs was cooled
+            growth = self.arena.growth(nbytes, align)  # higher if pages of the range were returned
             if self.arena.resident + growth > self.limit:
                 return False
-        # Spans may use most of the reserve, because a worker without one could not report errors.
+        # Spans may use most of the reserve, because a worker without a span could not report
+        # errors.
         reserve = self.reserve_bytes if align < self.config.span_bytes else self.reserve_bytes // 4
         return not growth or growth + self._untouched() + reserve <= available_bytes()
 
     def _untouched(self) -> int:
-        """Bytes that count as resident, although their pages have not been touched yet."""
+        """Bytes that count as resident before their pages are first touched."""
         return max(0, self.arena.resident - resident_bytes(self.store_fd))
 
-    def _make_room(self, nbytes: int, align: int, slot: int) -> bool:
-        self.events.make_room()
+    def _free_memory(self, nbytes: int, align: int, slot: int) -> bool:
+        self.events.drop_unneeded()
         self.client.reclaim_freed()
         self.take_returns()
         self.sweep_spans()
-        if self.has_room(nbytes, align):
+        if self.fits(nbytes, align):
             return True
-        self.revoke_spans(lambda: self.has_room(nbytes, align))
-        if self.has_room(nbytes, align):
+        self.revoke_spans(lambda: self.fits(nbytes, align))
+        if self.fits(nbytes, align):
             return True
         self._cool(nbytes)
-        if self.has_room(nbytes, align):
+        if self.fits(nbytes, align):
             return True
         self._spill_until(nbytes, align, slot)
-        return self.has_room(nbytes, align)
+        return self.fits(nbytes, align)
 
     def _cool(self, nbytes: int) -> None:
         for start, size in self.arena.cool(nbytes):
@@ -270,7 +271,7 @@ class Store:
                 self.arena.free(offset)
 
     def revoke_spans(self, enough: Callable[[], bool]) -> None:
-        """Takes empty spans away from living clients, because an idle client returns nothing."""
+        """Takes empty spans from living clients, because an idle client returns nothing."""
         for offset, lessee in list(self.spans.items()):
             if lessee != ADOPTED and self.client.revoke_span(offset):
                 del self.spans[offset]
@@ -280,7 +281,7 @@ class Store:
 
     def reserve(self, nbytes: int) -> int | None:
         """Reserves a range whose pages are touched ahead of demand; None: memory is short."""
-        if not self.has_room(nbytes, 4096):
+        if not self.fits(nbytes, 4096):
             return None
         self.ahead += nbytes
         return self.arena.allocate(nbytes, 4096)
@@ -302,7 +303,7 @@ class Store:
         size = self.config.span_bytes
         # Spilling a small object only helps the client that leases its span, and only if that
         # client requests a span; all others need whole spans. Big objects are spilled before whole
-        # spans, because they are fewer for the same number of bytes.
+        # spans, because fewer of them make up the same number of bytes.
         own = {offset for offset, lessee in self.spans.items() if lessee == slot and align >= size}
         others: dict[int, list[Candidate]] = {}
         small = spilled = 0
@@ -329,17 +330,17 @@ class Store:
             else:
                 small += length
                 self.returned_to = slot
-            room = room or self.has_room(nbytes, align)
+            room = room or self.fits(nbytes, align)
         if not room and not small:
             count = len(candidates) // SPILL_BATCHES
-            self._empty_spans(others, lambda: self.has_room(nbytes, align), count)
+            self._empty_spans(others, lambda: self.fits(nbytes, align), count)
 
     def _empty_spans(
         self, found: dict[int, list[Candidate]], enough: Callable[[], bool], count: int
     ) -> None:
-        """Spills all objects of a span and takes the span away from its lessee. Repeats this,
-        starting with the least recently used span, until there is enough memory and `count` objects
-        are spilled."""
+        """Spills all objects of a span and takes the span from its lessee. Repeats this, starting
+        with the least recently used span, until there is enough memory and `count` objects are
+        spilled."""
         used = Counter(payload & -self.config.span_bytes for payload in self.client.live_blocks())
         done = 0
         for offset, inside in sorted(found.items(), key=lambda item: item[1][-1][0]):
@@ -369,8 +370,8 @@ class Store:
         return True
 
     def _write(self, data: memoryview) -> int | None:
-        """Writes into the spill file; returns the position. None: the write failed, and spill_error
-        is the reason."""
+        """Writes into the spill file; returns the position. None: the write failed; spill_error is
+        the reason."""
         self._writes += 1
         if self._writes > len(self.spilled) // PURGE_SHARE:
             self.purge_spilled()
@@ -379,7 +380,7 @@ class Store:
                 position = self.spill.write(data)
             except OSError as error:
                 if purged:
-                    self.spill_error = f"the disk takes nothing: {error}"
+                    self.spill_error = f"the disk cannot be written: {error}"
                     self._spill_again = self.loop.now() + SPILL_AGAIN_S
                     return None
             else:
@@ -437,14 +438,14 @@ class Store:
         self.spill.free(self.spilled.pop(oid)[0])
 
     def forget_spilled(self, oid: int) -> bool:
-        """Frees an object's bytes in the file, which nobody will read. False: it is not there."""
+        """Frees an object's bytes in the file. False: it is not there."""
         if oid not in self.spilled or self.client.state(oid) != STATE["SPILLED"]:
             return False
         self.spill.free(self.spilled.pop(oid)[0])
         return True
 
     def purge_spilled(self) -> None:
-        """Frees bytes in the file that belong to objects which are no longer spilled."""
+        """Frees bytes in the file of objects that are no longer spilled."""
         self._writes = 0
         for oid, (position, _) in list(self.spilled.items()):
             if self.client.state(oid) != STATE["SPILLED"]:
@@ -454,7 +455,7 @@ class Store:
     # -- giving memory back --------------------------------------------------------------------
 
     def give_unneeded_back(self) -> bool:
-        """Returns warm pages to the system that have not been needed since the last call. Returns
+        """Returns warm pages that have not been needed since the last call to the system. Returns
         whether any page is left."""
         self.client.reclaim_freed()
         self.take_returns()
@@ -466,20 +467,21 @@ class Store:
 
     # -- messages for users --------------------------------------------------------------------
 
-    def room_message(self) -> str:
+    def usage_message(self) -> str:
         """The fill level of the store, without a scan of all objects."""
         room = f"store of h{self.client.number} holds {format_bytes(self.arena.used)}"
         return f"{room} of {format_bytes(self.limit)}"
 
     def never_message(self) -> str:
-        """Why an object can never fit."""
+        """The reason why an object can never fit."""
         limit = format_bytes(self.limit)
         return (
             f"that is larger than the whole store of h{self.client.number} ({limit}): raise memory="
         )
 
     def full_message(self) -> str:
-        """Why memory is short, and how much each process pins. The text of StoreFullError."""
+        """The reason why memory is short, with the memory that each process pins: the text of
+        StoreFullError."""
         pinned: dict[int, int] = {}
         queued = small = 0
         for header in self.client.scan():
@@ -494,7 +496,7 @@ class Store:
         parts = []
         for slot, nbytes in sorted(pinned.items(), key=lambda item: -item[1])[:4]:
             if slot == NODE_SLOT:
-                parts.append(f"{format_bytes(nbytes)} held by reductions that run")
+                parts.append(f"{format_bytes(nbytes)} held by running reductions")
                 continue
             pid = self.client.client_info(slot)["pid"]
             parts.append(f"{format_bytes(nbytes)} pinned by arrays in process {pid}")
@@ -514,21 +516,21 @@ class Store:
         if self.spill_error:
             parts.append(self.spill_error)
         detail = f" ({', '.join(parts)})" if parts else ""
-        return f"{self.room_message()}{detail}. Free arrays, or raise memory=."
+        return f"{self.usage_message()}{detail}. Free arrays, or raise memory=."
 
 
 # Pages of the store: touched ahead of the first large objects, returned after a long idle time.
 #
-# The first write to a fresh page costs a page fault and the zeroing of the page; unused pages
+# The first write to a fresh page costs a page fault and the zeroing of the page. Unused pages
 # should be available to other programs.
 
 
 # Delay after the start of the host, so that its workers start first. Higher: large objects are
 # written before the pages have been touched.
 POPULATE_DELAY_S = 0.3
-# Bytes in one system call. Other threads get the lock of the address space between two calls.
+# Bytes in one system call. Other threads get the lock of the address space between calls.
 POPULATE_STEP_BYTES = 2 << 20
-IDLE_POLL_S = 0.1  # minimum between two checks, even if memory_idle_s is shorter
+IDLE_POLL_S = 0.1  # minimum interval of checks, even if memory_idle_s is shorter
 
 
 class Pages:
@@ -573,12 +575,12 @@ class Pages:
         check, because the store has grown."""
         if not self._watching:
             self._watching = True
-            self._look_later()
+            self._check_later()
 
-    def _look_later(self) -> None:
+    def _check_later(self) -> None:
         self.loop.call_later(max(IDLE_POLL_S, self.config.memory_idle_s), self._give_back)
 
     def _give_back(self) -> None:
         self._watching = self.store.give_unneeded_back()
         if self._watching:
-            self._look_later()
+            self._check_later()

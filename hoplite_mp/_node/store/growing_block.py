@@ -1,6 +1,6 @@
-"""Growing blocks: blocks that are sent while members of Groups still write them.
+"""Growing blocks: blocks that are sent while members of Groups are still writing them.
 
-Copying an array into the store takes a good part of the time of sending it, so sending begins with
+Copying an array into the store takes a large part of the time of sending it, so sending begins with
 the first bytes. The member reports the bytes that it has written, and the engine's cells over the
 block advance. The node leases the block from the beginning. The block is freed when no call needs
 it, no plan has cells in it, and its writer has written everything or is dead.
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = ["BLOCK", "EngineBuffer", "GrowingBlock", "GrowingBlocks", "Ranges"]
 
-# Sets of byte ranges: which bytes of a block have arrived or been written.
+# Sets of byte ranges: the bytes of a block that have arrived or been written.
 #
 # A block that a process is still writing, and a copy whose transfer was replanned, are filled in
-# pieces that arrive in any order. Bytes that have arrived are not transferred again.
+# pieces in any order. Bytes that have arrived are not transferred again.
 
 
 # How many gaps of one stripe are filled individually. Higher: more requests to a parent. Lower:
@@ -64,8 +64,8 @@ class Ranges:
         return min(self.found[place][1], end) - begin
 
     def gaps(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """The missing parts of [begin, end): at most GAPS_MAX ranges, of which the last one may
-        include bytes that are present."""
+        """The missing parts of [begin, end): at most GAPS_MAX ranges. The last one may include
+        present bytes."""
         missing: list[tuple[int, int]] = []
         while begin < end:
             begin += self.reach(begin, end)
@@ -86,9 +86,9 @@ class Ranges:
 
 @dataclass(slots=True, eq=False)
 class EngineBuffer:
-    """The memory of some cells of the engine. The engine's thread may write into a cell for a
-    moment after the cell was closed, so a block with cells is freed through its EngineBuffer.
-    `keep`: objects that must live as long as any of the cells."""
+    """The memory of some cells of the engine. The engine's thread may write into a cell briefly
+    after the cell was closed, so a block with cells is freed through its EngineBuffer. `keep`:
+    objects that must outlive these cells."""
 
     keep: list[Any] = field(default_factory=list)
     closing: int = 0  # closed cells that the engine may still write
@@ -102,7 +102,7 @@ class EngineBuffer:
             action()
 
     def let_go(self) -> None:
-        """The engine has released one closed cell."""
+        """The engine has released a closed cell."""
         self.closing -= 1
         if not self.closing:
             actions, self.then = self.then, []
@@ -119,12 +119,13 @@ class GrowingBlock:
 
     payload: int
     nbytes: int
-    slot: int  # of the process that writes it; NODE_SLOT: that process is dead, or has left
+    slot: int  # of the writing process; NODE_SLOT: that process is dead, or has left
     written: Ranges = field(default_factory=Ranges)
     cells: dict[int, tuple[int, int]] = field(default_factory=dict)  # cell -> (begin, bytes)
     needed: bool = True  # a running call needs it
     users: int = 0  # number of plan executions with cells in it
-    then: list[Callable[[], None]] = field(default_factory=list)  # to be called when it is complete
+    # called when the block is complete
+    then: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def whole(self) -> bool:
@@ -192,18 +193,18 @@ class GrowingBlocks:
             self.abandon(source)
 
     def abandon(self, source: GrowingBlock) -> None:
-        """The block's writer has left the Group, so the rest of it will never be written."""
+        """The block's writer has left the Group, so the rest will never be written."""
         source.slot = NODE_SLOT
         self.maybe_free(source)
 
     def let_go(self, source: GrowingBlock) -> None:
-        """No call needs the block any more."""
+        """No call needs the block."""
         source.needed = False
         source.then = []
         self.maybe_free(source)
 
     def leave(self, source: GrowingBlock) -> None:
-        """One plan execution has no cells in the block any more."""
+        """One plan execution no longer has cells in the block."""
         source.users -= 1
         self.maybe_free(source)
 
@@ -214,7 +215,7 @@ class GrowingBlocks:
         return source.payload, source.nbytes
 
     def maybe_free(self, source: GrowingBlock) -> None:
-        """Frees the block if nothing needs it any more."""
+        """Frees the block if nothing needs it."""
         written = source.whole or source.slot == NODE_SLOT
         over = written and not source.needed and not source.users
         if over and self.blocks.get(source.payload) is source:

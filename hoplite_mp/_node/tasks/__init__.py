@@ -1,1 +1,1 @@
-"""Workers, pools, resources, tasks of and for other hosts, clean-up after dead processes."""
+"""Workers, pools, resources, tasks of and for other hosts, cleanup after dead processes."""

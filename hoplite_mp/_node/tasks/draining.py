@@ -1,10 +1,9 @@
 """Draining: a node leaves the cluster while work is running.
 
-`remove_node` must lose nothing that could be saved. The leaving node accepts no more tasks, returns
-those that have not begun and finishes the rest; its actors finish their pending calls and accept no
-more. The other nodes fetch the objects that they use and that only this node holds. Then it
-announces to the manager that it leaves, and exits when no operation involves it any more. Objects
-that no other host uses are lost with it.
+The leaving node accepts no more tasks, returns tasks that have not begun and finishes the rest. Its
+actors finish their pending calls and accept no more. The other nodes fetch the objects that they
+use and that only this node holds. Then it announces its departure to the manager, and exits when no
+operation involves it. Objects that no other host uses are lost with it.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Draining"]
 
-# Interval between checks for running tasks and transfers while a node drains. Lower: more scans of
-# all headers. Higher: a removal takes that much longer.
+# Interval of checks for running tasks and transfers while a node drains. Lower: more scans of all
+# headers. Higher: a removal takes that much longer.
 POLL_S = 0.05
 
 
@@ -34,11 +33,11 @@ class DrainingEvents(Protocol):
         """This node accepts no more work."""
 
     def drained(self) -> bool:
-        """The cluster needs nothing on this host any more, so the node may leave. False: it cannot
-        leave yet, because no manager has admitted it."""
+        """The cluster no longer needs this host, so the node may leave. False: it cannot leave yet,
+        because no manager has admitted it."""
 
     def has_calls(self, host_id: int) -> bool:
-        """Whether calls from here to actors of the host are under way."""
+        """Whether calls from here to actors of the host are pending."""
 
 
 class Draining:
@@ -66,11 +65,11 @@ class Draining:
         self.waiting: set[int] = set()  # ids of hosts that still need objects of this node
         # Ids of other hosts that leave -> whether this node has sent Evacuated.
         self.leaving: dict[int, bool] = {}
-        self._evacuating = False  # a timer checks again whether needed objects are only there
+        self._evacuating = False  # a timer checks again for objects that only leaving nodes hold
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the leaving nodes that are known to this node."""
+        """Numbers of the leaving nodes known to this node."""
         found = map(self.roster.number_of, self.leaving)
         own = [self.client.number] if self.roster.leaves else []
         return own + [number for number in found if number is not None]
@@ -89,7 +88,7 @@ class Draining:
         self._poll()
 
     def tell(self, host_id: int) -> None:
-        """Announces to another node, at once or when it has joined, that this node leaves."""
+        """Announces this node's departure to another node, at once or when that node has joined."""
         if self.roster.leaves:
             self.waiting.add(host_id)
             self.send(host_id, Leaving())
@@ -120,8 +119,8 @@ class Draining:
         return oid in self.imports.by_oid and oid not in self.inbound_tasks
 
     def _counts(self, header: dict[str, Any]) -> bool:
-        """Whether the node waits for the task. Tasks that a driver of this host submitted after the
-        draining began do not count, because they might never end."""
+        """Whether the node waits for the task. Later tasks of this host's drivers do not count,
+        because they might never end."""
         owner = header["owner"]
         if owner == NODE_SLOT or owner in self.workers.all:
             return True
@@ -130,7 +129,7 @@ class Draining:
     # -- if another node leaves ----------------------------------------------------------------
 
     def leaves(self, host_id: int) -> None:
-        """Another node has announced that it leaves."""
+        """Another node has announced its departure."""
         if host_id not in self.leaving:
             self.leaving[host_id] = False
             self.roster.leaving.add(host_id)
@@ -155,12 +154,14 @@ class Draining:
             if not remote.holders or not going.issuperset(remote.holders):
                 continue
             if self.store.impossible(remote.nbytes):
-                why = f"the node that had it leaves, and {remote.nbytes} bytes never fit here"
+                why = (
+                    f"the node that had it is leaving, and {remote.nbytes} bytes can never fit here"
+                )
                 self.remote_objects.lost(oid, why)
                 continue
             needed.update(remote.holders)
             if not remote.payload:
-                self.remote_objects.want(oid, _nothing)  # if it does not fit, it is tried again
+                self.remote_objects.want(oid, _nothing)  # retried if it does not fit
         for host_id, told in list(self.leaving.items()):
             if told or host_id not in by_host_id or by_host_id[host_id].node in needed:
                 continue

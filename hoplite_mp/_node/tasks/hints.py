@@ -1,9 +1,9 @@
-"""The node's own hints: announcing tasks to the workers of this host.
+"""The node's own hints, which announce tasks to the workers of this host.
 
-A hint names a queued task to the workers. The node posts hints of tasks of other hosts, of tasks
-that were given resources, and of tasks whose worker has died. It has up to four queues for each
-pool: one for hints in order (a ring) and one for ranked hints (a bag), and the same again for tasks
-that must stay on this host.
+A hint names a queued task. The node posts hints of tasks of other hosts, of tasks that were given
+resources, and of tasks whose worker has died. It has up to four queues for each pool: one for hints
+in order (a ring) and one for ranked hints (a bag), each for all tasks and for tasks that must stay
+on this host.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["CLOSED", "Hints"]
 
 CLOSED = "the executor that ran its task is closed"
 
-# Delays before hints are posted again after a ring or bag was full: for one hint, and for a pool.
+# Retry delays after a ring or bag was full: for one hint, and for a pool.
 POST_AGAIN_S, POST_ALL_AGAIN_S = 0.05, 0.5
 
 
@@ -30,7 +30,7 @@ class HintsEvents(Protocol):
     """Reports and requests of this component to the components above it."""
 
     def waits_for_resources(self, oid: int) -> bool:
-        """Whether the task waits for resources; its hint is posted when it gets them."""
+        """Whether the task waits for resources. Its hint is posted when it gets them."""
 
     def has_resources(self, oid: int) -> bool:
         """Whether the task was given resources."""
@@ -42,7 +42,7 @@ class HintsEvents(Protocol):
         """Numbers of pools that occur in tasks on other hosts."""
 
     def counts_on(self, slot: int) -> bool:
-        """Whether a round includes the worker in the slot; see `worker_broadcast.py`."""
+        """Whether a broadcast includes the worker in the slot; see `worker_broadcast.py`."""
 
 
 class Hints:
@@ -82,9 +82,9 @@ class Hints:
                     self.tasks.close_queue(queue)
 
     def may_run_again(self, oid: int) -> bool:
-        """Whether an ended task may be run once more for its result. Calls of actors may not,
-        because they would be applied to the actor twice. Tasks of a forgotten pool may not, because
-        its number may be reused."""
+        """Whether an ended task may be run again for its result. Calls of actors may not, because
+        they would be applied to the actor twice. Tasks of a forgotten pool may not, because its
+        number may be reused."""
         pool = self.pools.get(self.tasks.pool_of(oid))
         return pool is not None and not pool.actor
 
@@ -107,13 +107,13 @@ class Hints:
             return False
 
     def announce(self, oid: int, here: bool) -> None:
-        """Posts the hint of a task as soon as the queue has space."""
+        """Posts the hint of a task once the queue has space."""
         if self.client.state(oid) in UNCLAIMED and not self.post(oid, here):
             self.loop.call_later(POST_AGAIN_S, lambda: self.announce(oid, here))
 
     def post_queued(self, pool: int, tasks: list[int] | None = None) -> None:
         """Announces all queued tasks of a pool, or `tasks`, because a dead worker may have taken
-        hints from the queues. Tasks that wait for resources are left out."""
+        hints from the queues. Skips tasks that wait for resources."""
         for oid in self.client.queued_in(pool) if tasks is None else tasks:
             if self.events.waits_for_resources(oid):
                 continue

@@ -1,8 +1,8 @@
 """Inbound tasks: tasks of other hosts that workers of this host run.
 
-A task of another host becomes a task in the node's own table as soon as this host holds every
-object that it names; workers cannot tell the difference. When the task ends, its host gets a
-message, with the result if that is small; a large result stays here until that host releases it.
+A task of another host becomes a task in the node's own table once this host holds every object that
+it names. Workers cannot tell the difference. When the task ends, its host gets a message, with the
+result if that is small; a large result stays here until that host releases it.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class InboundTask:
     peer: int
     task: bytes
     holds: list[Any]
-    oid: int = 0  # its header here; 0: the objects that it names are not held here yet
+    oid: int = 0  # its header here; 0: this host does not hold all named objects yet
     ended: bool = False
     unwanted: bool = False
-    ready: bool = False  # for an actor's call: the objects that it names are held here
+    ready: bool = False  # for a call of an actor: this host holds all named objects
     pool: int = POOL
     late: bool = False  # a call that arrived after its actor was closed
     target: bytes = b""  # the lost result that it reconstructs
@@ -60,13 +60,13 @@ class InboundTasksEvents(Protocol):
         """The node's hint queue to the pool's workers on this host."""
 
     def post_inbound(self, oid: int) -> None:
-        """Announces a task to workers of this host, as soon as its hint fits into a queue."""
+        """Announces a task to workers of this host once its hint fits into a queue."""
 
     def interrupt(self, oid: int, slot: int) -> None:
         """Interrupts the worker in the slot if it is running the task."""
 
     def is_actor(self, pool: int) -> bool:
-        """Whether the pool is that of an actor of this host, which every other host may call."""
+        """Whether the pool belongs to an actor of this host, which every other host may call."""
 
     def refuse_calls(self, pool: int) -> None:
         """Fails the queued calls to the pool's actor if the actor has ended."""
@@ -78,8 +78,8 @@ class InboundTasksEvents(Protocol):
         """A task has been added to the pool."""
 
     def task_ends(self, slot: int) -> None:
-        """A task of the worker in the slot has ended: forwards the worker's output before the end
-        of the task is reported."""
+        """A task of the worker in the slot has ended: forwards the worker's output, which must
+        precede the report of the end."""
 
     def admit(self, peer: int, task: bytes, demand: Demand, needed: bool) -> bool:
         """Reserves resources for a task; False: they are not free."""
@@ -141,7 +141,7 @@ class InboundTasks:
             named.append(message.args_object)
         try:
             self._ask(inbound_task, message, named)
-        except Exception as error:  # no header is left; the sender must not wait for ever
+        except Exception as error:  # no header is left: the sender must not wait forever
             for key, row in list(self.rows.items()):
                 self.rows[key] = deque(one for one in row if one[0] is not inbound_task)
             self.rows = {key: row for key, row in self.rows.items() if row}
@@ -156,8 +156,8 @@ class InboundTasks:
                 named, lambda holds: self._begin(inbound_task, message, holds), inbound_task.peer
             )
             return
-        # Calls of one host to one actor begin in the order of their arrival, even if the objects
-        # that a later call names are available first.
+        # Calls of one host to one actor begin in the order of their arrival, even if the objects of
+        # a later call are available first.
         row = self.rows.setdefault((inbound_task.peer, message.pool), deque())
         row.append((inbound_task, message))
         inbound_task.late = self.tasks.pool_state(message.pool) == POOL_CLOSING
@@ -203,7 +203,7 @@ class InboundTasks:
             return
         try:
             self._post(inbound_task, message, holds)
-        except Exception as error:  # no table or queue is left; the sender must not wait for ever
+        except Exception as error:  # no table or queue is left: the sender must not wait forever
             self._fail(inbound_task, error)
             return
         self._prefetch(message, holds)
@@ -212,7 +212,7 @@ class InboundTasks:
             self.events.refuse_calls(pool)
 
     def _post(self, inbound_task: InboundTask, message: RunTask, holds: list[Any]) -> None:
-        """Turns it into a task in the node's own table."""
+        """Makes a task in the node's own table."""
         oid = self.client.new(KIND_TASK, STATE["WAITING"], 0, message.pool)
         inbound_task.oid, inbound_task.holds = oid, [self.client.hold(oid, False), *holds]
         self.by_oid[oid] = inbound_task
@@ -260,13 +260,13 @@ class InboundTasks:
         del self.by_task[inbound_task.task]
         self.events.dropped(inbound_task.task)
 
-    def on_their_way(self, pool: int) -> bool:
-        """Whether calls to the actor have arrived and wait for objects that they name."""
+    def has_pending_calls(self, pool: int) -> bool:
+        """Whether calls to the actor have arrived and still wait for objects."""
         return any(key[1] == pool for key in self.rows)
 
     def output_owner_here(self, peer: int, output_owner: int) -> int:
         """Translates the output owner (the driver that gets the output) in a message of another
-        host. 0 is the driver of the host in whose message it occurs."""
+        host. 0 is the driver of the host that sent the message."""
         output_owner = output_owner or peer
         return 0 if output_owner == self.client.host_id else output_owner
 
@@ -296,7 +296,7 @@ class InboundTasks:
     def _end(self, inbound_task: InboundTask) -> None:
         state = self.client.state(inbound_task.oid)
         if state == STATE["ABORTED"]:
-            return  # it is still running, and is reported when it has stopped
+            return  # still running: reported when it has stopped
         inbound_task.ended = True
         inbound_task.holds = inbound_task.holds[:1]
         self.events.task_ends(self.tasks.claimant(inbound_task.oid))
@@ -358,7 +358,7 @@ class InboundTasks:
                 self.tasks.cancel(inbound_task.oid, False)
 
     def recall(self, peer: int, tasks: list[bytes]) -> None:
-        """Returns the tasks in the list that have not begun to their host."""
+        """Returns the listed tasks that have not begun to their host."""
         for task in tasks:
             inbound_task = self.by_task.get(task)
             if inbound_task is not None and inbound_task.peer == peer:
@@ -373,7 +373,7 @@ class InboundTasks:
                 self._return(inbound_task)
 
     def give_back(self, oid: int) -> None:
-        """Returns a task to its host, if it has not begun."""
+        """Returns a task to its host if it has not begun."""
         self._return(self.by_oid[oid])
 
     def try_again(self, oid: int) -> None:
@@ -387,8 +387,8 @@ class InboundTasks:
         if self._is_held(oid):  # its holders must not read that the task was cancelled
             if not self.client.take_over(oid, NODE_SLOT):
                 return  # it is running
-            # The owner must count this host as a holder before it receives the task, because
-            # perhaps no process of another host holds the result.
+            # The owner must count this host as a holder before it receives the task, because the
+            # result may have no holder on another host.
             self.imports.follow_owner(oid)
             self.events.dropped(inbound_task.task)
         elif self.tasks.cancel(oid, False) != 1:

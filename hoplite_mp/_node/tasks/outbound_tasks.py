@@ -1,9 +1,9 @@
 """Outbound tasks: tasks of this host that workers of other hosts (runners) run.
 
-The node claims tasks of this host as its workers do, and hands them to other hosts, each only when
-a runner can accept it. The result is written into the task's own header, or the header records that
-the result is on the runner. So submitters cannot tell where a task has run. A task that no runner
-can accept stays queued for the first free worker anywhere.
+The node claims tasks of this host as its workers do, and sends each to another host when a runner
+can accept it. The result is written into the task's own header, or the header records that the
+result is on the runner, so submitters cannot tell where a task has run. A task that no runner can
+accept stays queued for the first free worker anywhere.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ __all__ = [
     "Runners",
 ]
 
-# The runners of one pool, ordered by free capacity, so that the choice of a runner does not visit
-# all of them.
+# The runners of one pool, ordered by free capacity, so that a choice does not visit all of them.
 #
-# When a runner changes, a new entry is pushed onto each of the two heaps to which it belongs;
-# outdated entries are dropped when they reach the top. So choosing or changing a runner takes a few
+# When a runner changes, a new entry is pushed onto each of the two heaps to which it belongs.
+# Outdated entries are dropped when they reach the top. So choosing or changing a runner takes a few
 # steps, however many runners there are.
 
 
@@ -62,7 +61,7 @@ Entry = tuple[int, int, int, int, "Runner"]  # -capacity, ended, order, stamp
 
 @dataclass(slots=True, eq=False)
 class Runner:
-    """A pool of workers on another host, and the tasks that it was given."""
+    """A pool of workers on another host, and the tasks sent to it."""
 
     host_id: int
     number: int
@@ -74,8 +73,8 @@ class Runner:
     recalled: bool = False  # tasks were recalled; the answer is outstanding
     ended: int = 0  # orders runners by the end of their last task; 0: none has ended
     home: Runners | None = None
-    order: int = 0  # its position in the order in which runners were added
-    stamp: int = 0  # of its present state; changes with `workers`, `running` and `ended`
+    order: int = 0  # the number of runners added before it
+    stamp: int = 0  # version of its state; changes with `workers`, `running` and `ended`
 
     @property
     def free(self) -> int:
@@ -161,7 +160,7 @@ class Runners:
             self.crowded.pop(runner, None)
 
     def suitable(self, idle: Callable[[], bool]) -> list[Entry] | None:
-        """The heap whose runners may get a task now; None if no runner may get one. idle: whether
+        """The heap of runners that may get a task now; None if no runner may get one. idle: whether
         this host has an idle worker; while it does, no task is queued behind another task on a
         runner."""
         if self.free:
@@ -170,9 +169,9 @@ class Runners:
 
     def best(self, heap: list[Entry], near: Mapping[int, int]) -> Runner:
         """Chooses the runner for the next task: the runner whose node has the most bytes of the
-        task's arguments (`near`, by node number); among equals, the runner with the most free
-        capacity; then the runner whose last task ended first, because recent results may still be
-        using the links of the others."""
+        task's arguments (`near`, by node number); then the runner with the most free capacity; then
+        the runner whose last task ended first, because recent results may still be using the links
+        of the others."""
         queues_ahead = heap is self._with_capacity
         at = [
             one
@@ -248,19 +247,19 @@ class OutboundTasksEvents(Protocol):
         """Starts the delay before a task's next try."""
 
     def pool_deserted(self, pool: int, why: str) -> None:
-        """No other host runs tasks of the pool any more."""
+        """No other host runs tasks of the pool."""
 
     def remote_workers_lost(self, pool: int) -> None:
         """A pool has lost workers on another host, which is gone or accepts no more tasks."""
 
     def sends_on(self, output_owner: int, host_id: int) -> None:
-        """A task whose output goes to the driver `output_owner` is handed to the host."""
+        """A task with this output owner is sent to the host."""
 
     def ends_elsewhere(self, oid: int) -> None:
         """Only another host has the task's result. Called before the task is marked as done."""
 
     def holds_inner(self, oid: int, holds: list[Any]) -> None:
-        """Keeps holds on the refs inside a result until its owner has holds of its own."""
+        """Keeps holds on the refs inside a result until its owner has its own."""
 
     def lost_call(self, oid: int, name: str, number: int) -> Exception | None:
         """The error of a call to an actor of a lost host; None if the task is not such a call."""
@@ -275,7 +274,7 @@ class OutboundTasksEvents(Protocol):
         """The lost result that the task reconstructs; see RunTask."""
 
     def was_full(self, oid: int, host_id: int) -> None:
-        """The runner has refused the task because its resources are not free there."""
+        """The runner has refused the task because its resources are in use."""
 
 
 class OutboundTasks:
@@ -297,18 +296,17 @@ class OutboundTasks:
         self.send = send
         self.events = events
         self.runners: dict[int, Runner] = {}  # common pools of other hosts, by host id
-        # Pool -> its own workers on other hosts; or, for a bound pool, the common pool of the host
-        # to which it is bound.
+        # Pool -> its own workers on other hosts; for a bound pool, the common pool of its host.
         self.remote_runners: dict[int, list[Runner]] = {}
         self._common = Runners()  # the values of `runners`
         self._of_pool: dict[int, AnyRunners] = {}  # the values of `remote_runners`
         self.first: dict[int, deque[int]] = {}  # pool -> queued tasks that precede all others
-        self.where: dict[int, Runner] = {}  # task -> the runner that has it
+        self.where: dict[int, Runner] = {}  # task -> its runner
         self.ranked = _tasks.Ranked(self.tasks)
         self._offered: set[int] = set()  # pools in which the node counts as an idle worker
         self._ends = 0  # number of tasks that have ended on other hosts
         self.capacity = 0  # workers of all runners
-        self.retried = 0  # tasks that were queued again because their host was lost
+        self.retried = 0  # tasks that were requeued because their host was lost
 
     # -- runners -------------------------------------------------------------------------------
 
@@ -337,7 +335,7 @@ class OutboundTasks:
         self._common.remove(runner)
         self.capacity -= runner.workers
         for pool, runners in list(self.remote_runners.items()):
-            what = "to which it is bound" if runner in runners else "where its workers were"
+            what = "to which it is bound" if runner in runners else "which had its workers"
             lost = any(one.host_id == host_id and one is not runner for one in runners)
             for one in [one for one in runners if one.host_id == host_id]:
                 runners.remove(one)
@@ -364,7 +362,7 @@ class OutboundTasks:
                 one.changed()
             if leaving and len(leaving) == len(runners):
                 self.events.pool_deserted(
-                    pool, f"node h{leaving[0].number}, where its workers were, leaves"
+                    pool, f"node h{leaving[0].number}, which has its workers, is leaving"
                 )
             if leaving:
                 self.events.remote_workers_lost(pool)
@@ -424,15 +422,14 @@ class OutboundTasks:
             self.tasks.offer(pool, False)
 
     def hand_out(self) -> None:
-        """Hands queued tasks to runners that can accept them."""
+        """Sends queued tasks to runners that can accept them."""
         if not (self.capacity or self._offered or self.remote_runners):
             return
         for pool in (COMMON_POOL, *self.remote_runners):
             runners = self._runners_of(pool)
             suitable = self._suitable(pool, runners)
             if suitable is not None:
-                # The offer precedes the claims; otherwise a task that is posted in between would
-                # miss both.
+                # The offer precedes the claims; otherwise a task posted in between would miss both.
                 self.tasks.offer(pool, True)
                 self._offered.add(pool)
                 while suitable is not None and (oid := self._take(pool)):
@@ -484,7 +481,7 @@ class OutboundTasks:
         return [oid for oid in later if self.tasks.pool_of(oid) == COMMON_POOL]
 
     def delegate(self, oid: int, runner: Runner) -> None:
-        """Hands a task that this node has claimed to the runner."""
+        """Sends a task that this node has claimed to the runner."""
         function, args_oid, args, flags, timeout_ns, _ = self.tasks.task(oid)
         header = self.client.inspect(oid)
         holds = [self.client.hold(one) for one in (function, args_oid) if one]
@@ -563,7 +560,7 @@ class OutboundTasks:
             self._take_back(oid)
             if not self.tasks.settle(
                 oid
-            ):  # not aborted here: a process there has cancelled or deleted it
+            ):  # not aborted here: a process on that host has cancelled or deleted it
                 self.tasks.cancel(oid, True)
                 self.tasks.settle(oid)
         elif message.payload is None:
@@ -597,8 +594,9 @@ class OutboundTasks:
             self.send(peer, Release(message.task, 0))
 
     def _release(self, oid: int, peer: int, message: TaskEnded) -> None:
-        """The runner may free its copy of a result, because this host has the bytes or nobody needs
-        them. The refs inside are dropped with that copy, so this node first takes holds on them."""
+        """The runner may free its copy of a result, because this host has the bytes or the result
+        is not needed. That copy's refs are dropped with it, so this node first takes holds on
+        them."""
 
         def release(holds: list[Any]) -> None:
             if holds:
@@ -610,7 +608,7 @@ class OutboundTasks:
         self._ask(refs, release)
 
     def _ask(self, refs: list[bytes], done: Callable[[list[Any]], None]) -> None:
-        """As Imports.ask; if memory for the headers of the refs is short, no ref is held."""
+        """As Imports.ask. Holds no ref if memory for the headers of the refs is short."""
         try:
             self.imports.ask(refs, done)
         except Exception:
@@ -619,7 +617,7 @@ class OutboundTasks:
 
     def _store(self, oid: int, peer: int, message: TaskEnded, holds: list[Any]) -> None:
         if not self._is_with(oid, peer):
-            return  # the runner was lost meanwhile, and the task is run again
+            return  # the runner was lost meanwhile: the task runs again
         payload = message.payload
         assert payload is not None
         self._take_back(oid)
@@ -647,7 +645,7 @@ class OutboundTasks:
             )
 
     def _try_again(self, oid: int) -> bool:
-        """Queues a runner's task again, with one fewer retry left. False: it was cancelled."""
+        """Queues a runner's task again, with one retry fewer. False: it was cancelled."""
         if not self.client.requeue(oid, NODE_SLOT):
             return False
         if self.client.state(oid) == STATE["WAITING"]:
@@ -667,7 +665,7 @@ class OutboundTasks:
         return True
 
     def recall(self, runner: Runner, most: int) -> int:
-        """Recalls tasks that the runner has not begun; returns the number of tasks named."""
+        """Recalls tasks that the runner has not begun. Returns the number of tasks named."""
         tasks = self._behind(runner)[-most:]
         runner.recalled = True
         self.send(

@@ -1,8 +1,8 @@
-"""Pools of workers: how many workers there are, and how many there should be.
+"""Pools of workers: their actual and their required numbers of workers.
 
-A pool maintains its number of workers that can run a task. A dead worker is replaced; one that
-waits inside a task counts as blocked and gets a stand-in, up to a limit; surplus workers retire
-when they are idle. Workers that die before their first task are restarted without end, after
+A pool maintains its number of workers that can run a task. A dead worker is replaced. A worker that
+waits inside a task counts as blocked and gets a stand-in, up to a limit. Surplus workers retire
+when they are idle. Workers that die before their first task are restarted without limit, after
 growing pauses, because the cause may be temporary. This file only counts; workers.py acts on the
 counts, and the supervisor forks.
 """
@@ -37,14 +37,14 @@ class WorkerInfo:
     slot: int
     pool: int
     pid: int = 0
-    verdict: str = ""  # why the node killed it: "timeout", "cancelled", "closing", "line"
+    # the reason why the node killed it: "timeout", "cancelled", "closing", "line"
+    verdict: str = ""
     verdict_oid: int = 0
     retiring: bool = False
     worked: bool = False
-    stands_in: bool = False  # beyond the pool's number, for a worker that waits inside a task
-    called: bool = (
-        False  # asked to fetch a round's task between two tasks (_node/tasks/worker_broadcast.py)
-    )
+    stands_in: bool = False  # a stand-in for a worker that waits inside a task
+    # asked to fetch a broadcast's task between two tasks (_node/tasks/worker_broadcast.py)
+    called: bool = False
     born: float = 0.0
 
     @property
@@ -55,7 +55,7 @@ class WorkerInfo:
 
 @dataclass(slots=True)
 class Pool:
-    """One pool: its parameters, its workers, and the state of starting them."""
+    """One pool: its parameters, its workers, and the state of their starts."""
 
     number: int
     target: int  # how many workers should be able to run a task
@@ -66,20 +66,20 @@ class Pool:
     output_owner: int = 0  # the driver that gets the output of its workers before their first task
     env: Environment = ()  # changes of the workers' environment
     demand: Demand = ()  # lifelong resources of each worker; such workers get no stand-in
-    peers: bool = False  # its tasks wait for one another, so each needs a worker of its own
+    peers: bool = False  # its tasks wait for one another, so each needs its own worker
     anywhere: bool = False  # its tasks may go to hosts that have no workers of it yet
     team: bytes = NO_OBJECT  # the id of the spmd call whose peers its workers run
     team_size: int = 0  # how many peers that call has, on all hosts
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
     closing: bool = False
-    broken: str = ""  # why no more workers will be started
-    host_lost: bool = False  # it is broken because a host was lost
+    broken: str = ""  # reason why no more workers will be started
+    host_lost: bool = False  # whether a lost host is the reason
     failing: bool = False  # a timer fails tasks that are queued from now on
-    attempts: int = 0  # starts in a row whose workers died before their first task
+    attempts: int = 0  # consecutive starts whose workers died before their first task
     start_again_at: float = 0.0
-    ailing: bool = False  # after this many failed attempts, queued tasks fail as well
+    ailing: bool = False  # after many failed attempts: queued tasks fail as well
     proven: bool = False  # the initializer has returned in some worker
-    why: str = ""  # how the last worker that died before its first task ended
+    why: str = ""  # how the last worker ended that died before its first task
     surplus_since: float | None = None
     stuck_since: float | None = None
     setup_hold: object = None
@@ -102,10 +102,10 @@ class Pool:
         return sum(not (one.retiring or one.stands_in) for one in self.workers.values())
 
     def is_settled(self, blocked: int) -> bool:
-        """If True, `missing` and `surplus` are 0 and `stuck` is False, whatever the time: the usual
-        case, detected with a single count. A pool with a demand is never settled, because the
-        resources component must know that the pool lacks no workers. blocked: how many workers wait
-        inside a task."""
+        """If True, `missing` and `surplus` are 0 and `stuck` is False at any time: the usual case,
+        detected with a single count. A pool with a demand is never settled, because the resources
+        component must learn that the pool lacks no workers. blocked: how many workers wait inside a
+        task."""
         return not (
             blocked
             or self.demand
@@ -159,7 +159,7 @@ class Pool:
             self.recovered()
             return False
         self.why = how
-        if now >= self.start_again_at:  # several workers that were started together count once
+        if now >= self.start_again_at:  # several workers started together count once
             self.attempts += 1
             if self.attempts > 1:
                 pause = limits.restart_pause_s * 2.0 ** min(self.attempts - 2, 60)
@@ -171,8 +171,8 @@ class Pool:
         return self.ailing
 
     def idle_again(self, limits: Config) -> None:
-        """A worker has become idle, so other workers may start. One more failure makes the pool
-        ailing again."""
+        """A worker is idle, so other workers may start. One more failure makes the pool ailing
+        again."""
         if self.ailing:
             self.ailing = False
             self.attempts = limits.start_attempts_max - 1
@@ -187,6 +187,6 @@ class Pool:
 
 def next_number(last: int, taken: Set[int]) -> int | None:
     """The number of the next pool; None if all are taken. Numbers are assigned in turn, because
-    messages about a number's previous pool may still be on their way."""
+    messages about a number's previous pool may still arrive."""
     turn = ((last + step) % (POOLS_MAX - 1) + 1 for step in range(POOLS_MAX - 1))
     return next((one for one in turn if one not in taken), None)

@@ -1,9 +1,9 @@
-"""Requests for pools and workers, and the workers of a pool that are on other hosts.
+"""Requests for pools and workers; the workers of a pool on other hosts.
 
 The peers of an `spmd` wait for one another, so each needs its own process. When a peer's host is
-lost or leaves, a process is started elsewhere: otherwise the peer would only begin again after
-another peer, which may be waiting for it, has ended. After the first loss the node compares the
-pool's tasks with its workers once a second, so losses need not be counted.
+lost or leaves, a process is started elsewhere; otherwise the peer would begin only after another
+peer, which may be waiting for it, has ended. After the first loss the node compares the pool's
+tasks with its workers once a second, so losses need not be counted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["PoolRequests", "RemoteWorkers"]
 
 
 COMMON_POOL = 0
-# How often the node compares a pool's tasks with its workers after a loss. Lower: more messages
+# Interval of comparisons of a pool's tasks with its workers after a loss. Lower: more messages
 # while resources are in use.
 POLL_AGAIN_S = 1.0
 
@@ -57,8 +57,8 @@ class _Short:
     """A pool of peers that has lost workers."""
 
     pool: Pool
-    since: float  # since when it has had no worker anywhere
-    asked: Counter[int] = field(default_factory=Counter)  # workers asked for, by host id
+    since: float  # when it lost its last worker anywhere
+    asked: Counter[int] = field(default_factory=Counter)  # requested workers, by host id
     refused: set[int] = field(default_factory=set)  # hosts that have refused in this second
 
 
@@ -89,8 +89,8 @@ class RemoteWorkers:
     # -- with the pool -------------------------------------------------------------------------
 
     def start(self, pool: Pool, wanted: dict[int, int], done: Callable[[str, bool], None]) -> None:
-        """Starts workers on other hosts. wanted: how many, by host id. `done` gets the reason for a
-        failure, or "", and whether the reason is a lost host."""
+        """Starts workers on other hosts. wanted: their number, by host id. `done` gets the reason
+        of a failure, or "", and whether a lost host is the reason."""
 
         def opened(found: dict[int, Answer]) -> None:
             error = ""
@@ -102,7 +102,7 @@ class RemoteWorkers:
         self.questions.ask_each(makes, opened)
 
     def _make(self, pool: Pool, count: int, at_once: bool) -> Callable[[int], OpenRemotePool]:
-        """A function that makes the request for `count` workers from the request's number."""
+        """Returns a function that makes the request for `count` workers from its number."""
         setup = ids.pack_id(self.client.host_id, pool.setup) if pool.setup else NO_OBJECT
         return lambda number: OpenRemotePool(
             number=number,
@@ -118,7 +118,7 @@ class RemoteWorkers:
         )
 
     def _opened(self, pool: Pool, host_id: int, count: int, there: RemotePoolOpened) -> str:
-        """A host has answered; returns why it cannot start the workers, or ""."""
+        """A host has answered. Returns why it cannot start the workers, or ""."""
         if there.error:
             return there.error
         if not self.is_open(pool):  # the pool's owner has died, or has closed it
@@ -140,11 +140,11 @@ class RemoteWorkers:
             return
         known = self.short.get(number)
         if known is not None and known.pool is pool:
-            self._look_soon(known)
+            self._check_later(known)
             return
         short = self.short[number] = _Short(pool, self.loop.now())
         # Later, because tasks of the lost host must be queued again first.
-        self.loop.call_later(0.0, lambda: self._look_always(short))
+        self.loop.call_later(0.0, lambda: self._check_repeatedly(short))
 
     def forget(self, pool: Pool) -> None:
         """A pool has ended."""
@@ -152,20 +152,20 @@ class RemoteWorkers:
         if short is not None and short.pool is pool:
             del self.short[pool.number]
 
-    def _look_soon(self, short: _Short) -> None:
-        def look() -> None:
-            self._look(short)
+    def _check_later(self, short: _Short) -> None:
+        def check() -> None:
+            self._check(short)
 
-        self.loop.call_later(0.0, look)
+        self.loop.call_later(0.0, check)
 
-    def _look_always(self, short: _Short) -> None:
+    def _check_repeatedly(self, short: _Short) -> None:
         """Compares the pool's tasks with its workers now, and then each second while it is open."""
         short.refused.clear()
-        if self._look(short):
-            self.loop.call_later(POLL_AGAIN_S, lambda: self._look_always(short))
+        if self._check(short):
+            self.loop.call_later(POLL_AGAIN_S, lambda: self._check_repeatedly(short))
 
-    def _look(self, short: _Short) -> bool:
-        """Starts workers for peers without one; False: the pool has ended."""
+    def _check(self, short: _Short) -> bool:
+        """Starts workers for peers without one. False: the pool has ended."""
         pool = short.pool
         if not self.is_open(pool) or pool.broken:
             self.forget(pool)
@@ -190,8 +190,8 @@ class RemoteWorkers:
         return max(0, pool.target - running) + sum(one.free for one in remote)
 
     def _place(self, short: _Short) -> int | None:
-        """The id of the host that starts the next worker: the host with the fewest of them,
-        relative to its common pool if the pool may use any host. None if there is none."""
+        """The id of the host for the next worker: the host with the fewest of them, relative to its
+        common pool if the pool may use any host. None if no host is left."""
         pool, own = short.pool, self.client.host_id
         now = {own: pool.target}
         for runner in self.outbound_tasks.remote_runners.get(pool.number, ()):
@@ -202,16 +202,16 @@ class RemoteWorkers:
             members = self.roster.by_host_id.items()
             weights = {one: member.workers for one, member in members}
             weights[own] = self.workers.pools[COMMON_POOL].target
-            able = {one for one in weights if self._could(pool, one, weights[one])}
+            able = {one for one in weights if self._can_ever_start(pool, one, weights[one])}
         able -= short.refused | self.roster.leaving
 
-        def crowd(host_id: int) -> float:
+        def relative_load(host_id: int) -> float:
             there = now.get(host_id, 0) + short.asked[host_id]
             return (there + 1) / max(1, weights[host_id])
 
-        return min(sorted(able, key=lambda one: one != own), key=crowd, default=None)
+        return min(sorted(able, key=lambda one: one != own), key=relative_load, default=None)
 
-    def _could(self, pool: Pool, host_id: int, workers: int) -> bool:
+    def _can_ever_start(self, pool: Pool, host_id: int, workers: int) -> bool:
         """Whether the host could ever have workers of the pool."""
         if not pool.demand:
             return workers > 0
@@ -221,8 +221,8 @@ class RemoteWorkers:
         return ledger is not None and ledger.could_ever(pool.demand)
 
     def _start_here(self, pool: Pool) -> bool:
-        """Starts a worker here; False if its resources are in use."""
-        if pool.demand and not self.resources.has_room(pool.demand):
+        """Starts a worker here. False: its resources are in use."""
+        if pool.demand and not self.resources.is_available(pool.demand):
             return False
         pool.target += 1
         self.workers.start_missing(pool)
@@ -239,13 +239,13 @@ class RemoteWorkers:
                 self.send_peer(host_id, CloseRemotePool(answer.message.pool, True))
             elif leaves or answer is None or self._opened(short.pool, host_id, 1, answer.message):
                 short.refused.add(host_id)
-            self._look_soon(short)
+            self._check_later(short)
 
         self.questions.ask(host_id, self._make(short.pool, 1, True), answered)
 
     def _give_up(self, short: _Short) -> None:
-        """No host can start a worker now. Fails the pool's tasks if it has no workers left and none
-        can be expected."""
+        """No host can start a worker now. Fails the pool's tasks if it has no workers left and can
+        expect none."""
         pool, now = short.pool, self.loop.now()
         remote = self.outbound_tasks.remote_runners.get(pool.number, ())
         if pool.target or any(one.workers for one in remote):
@@ -258,8 +258,8 @@ class RemoteWorkers:
 # Requests for pools and workers, from processes of this host and from other nodes.
 #
 # An executor's workers, or the peers of an spmd, may be on any node. The pool has a number on this
-# host, and perhaps some workers here. Every other node that provides workers opens a pool of its
-# own, which runs only tasks from this node. The pool is open when all nodes have answered.
+# host, and perhaps some workers here. Every other node that provides workers opens its own pool,
+# which runs only tasks from this node. The pool is open when all nodes have answered.
 
 
 class PoolRequestsEvents(Protocol):
@@ -368,7 +368,7 @@ class PoolRequests:
 
     def _open_remote(self, pool: int, ask: OpenPool, done: Callable[[str, bool], None]) -> None:
         """Opens pools on other nodes for a pool of this host. `done` gets the reason of a failure,
-        or "", and whether the reason is a lost node."""
+        or "", and whether a lost node is the reason."""
         local, members = self.workers.pools[pool], self.roster.by_number
         gone = next((number for number, _ in ask.remote if number not in members), None)
         if gone is not None:
@@ -490,7 +490,7 @@ class PoolRequests:
                 pool = None
         error = ""
         if pool is None:
-            why = self.workers.why_none if able else "it never has these resources"
+            why = self.workers.why_none if able else "it does not have these resources"
             error = f"node h{self.client.number} can start no more workers: {why}"
         if pool is not None:
             self.inbound_tasks.pools[pool] = host_id

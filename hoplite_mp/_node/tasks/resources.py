@@ -1,14 +1,14 @@
-"""Resources: the tasks and workers of this host that wait for resources, and what they get.
+"""Resources: grants them to tasks and workers of this host that wait for them.
 
-A task with resources may only begin where enough of them are free, which no worker can know. So its
+A task with resources may only begin where enough are free, which no worker can know, so its
 submitter announces the task to its node. The node keeps the task until some host has enough free
-resources, and then posts its hint to workers of this host only, or hands the task to another host.
+resources, and then posts its hint to workers of this host only, or sends the task to another host.
 Workers of executors, and actors, wait in the same order, and keep their resources for life.
 
 **Invariant: each node alone decides about its own resources.** It accepts or refuses another host's
-task at once. A refused task ("full") goes back to its host, which is notified when resources become
-free. So a node's view of other hosts may be wrong, which costs a message but never overbooks a
-resource. A task that waits for resources waits on the host of its submitter.
+task at once. A refused task ("full") returns to its host, which is notified when resources become
+free. A node's view of other hosts may therefore be wrong, which costs a message but never overbooks
+a resource. A task that waits for resources waits on the host of its submitter.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ COMMON_POOL = 0
 ANYWHERE = 0
 GONE = -1  # the host to which the task was bound is gone
 WORKERS_MAX = 200
-# How many tasks are given resources here beyond the number of idle workers. Higher: workers wait
-# less often for the node. Lower: fewer resources are reserved for tasks that have not begun.
+# How many tasks get resources here beyond the number of idle workers. Higher: workers wait less
+# often for the node. Lower: fewer resources are reserved for tasks that have not begun.
 AHEAD_TASKS = 2
 
 
@@ -76,7 +76,7 @@ class Resources:
         text = host.config.resources
         self.ledger = ResourceLedger(parse_amounts(text) if text else ())
         self.totals: Demand = tuple(self.ledger.totals.items())
-        # Host id -> the resources of the host, less those in use by tasks of this host.
+        # Host id -> its resources, less those in use by tasks of this host.
         self.others: dict[int, ResourceLedger] = {}
         self.full: dict[int, set[str]] = {}  # host id -> names of resources that it has refused
         self.refused: set[int] = set()  # ids of hosts to notify when resources become free here
@@ -86,8 +86,8 @@ class Resources:
         self.pools: dict[int, int] = {}  # pool -> how many of its workers wait for resources
         self._order = 0
         self._serving = False
-        # Set if resources of this host were given back, or are no longer reserved because a task or
-        # worker has stopped waiting for them, since the last turn.
+        # Set if, since the last turn, resources of this host were returned, or a task or worker
+        # stopped waiting for reserved ones.
         self._freed = False
 
     # -- requests of clients -------------------------------------------------------------------
@@ -98,7 +98,7 @@ class Resources:
         self.wait(ask.oid, ask.demand)
 
     def wait(self, oid: int, demand: Demand) -> None:
-        """Lets a task wait for these resources; it begins when it gets them."""
+        """Lets a task wait for these resources. It begins when it gets them."""
         self._wait(oid, demand)
         self.serve()
 
@@ -162,13 +162,13 @@ class Resources:
         self.serve()
 
     def demand_of(self, oid: int) -> Demand:
-        """The resources that the task was given."""
+        """The resources of the task."""
         held = self.held.get(oid)
         return () if held is None else held.demand
 
     def again(self, oid: int, refused_by: int = 0) -> None:
-        """A task that had been given resources waits again. `refused_by`: the id of the host that
-        refused the task; 0 if none did."""
+        """A task that had resources waits again. `refused_by`: the id of the host that refused the
+        task; 0 if none did."""
         held = self.held.pop(oid, None)
         if held is None:
             return
@@ -181,7 +181,7 @@ class Resources:
         self.loop.call_later(0.0, self.serve)
 
     def take_back(self, oid: int) -> Demand:
-        """Frees the resources of a task that will not run for now, and returns its demand."""
+        """Frees the resources of a task that will not run for now. Returns its demand."""
         held = self.held.get(oid)
         if held is None:
             return ()
@@ -191,13 +191,13 @@ class Resources:
 
     def admit(self, peer: int, task: bytes, demand: Demand, needed: bool) -> bool:
         """Reserves resources for another host's task; False if they are in use. Tasks and workers
-        of this host come first, unless another one may be waiting for this task (`needed`)."""
+        of this host come first, unless another task may be waiting for this one (`needed`)."""
         if (self._is_kept(demand) and not needed) or self.ledger.take(task, demand) is None:
             self.refused.add(peer)
             return False
         return True
 
-    def has_room(self, demand: Demand) -> bool:
+    def is_available(self, demand: Demand) -> bool:
         """Whether a request for these resources would be granted at once."""
         return self.ledger.fits(demand) and not self._is_kept(demand)
 
@@ -220,7 +220,7 @@ class Resources:
 
     def dropped(self, task: bytes) -> None:
         """An accepted task of another host will not run here. Its header may remain, and must not
-        give back what the same task is given if it is sent here again later."""
+        release the resources of the same task if it is sent here again later."""
         for oid in [oid for oid, held in self.held.items() if held.token == task]:
             del self.held[oid]
         if self._give_back_here(task):
@@ -229,12 +229,12 @@ class Resources:
     # -- workers -------------------------------------------------------------------------------
 
     def wait_workers(self, pool: Pool, count: int) -> None:
-        """Lets `count` workers of the pool wait; each is started when it gets its resources."""
+        """Lets `count` workers of the pool wait. Each starts when it gets its resources."""
         who = ("pool", pool.number)
         if not count:
             self.pools.pop(pool.number, None)
             if who in self.rows:
-                self._waits_no_more(who)
+                self._stop_waiting(who)
                 self.loop.call_later(0.0, self.serve)
             return
         self.pools[pool.number] = count
@@ -244,7 +244,7 @@ class Resources:
         self.serve()
 
     def worker_gone(self, slot: int) -> None:
-        """Takes back the resources of the worker in the slot, which has ended."""
+        """Takes back the resources of the ended worker in the slot."""
         token, _ = self.slots.pop(slot, (None, None))
         if token is not None:
             self._give_back_here(token)
@@ -252,13 +252,13 @@ class Resources:
             if held.slot != slot:
                 continue
             if self.client.state(oid) in UNFINISHED:
-                held.slot = 0  # the generator is tried again, with its resources
+                held.slot = 0  # the generator is retried, with its resources
             else:
                 self._release(oid)
         if self._freed:
             self.loop.call_later(0.0, self.serve)
 
-    def _waits_no_more(self, who: Any) -> None:
+    def _stop_waiting(self, who: Any) -> None:
         self.rows.remove(who)
         self._freed = True
 
@@ -303,9 +303,9 @@ class Resources:
 
     def serve(self) -> None:
         """Grants free resources by rank, then in order. To avoid deadlock, a task must not take
-        resources that an earlier one waits for, unless another task may be waiting for it. A worker
-        of an actor or an executor takes any free resources: its program may hold the resources that
-        the earlier worker waits for, and keep them until this worker has begun."""
+        resources for which an earlier task waits, unless another task may be waiting for it. A
+        worker of an actor or an executor takes any free resources: its program may hold the
+        resources for which the earlier worker waits, until this worker has begun."""
         if self._serving:
             return
         self._serving = True
@@ -326,7 +326,7 @@ class Resources:
         while (row := self.rows.first(skip)) is not None:
             who = row.members[0][1]
             if isinstance(who, int) and self.client.state(who) not in UNCLAIMED:
-                self._waits_no_more(who)  # cancelled, or its submitter has died
+                self._stop_waiting(who)  # cancelled, or its submitter has died
                 continue
             if not (self._start(row, who) if isinstance(who, tuple) else turn.begin(row, who)):
                 skip.add(row.key)
@@ -336,7 +336,7 @@ class Resources:
         """Starts a waiting worker; False if there are not enough resources."""
         pool = self.workers.pools.get(who[1])
         if pool is None or not self.pools.get(who[1]):
-            self._waits_no_more(who)
+            self._stop_waiting(who)
             return True
         self._order += 1
         token = ("worker", self._order)
@@ -364,11 +364,11 @@ class Resources:
         return True
 
     def give_there(self, oid: int, demand: Demand, runner: Runner) -> bool:
-        """Hands a task to another host."""
+        """Sends a task to another host."""
         ledger = self.others[runner.host_id]
         if ledger.take(oid, demand) is None:
             return False
-        self._waits_no_more(oid)
+        self._stop_waiting(oid)
         if not (self.tasks.take(oid) or self.tasks.claim(oid)):  # cancelled just now
             ledger.give_back(oid)
             return True
@@ -379,8 +379,8 @@ class Resources:
     # -- demands that no node can meet ---------------------------------------------------------
 
     def lost(self, row: WaitingRow, why: str) -> bool:
-        """No node has these resources. True: all tasks of the row have been failed, because they
-        have waited for resource_wait_s, or are bound to a lost node."""
+        """No node has these resources. True: all tasks of the row were failed, because they have
+        waited for resource_wait_s, or are bound to a lost node."""
         patience = self.config.resource_wait_s
         if row.where == GONE:
             self._fail(row, "the node to which it is bound is gone")
@@ -398,20 +398,20 @@ class Resources:
             return False
         self._fail(
             row,
-            f"{why} has {demand_words(row.demand)} any more, and none has come within {patience:g} "
-            "s (resource_wait_s)",
+            f"{why} has {demand_words(row.demand)} any longer, and no such node has "
+            f"joined within {patience:g} s (resource_wait_s)",
         )
         return True
 
     def _fail(self, row: WaitingRow, why: str) -> None:
         for oid in self.rows.everybody(row):
-            self._waits_no_more(oid)
+            self._stop_waiting(oid)
             self.workers.fail(oid, why, host_lost=True)
 
 
 class _Turn:
-    """The state of one pass over all waiting tasks and workers: how many workers are idle, and what
-    is reserved on each host."""
+    """The state of one pass over all waiting tasks and workers: the number of idle workers, and the
+    reservations on each host."""
 
     def __init__(self, resources: Resources) -> None:
         self.of = resources
@@ -489,19 +489,19 @@ class _Turn:
 
     def _best(self, oid: int, found: list[tuple[bool, int]]) -> int:
         """The best host: first by whether a worker is idle, then by the arguments' bytes there;
-        then this host, then the host whose last task ended first (see OutboundTasks.delegate)."""
+        then this host; then the host whose last task ended first (see OutboundTasks.delegate)."""
         near = self.of.outbound_tasks.bytes_near(oid)
         number = self.of.roster.number_of
         runners = self.of.outbound_tasks.runners
 
-        def worth(one: tuple[bool, int]) -> tuple[bool, int, bool, int]:
+        def preference(one: tuple[bool, int]) -> tuple[bool, int, bool, int]:
             free, host_id = one
             is_own = host_id == self.own
             at = self.of.client.number if is_own else number(host_id)
             ended = 0 if is_own else runners[host_id].ended
             return free, near.get(-1 if at is None else at, 0), is_own, -ended
 
-        return max(found, key=worth)[1]
+        return max(found, key=preference)[1]
 
 
 def _times(ledger: ResourceLedger, demand: Demand) -> tuple[int, int]:

@@ -1,9 +1,9 @@
 """Delays between the tries of a task (`options(retry_delay=)`).
 
-A task that failed because some service is overloaded would fail again at once. During its delay a
-task is WAITING, like a task whose arguments are missing: it occupies no worker and no resources, no
-hint names it, and cancelling it takes effect at once. The node of its submitter measures the delay,
-so losing another host does not affect it.
+A task that failed because a service is overloaded would fail again at once. During its delay a task
+is WAITING, like a task whose arguments are missing: it occupies no worker and no resources, has no
+hint, and can be cancelled at once. The node of its submitter measures the delay, so the loss of
+another host does not affect it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["RetryDelays"]
 
 
 class RetryDelays:
-    """The tasks of this host that are waiting for their next try."""
+    """The tasks of this host that wait for a retry."""
 
     def __init__(
         self, host: HostContext, workers: Workers, inbound_tasks: InboundTasks, resources: Resources
@@ -66,7 +66,7 @@ class RetryDelays:
     def _over(self, oid: int) -> None:
         entry = self._by_oid.pop(oid, None)
         if entry is None or self.client.state(oid) != STATE["WAITING"]:
-            return  # it was cancelled, or its submitter or its pool has ended
+            return  # cancelled, or its submitter or pool has ended
         demand = entry[1]
         workers = self.workers
         pool = workers.pools.get(self.tasks.pool_of(oid))
@@ -77,6 +77,6 @@ class RetryDelays:
         elif demand:
             self.resources.wait(oid, demand)
         else:
-            pool.stuck_since = None  # its workers could not have run this task before
+            pool.stuck_since = None  # its workers could not have run this task earlier
             workers.announce(oid, workers.events.may_leave() and workers.is_bound(oid))
             self.client.wake_waiters(oid)  # a worker that waits for it may run it in place

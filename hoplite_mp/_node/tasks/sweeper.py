@@ -1,7 +1,7 @@
-"""Cleaning up shared memory after a dead process: its tasks, its holds, its blocks.
+"""Cleans up shared memory after a dead process: its tasks, its holds, its blocks.
 
-A killed process leaves claims, holds, half-written blocks and leases. The order is essential: first
-the node takes holds on the objects that living processes still need, then it settles the dead
+A killed process leaves claims, holds, half-written blocks and leases. The order is essential: the
+node first takes holds on the objects that living processes still need, then settles the dead
 process's claims, clears its holder bits, and frees its blocks. Each step may be repeated.
 """
 
@@ -35,7 +35,7 @@ class SweeperEvents(Protocol):
     """Reports and requests of this component to the components above it."""
 
     def freed(self, oid: int) -> None:
-        """No process of this host holds the object any more."""
+        """The object has no holder left on this host."""
 
     def is_inbound(self, oid: int) -> bool:
         """Whether the task, in one of the node's tables, is an inbound task or a reconstruction, so
@@ -58,12 +58,12 @@ class Sweeper:
         self.tasks = results.tasks
         self.inner: dict[int, list[Any]] = {}  # refs inside adopted objects
         self.own_tables: set[int] = set(self.client.tables)
-        self.retried = self.failed = 0  # tasks tried again; tasks failed by their worker's death
+        self.retried = self.failed = 0  # requeued tasks; tasks failed by their worker's death
 
     def sweep(
         self, slot: int, worker: WorkerInfo | None, code: int, reads_on: bool = False
     ) -> list[int]:
-        """Cleans up after the client in the slot; returns the requeued tasks. reads_on: the client
+        """Cleans up after the client in the slot. Returns the requeued tasks. reads_on: the client
         has left, but its process still reads pinned and leased blocks, which a second sweep
         frees."""
         again: list[int] = []
@@ -80,8 +80,8 @@ class Sweeper:
         return again
 
     def _keep_inner(self, header: dict[str, Any], slot: int) -> None:
-        """Takes holds on the refs inside an object that remains, before the dead client's holder
-        bits are cleared."""
+        """Takes holds on the refs inside a remaining object, before the dead client's holder bits
+        are cleared."""
         oid = header["id"]
         if not header["flags"] & FLAG_REFS or STATE[header["state"]] not in STORED:
             return
@@ -180,7 +180,7 @@ class Sweeper:
     # -- adopted tables ------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Frees objects in adopted tables that no process holds, and the refs inside them."""
+        """Frees unheld objects in adopted tables, and the refs inside them."""
         for oid in self.client.collect():
             self.inner.pop(oid, None)
             self.events.freed(oid)

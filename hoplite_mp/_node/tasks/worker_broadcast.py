@@ -1,10 +1,10 @@
 """Worker broadcasts: one task for each worker of the common pool, between two other tasks.
 
-`Cluster.run` must reach every worker once, but queued tasks go to whichever worker is idle first.
-So the tasks of a broadcast are queued in a pool that no worker serves. The node sets a
-bit in the slots of the participating workers; each then requests its task from the node. Other
-nodes do the same with their own pools, to which this node sends one task for each of their workers.
-When a worker ends before its turn, one task of the broadcast fails.
+`Cluster.run` must reach every worker once, but queued tasks go to the first idle worker. So the
+tasks of a broadcast are queued in a pool without workers. The node sets a bit in the slots of the
+participating workers; each then requests its task from the node. Other nodes do the same with their
+own pools, to which this node sends one task for each of their workers. When a worker ends before
+its turn, one task of the broadcast fails.
 """
 
 from __future__ import annotations
@@ -37,12 +37,11 @@ __all__ = ["WorkerBroadcasts"]
 
 
 COMMON_POOL = 0
-# Interval between checks for tasks that are not queued yet. Lower: the node wakes more often while
-# a broadcast has lost a worker. Higher: the caller of that broadcast is informed later.
+# Interval of checks for tasks that are not queued yet. Lower: the node wakes more often while a
+# broadcast has lost a worker. Higher: the caller of that broadcast is informed later.
 POLL_S = 0.05
-# How long a caller that cancels a broadcast waits for other nodes to confirm. Higher: an
-# unresponsive node delays the caller. Lower: a slow node may begin a task after the caller has
-# returned.
+# How long a caller that cancels a broadcast waits for other nodes. Higher: an unresponsive node
+# delays the caller. Lower: a slow node may begin a task after the caller has returned.
 END_PATIENCE_S = 1.0
 ENDED = "its worker ended before its turn in this broadcast"
 
@@ -53,7 +52,7 @@ class WorkerBroadcast:
 
     pool: int
     waiting: set[int]  # slots of workers that have not requested their task
-    begun: bool = False  # all tasks for this host are queued, or on their way here
+    begun: bool = False  # all tasks for this host are queued here, or were sent here
     given: dict[int, int] = field(default_factory=dict)  # slot -> the worker's task
     surplus: int = 0  # tasks that must fail, one for each worker that ended before its turn
     # Host id -> number of the pool there, and how many workers take part.
@@ -149,10 +148,10 @@ class WorkerBroadcasts:
             broadcast.unsent = {
                 host_id: workers for host_id, (_, workers) in broadcast.remote.items()
             }
-            self._share_out(broadcast)
+            self._distribute(broadcast)
 
-    def _share_out(self, broadcast: WorkerBroadcast) -> None:
-        """Sends other nodes their tasks first; the rest is for the workers of this host."""
+    def _distribute(self, broadcast: WorkerBroadcast) -> None:
+        """Sends other nodes their tasks first. The rest is for the workers of this host."""
         if self.by_pool.get(broadcast.pool) is not broadcast:
             return
         while broadcast.unsent:
@@ -162,8 +161,8 @@ class WorkerBroadcasts:
                 broadcast.surplus += broadcast.unsent.pop(host_id)
                 continue
             oid = self.tasks.take_queued(broadcast.pool)
-            if not oid:  # there are more tasks than the hint ring holds
-                self.loop.call_later(POLL_S, functools.partial(self._share_out, broadcast))
+            if not oid:  # more tasks than the hint ring holds
+                self.loop.call_later(POLL_S, functools.partial(self._distribute, broadcast))
                 return
             there, workers = broadcast.remote[host_id]
             self.outbound_tasks.delegate(oid, Runner(host_id, runner.number, workers, there, 0))
@@ -172,7 +171,7 @@ class WorkerBroadcasts:
                 del broadcast.unsent[host_id]
         broadcast.begun = True
         self._call(broadcast)
-        self._shed(broadcast)
+        self._fail_surplus(broadcast)
 
     def end(self, slot: int, request: Request) -> None:
         """Ends a broadcast that its caller has cancelled, here and on other nodes."""
@@ -228,7 +227,7 @@ class WorkerBroadcasts:
         }
 
     def _free(self, broadcast: WorkerBroadcast) -> list[int]:
-        """The broadcast's queued tasks for this host that no worker has been given."""
+        """The broadcast's queued tasks for this host without a worker."""
         given = set(broadcast.given.values())
         return [oid for oid in self.client.queued_in(broadcast.pool) if oid not in given]
 
@@ -248,7 +247,7 @@ class WorkerBroadcasts:
         """A worker requests its tasks."""
         found: list[int] = []
         worker = self.workers.all.get(slot)
-        if worker is not None:  # cleared first, so that a task that arrives later calls it again
+        if worker is not None:  # cleared first, so that a task that arrives later signals it again
             worker.called = False
             self.client.set_retire(slot, worker.retire_bits)
         for broadcast in self.by_pool.values():
@@ -266,12 +265,12 @@ class WorkerBroadcasts:
             if slot in broadcast.waiting:
                 broadcast.waiting.discard(slot)
                 broadcast.surplus += 1
-                self._shed(broadcast)
+                self._fail_surplus(broadcast)
             oid = broadcast.given.pop(slot, 0)
             if oid and self.client.state(oid) == STATE["QUEUED"]:
                 self.workers.fail(oid, ENDED)
 
-    def _shed(self, broadcast: WorkerBroadcast) -> None:
+    def _fail_surplus(self, broadcast: WorkerBroadcast) -> None:
         """Fails one task for each worker that ended before its turn."""
         if not broadcast.surplus or self.by_pool.get(broadcast.pool) is not broadcast:
             return
@@ -280,7 +279,7 @@ class WorkerBroadcasts:
                 self.workers.fail(oid, ENDED)
                 broadcast.surplus -= 1
         if broadcast.surplus:  # some of these tasks are not queued here yet
-            self.loop.call_later(POLL_S, functools.partial(self._shed, broadcast))
+            self.loop.call_later(POLL_S, functools.partial(self._fail_surplus, broadcast))
 
     def forget(self, pool: int) -> None:
         """The broadcast's pool was closed: its caller has finished or died."""

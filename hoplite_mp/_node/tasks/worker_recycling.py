@@ -1,11 +1,11 @@
-"""Replaces workers after all drivers that they have served have left.
+"""Replaces workers once all drivers that they have served have left.
 
 A function brings the globals of its program along, and a task's imports and settings stay in its
-worker for the next task. So a node that serves one program after another would keep remains of each
-for ever, in the workers' memory and in the store. A worker of the common pool ends as soon as it is
-idle and all drivers whose tasks it has run are gone; a new one takes its place. A worker that has
-also served a remaining driver stays, because that driver may rely on its tasks' settings. The marks
-in a worker's output show which drivers it has served.
+worker for the next task. A node that serves one program after another would otherwise keep remains
+of each program forever, in the workers' memory and in the store. A worker of the common pool ends
+when it is idle and all drivers whose tasks it has run are gone; a new one takes its place. A worker
+that has also served a remaining driver stays, because that driver may rely on its tasks' settings.
+The marks in a worker's output show which drivers it has served.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["WorkerRecycling"]
 
 COMMON_POOL = 0
-# How often workers are checked that are busy, or whose marks may still be unread. Higher: memory of
+# Interval of checks of workers that are busy, or whose marks may still be unread. Higher: memory of
 # ended programs is freed later.
 POLL_S = 0.5
 # Number of checks after a driver's end during which a mark that names it may still be read.
@@ -32,7 +32,7 @@ POLLS_MAX = 20
 
 
 class WorkerRecycling:
-    """The ended drivers, as long as some worker has served them."""
+    """The ended drivers that some worker has served."""
 
     def __init__(
         self,
@@ -54,19 +54,19 @@ class WorkerRecycling:
     def driver_ended(self, name: int) -> None:
         """The attached driver of that name has ended."""
         self._gone[name] = POLLS_MAX
-        self._look_soon()
+        self._check_later()
 
     def peer_lost(self, member: Member) -> None:
         """A host is gone, with all its drivers."""
         self._hosts[member.host_id] = POLLS_MAX
-        self._look_soon()
+        self._check_later()
 
-    def _look_soon(self) -> None:
+    def _check_later(self) -> None:
         if not self._looking:
             self._looking = True
-            self.loop.call_later(POLL_S, self._look)
+            self.loop.call_later(POLL_S, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         for host_id in self.roster.by_host_id:  # was lost, and is a member again
             self._hosts.pop(host_id, None)
         busy = False
@@ -94,7 +94,7 @@ class WorkerRecycling:
         }
         self._looking = False
         if busy or any(self._gone.values()) or any(self._hosts.values()):
-            self._look_soon()
+            self._check_later()
 
     def _is_gone(self, name: int) -> bool:
         return name in self._gone or any(same_host(name, host_id) for host_id in self._hosts)

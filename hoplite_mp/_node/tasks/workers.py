@@ -1,4 +1,4 @@
-"""The node's side of worker processes: starting, replacing, interrupting, deadlines.
+"""The node's side of worker processes: starts, replacements, interrupts, deadlines.
 
 The module `pools` counts; this file acts on the counts, on deadlines in the workers' slots, and on
 requests to interrupt. It only kills a worker; the cleanup follows when the supervisor reports the
@@ -31,7 +31,7 @@ __all__ = ["Workers"]
 
 POOL_FREE, POOL_OPEN, POOL_CLOSING = 0, 1, 2
 POLL_AGAIN_S = 0.5
-LINE_GRACE_S = 0.05  # how long a worker whose connection has ended may take to exit
+LINE_GRACE_S = 0.05  # grace period for the exit of a worker whose connection has ended
 # Pause before a forced cancel's signal is first repeated; each later pause is twice as long. Python
 # handles a signal that arrives just before a blocking call only after that call. Higher: such a
 # task keeps running for longer. Lower: system calls of cleanup code are interrupted more often.
@@ -57,10 +57,10 @@ class WorkersEvents(hints.HintsEvents, Protocol):
         """A closed pool has no workers left; its number may be reused."""
 
     def fail_delayed(self, pool: int) -> None:
-        """Fails the tasks of a broken pool that are waiting for their next try."""
+        """Fails the tasks of a broken pool that wait for a retry."""
 
     def wait_for_resources(self, pool: Pool, count: int) -> None:
-        """Starts `count` workers of the pool when there are resources for them."""
+        """Starts `count` workers of the pool once there are resources for them."""
 
     def actor_died(self, pool: Pool, worker: WorkerInfo, how: str) -> None:
         """The process of an actor of this host has ended."""
@@ -90,21 +90,21 @@ class Workers(hints.Hints):
         self.events = events
         self.pools: dict[int, Pool] = {}
         self.all: dict[int, WorkerInfo] = {}
-        self._opened = 0  # number of the pool that was opened last
+        self._opened = 0  # number of the latest pool
         self.pipes: dict[int, list[int]] = {}
         self.lost = 0
         # Of workers that have ended; tasks_failed also counts tasks that never began.
         self.tasks_done = self.tasks_failed = 0
         self._due: float | None = None
         self.full = False  # the last worker could not be started: every client slot is taken
-        self.trouble = ""  # why no worker can be started now
+        self.trouble = ""  # reason why no worker can be started now
         self._trouble_since = self._start_again_at = 0.0
 
     # -- pools ---------------------------------------------------------------------------------
 
     def open(self, pool: Pool, descriptors: list[int] | None = None) -> bool:
         """Gives the pool a number and starts its workers. False: all numbers are taken, or no
-        worker can be started. descriptors: for the workers to inherit; the pool takes them over."""
+        worker can be started. descriptors: inherited by the workers; owned by the pool."""
         number = self._next_number()
         if number is None:
             return False
@@ -122,8 +122,7 @@ class Workers(hints.Hints):
         return False
 
     def open_first(self, workers: int, owner: int, slots: Iterable[int]) -> None:
-        """Opens the common pool. The supervisor itself starts the pool's first workers, in these
-        slots."""
+        """Opens the common pool. The supervisor starts the pool's first workers, in these slots."""
         pool = Pool(0, workers, owner)
         self.pools[0] = pool
         self.client.open_pool(0, POOL_OPEN)
@@ -133,7 +132,7 @@ class Workers(hints.Hints):
 
     def grow(self, count: int) -> int:
         """Adds workers to the common pool, unless none can be started now; returns the new target.
-        Ends a pause that follows workers that died at their start."""
+        Ends a pause after workers that died at their start."""
         pool = self.pools[0]
         if not self.pauses():
             pool.recovered()
@@ -150,7 +149,7 @@ class Workers(hints.Hints):
         return pool.number if self.open(pool) else None
 
     def desert(self, number: int, why: str) -> None:
-        """Marks a pool as broken that has no workers on this host and no longer any on others."""
+        """Marks a pool as broken that no longer has workers on any host."""
         pool = self.pools.get(number)
         if pool and not (pool.target or pool.anywhere or self.events.is_round(number)):
             pool.broken, pool.host_lost = why, True
@@ -190,7 +189,7 @@ class Workers(hints.Hints):
 
     def forget_if_empty(self, pool: Pool) -> None:
         if pool.closing and not pool.workers:
-            if not pool.actor:  # e.g. a task that is queued again after the death of its worker
+            if not pool.actor:  # e.g. a task that was requeued after the death of its worker
                 for oid in self.client.queued_in(pool.number):
                     self.fail_closed(oid)
             self.processes.close(pool.descriptors)
@@ -208,7 +207,7 @@ class Workers(hints.Hints):
 
     @property
     def why_none(self) -> str:
-        """Why a request for workers or a pool failed."""
+        """The reason why a request for workers or a pool failed."""
         if self.pauses():
             return f"no worker can be started: {self.trouble}"
         actors = sum(pool.actor for pool in self.pools.values())
@@ -227,7 +226,8 @@ class Workers(hints.Hints):
         return next_number(self._opened, self.pools.keys() | self.events.pools_named())
 
     def not_started(self, why: str) -> None:
-        """A worker lacks a descriptor, a process or memory to start; it is tried again later."""
+        """A worker cannot start for lack of a descriptor, a process or memory; it is retried
+        later."""
         now = self.loop.now()
         if not self.trouble:
             self._trouble_since = now
@@ -236,13 +236,13 @@ class Workers(hints.Hints):
         self._start_again_at = now + POLL_AGAIN_S
         self.loop.call_later(POLL_AGAIN_S, lambda: None)
         if now - self._trouble_since >= START_PATIENCE_S:
-            self.loop.call_later(0.0, self._fail_what_waits)
+            self.loop.call_later(0.0, self._fail_waiting)
 
-    def _fail_what_waits(self) -> None:
-        """Fails tasks that wait for workers which cannot be started, unless other hosts can run the
-        tasks."""
+    def _fail_waiting(self) -> None:
+        """Fails tasks that wait for workers that cannot be started, unless other hosts can run
+        them."""
         others = self.outbound_tasks.capacity > 0
-        why = f"for {START_PATIENCE_S:g} s none could be started: {self.trouble}"
+        why = f"no worker could be started for {START_PATIENCE_S:g} s: {self.trouble}"
         for pool in self.pools.values():
             if not pool.workers and pool.target and not pool.broken:
                 for oid in self.client.queued_in(pool.number):
@@ -351,13 +351,13 @@ class Workers(hints.Hints):
                 self.fail_closed(oid)
 
     def _replace(self, pool: Pool, worker: WorkerInfo, code: int) -> None:
-        """Replaces a worker that has ended, now or after a pause; fails the queued tasks if the
-        pool is broken."""
+        """Replaces an ended worker, now or after a pause; fails the queued tasks if the pool is
+        broken."""
         ailed, now = pool.ailing, self.loop.now()
         how = how_it_ended(code, worker)
         hopeless = pool.died(worker, code, SETUP_FAILED, how, now, self.config)
         if pool.broken and code == SETUP_FAILED and not pool.closing:
-            self.client.open_pool(pool.number, POOL_BROKEN)  # `submit` raises at once from now on
+            self.client.open_pool(pool.number, POOL_BROKEN)  # `submit` now raises at once
         if pool.broken:
             self.fail_queued(pool)
             return
@@ -369,17 +369,17 @@ class Workers(hints.Hints):
         self.post_queued(pool.number)
 
     def _fail_meanwhile(self, pool: Pool, known: bool) -> None:
-        """Fails the tasks that are queued while the pool's workers die at their start. Tasks that
-        are queued later wait for the next attempt."""
+        """Fails the tasks that are queued while the pool's workers die at their start. Later tasks
+        wait for the next attempt."""
         if not known:
-            _log.error("workers end while they start, and are tried again: the last %s", pool.why)
+            _log.error("workers end at their start, and are retried: the last one %s", pool.why)
         if len(pool.workers) > self.blocked(pool):
             return  # another worker can run them
         others = pool.number == 0 and self.outbound_tasks.capacity > 0
         if pool.number == 0:
             self.tell_workers()
         times = "" if known else f" {pool.attempts} times in a row"
-        why = f"its workers end while they start{times}: the last {pool.why}"
+        why = f"its workers end at their start{times}: the last one {pool.why}"
         for oid in self.client.queued_in(pool.number):
             if others and oid in self.inbound_tasks:
                 self.inbound_tasks.give_back(oid)
@@ -421,8 +421,10 @@ class Workers(hints.Hints):
         """Ends a deadlock of a pool whose workers all wait: fails the tasks that they have
         submitted to the pool."""
         limit = self.config.blocked_workers_max
-        why = f"all {len(pool.workers)} workers of its pool wait inside tasks, and no stand-in more"
-        why += f" is allowed (blocked_workers_max={limit}); raise it, or wait for fewer at once"
+        why = (
+            f"all {len(pool.workers)} workers of its pool wait inside tasks, and no further "
+            f"stand-in is allowed (blocked_workers_max={limit}); raise it, or wait for fewer tasks at once"
+        )
         for oid in self.client.queued_in(pool.number):
             if self.client.inspect(oid)["owner"] in pool.workers:
                 self.fail(oid, why)
@@ -436,7 +438,7 @@ class Workers(hints.Hints):
             self.results.store_error(oid, kind(f"no worker can run {name}(): {why}"), text)
 
     def fail_closed(self, oid: int) -> None:
-        """Fails a task that is queued again after its pool has closed."""
+        """Fails a task that is requeued after its pool has closed."""
         self.fail(oid, "its pool is closed")
 
     # -- interrupting --------------------------------------------------------------------------
@@ -544,7 +546,7 @@ class Workers(hints.Hints):
                 count -= 1
 
     def replace(self, worker: WorkerInfo) -> None:
-        """Lets the worker end as soon as it is idle; `poll` starts another one if needed."""
+        """Lets the worker end when it is idle; `poll` starts another one if needed."""
         worker.retiring = True
         self.client.set_retire(worker.slot, worker.retire_bits)
         self.tasks.wake_for_task(worker.slot)
