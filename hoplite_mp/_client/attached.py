@@ -109,7 +109,7 @@ def _prove(
         stream, lambda sees: ClientHandshake(key, "driver", mine, cluster=cluster)
     )
     poll = select.poll()
-    while conversation.go_on() is None:
+    while conversation.advance() is None:
         poll.register(sock, select.POLLIN | (select.POLLOUT if stream.wants_write else 0))
         if not poll.poll(max(0.0, deadline - clock.monotonic()) * 1e3):
             raise TimeoutError("it does not answer")

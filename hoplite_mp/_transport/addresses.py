@@ -1,9 +1,9 @@
-"""Addresses of processes: "host:port" as people write it, and the addresses that a host advertises.
+"""Addresses: the text form "host:port", and the addresses that a host advertises.
 
 A host's name often does not lead to it from other hosts (it may resolve to 127.0.0.1), and some of
-its addresses lead nowhere (a bridge for containers has the same one everywhere). So a host first
-advertises the address of the interface through which it reaches the manager, followed by other
-addresses, best first.
+its addresses lead nowhere (a bridge for containers has the same address on every host). So a host
+first advertises the address of the interface on its route to the manager, then its other addresses,
+best first.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = [
 
 PORT_MAX = 65535
 HOST_CHARS_MAX = 255
-# Interfaces to containers and virtual machines on this host. Their addresses are ranked last,
-# because other hosts often have the same addresses.
+# Interfaces to containers and virtual machines on this host. Their addresses rank last, because
+# other hosts often have the same addresses.
 INWARD = re.compile(r"(docker|br-|veth|virbr|lxc|lxd|cni|podman|flannel|cali|kube|vmnet|vboxnet)")
-# Addresses reserved for documentation (RFC 5737, RFC 3849): no host has them, but their route shows
-# the interface that leads out.
+# Addresses reserved for documentation (RFC 5737, RFC 3849). No host has them, but their route shows
+# the interface to the outside.
 OUTSIDE = ("192.0.2.1", "2001:db8::1")
 _DISCARD_PORT = 9
 
@@ -53,7 +53,7 @@ class Address(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """A numeric address, in the form for a socket's connect."""
+    """A numeric address, in the form that a socket's connect takes."""
 
     family: socket.AddressFamily
     sockaddr: tuple[str, int] | tuple[str, int, int, int]
@@ -88,7 +88,7 @@ def _split(text: str) -> tuple[str, str | None]:
         if not bracket or ":" not in host or (rest and not rest.startswith(":")):
             return "", None
         return host, rest[1:] if rest else None
-    if text.count(":") > 1:  # a bare IPv6 address, in which any colon could be the port's
+    if text.count(":") > 1:  # a bare IPv6 address, whose port cannot be told from its last group
         return text, None
     host, colon, port = text.partition(":")
     return host, port if colon else None
@@ -99,12 +99,12 @@ def _address(text: str, host: str, port: int) -> Address:
     if good and ":" in host:
         good = good if _ip(host) is not None else None
     if not good:
-        raise ConfigError(f"address {text!r} is not understood: {host!r} is no host")
+        raise ConfigError(f"address {text!r} is not understood: {host!r} is not a host")
     return Address(host, port)
 
 
 def parse_ports(text: str) -> range:
-    """ "7000-7010" or "7000": the ports of which a process takes the first free one."""
+    """ "7000-7010" or "7000": the ports from which a process takes the first free one."""
     match = re.fullmatch(r"\s*([0-9]{1,5})\s*(?:-\s*([0-9]{1,5})\s*)?", text)
     if match is not None:
         first = int(match[1])
@@ -118,10 +118,10 @@ def parse_ports(text: str) -> range:
 
 
 def resolve(address: Address) -> list[Endpoint]:
-    """All addresses of the name, in the system's order of preference. May wait for the name
+    """All addresses of the name, in the system's order of preference. May block on the name
     service. ManagerLostError if there is no such host; ConfigError for port 0."""
     if address.port == 0:
-        raise ConfigError(f"address {address} cannot be called: port 0 is for listening only")
+        raise ConfigError(f"address {address} cannot be called: port 0 is only for listening")
     try:
         found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -146,7 +146,7 @@ def routed_address(endpoint: Endpoint) -> str | None:
     """This host's own address on the route to `endpoint`; None if there is no route."""
     try:
         with socket.socket(endpoint.family, socket.SOCK_DGRAM) as sock:
-            sock.connect(endpoint.sockaddr)  # sends no packet, because it is a datagram socket
+            sock.connect(endpoint.sockaddr)  # sends no packet: this is a datagram socket
             host: str = sock.getsockname()[0]
     except OSError:
         return None
@@ -155,8 +155,7 @@ def routed_address(endpoint: Endpoint) -> str | None:
 
 def own_addresses() -> list[str]:
     """Addresses at which other hosts may reach this host, best first; never loopback or link-local.
-
-    First addresses on routes that lead out, then other addresses, then those of interfaces to
+    The order: addresses on routes to the outside, other addresses, addresses of interfaces to
     containers; IPv4 before IPv6 in each group.
     """
     out = [
@@ -167,7 +166,7 @@ def own_addresses() -> list[str]:
         import psutil  # a listener on a UNIX socket needs no addresses
 
         statistics, found = psutil.net_if_stats(), psutil.net_if_addrs()
-    except (ImportError, OSError):  # no descriptor is left
+    except (ImportError, OSError):  # no free descriptor
         return [address for address in out if address is not None]
     ranked: list[tuple[tuple[bool, bool, bool, str], str]] = []
     for name, entries in found.items():
@@ -194,7 +193,7 @@ def advertised_addresses(listening: str, manager: Endpoint | None) -> list[str]:
     """
     ip = _ip(listening)
     if ip is None:
-        raise ConfigError(f"{listening!r} is no IP address to listen at")
+        raise ConfigError(f"cannot listen at {listening!r}, which is not an IP address")
     remote = manager is not None and not _is_loopback(manager.sockaddr[0])
     if not ip.is_unspecified:
         if remote and ip.is_loopback:
@@ -208,7 +207,7 @@ def advertised_addresses(listening: str, manager: Endpoint | None) -> list[str]:
     if ip.version == 4:
         found = [one for one in found if ":" not in one]
     usable = [one for one in dict.fromkeys(found) if not _is_loopback(one)]
-    # A host without any network can only be a cluster of one host.
+    # A host without a network can only be a cluster of one host.
     return usable or ["::1" if ip.version == 6 else "127.0.0.1"]
 
 

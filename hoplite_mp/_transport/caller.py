@@ -1,10 +1,10 @@
 """Calls a manager or node: tries its addresses until a connection is authenticated.
 
-A host has several addresses, and not all of them lead to it; a cluster may be about to start; an
-address may lead to another process. Temporary failures are retried until the deadline; other
-failures are reported after one round over all addresses.
+Not every address of a host is reachable, an address may lead to another process, and a cluster may
+still be starting. Temporary failures are retried until the deadline; other failures are reported
+after one round over all addresses.
 
-For any loop: watch `fileno()` for reading, call `turn(now)` when it is readable and at the time
+For use in any loop: watch `fileno()` for reading, and call `turn(now)` when it is readable and at
 `deadline`, until it returns the connection or raises. `wait` does so without a loop.
 """
 
@@ -33,26 +33,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Dialer"]
 
-# How long an address may be silent before the next one is tried. If one SYN is lost, the kernel
-# repeats it after 1 s.
+# Timeout of one address, after which the next is tried. The kernel repeats a lost SYN after 1 s.
 ARRIVE_S = 2.0
 NO_HANDSHAKE = "it answers, but not to the handshake"
-# How long a standby that is not the manager is called again, because it may be about to take over.
-# Higher: longer take-overs are only a delay; lower: a caller that has only the standby's address
+# How long a standby that does not lead is called again, because it may be about to take over.
+# Higher: longer take-overs are only a delay. Lower: a caller that has only the standby's address
 # fails sooner.
 LEADS_S = 5.0
-# The mean pause between two rounds over all addresses. Each pause is random, between half of this
-# and one and a half times as long, so that callers that failed together do not call again together.
+# The mean pause between rounds over all addresses. Each pause is random, from 0.5 to 1.5 times the
+# mean, so that callers that failed together do not call again together.
 ROUND_PAUSE_S = 0.2
-# How long a server may send nothing after it has accepted a connection, because the caller may be
-# waiting in the listener's queue (LINE_FACTOR in listener.py, times the handshake timeout). Callers
-# with several addresses wait for the handshake timeout in the first round, and add the same time in
-# each further round, up to this. Lower: a stopped process is noticed sooner.
+# How long a server may be silent after it has accepted a connection, because the caller may be in
+# the listener's queue (LINE_FACTOR in listener.py, times the handshake timeout). Callers with
+# several addresses wait for the handshake timeout in the first round, and add the same time in each
+# further round, up to this. Lower: a stopped process is detected sooner.
 SILENT_S_MAX = 20.0
 
 
 class Dialer:
-    """One call, which turns several addresses into one connection."""
+    """One call, which makes one connection from several addresses."""
 
     def __init__(
         self,
@@ -72,11 +71,10 @@ class Dialer:
     ) -> None:
         """endpoints: best first. handshake_timeout_s: counted from the server's first byte.
         cluster, host_id: required ids of the other side. rounds_max: the call fails after this
-        number of consecutive rounds in which no address accepted a connection; 0: only at the
-        timeout. chance: returns numbers from 0 to 1, for the pauses between rounds; tests replace
-        it."""
+        number of consecutive rounds without a connection; 0: only at the timeout. chance: returns
+        numbers from 0 to 1, for the pauses between rounds; replaced in tests."""
         if not endpoints:
-            raise ValueError("nobody to call: no endpoints")
+            raise ValueError("no endpoints to call")
         self._endpoints = tuple(endpoints)
         self._key = key
         self._role = role
@@ -88,7 +86,7 @@ class Dialer:
         self._cluster = cluster
         self._host_id = host_id
         self._rounds_max = rounds_max
-        self._chance = chance or random.Random().random  # never the program's own generator
+        self._chance = chance or random.Random().random  # not the program's own generator
         self._rounds = 0
         self._rounds_lost = 0  # consecutive rounds in which no address accepted a connection
         self.starved = False  # no attempt was possible for lack of local descriptors or memory
@@ -97,7 +95,7 @@ class Dialer:
         self._attempt_ends = now
         self._answered = False  # the server has sent something in this attempt
         self._again_at: float | None = now  # when to begin an attempt; None while one runs
-        self._coming: socket.socket | None = None  # a socket that is connecting
+        self._connecting: socket.socket | None = None  # a socket that is connecting
         self._conversation: Conversation | None = None
         self._stream: TcpStream | None = None
         self._refusal: HopliteError | None = None  # the refusal of this round
@@ -106,7 +104,7 @@ class Dialer:
 
     @property
     def deadline(self) -> float:
-        """When the next `turn` is due even if nothing arrives."""
+        """When the next `turn` is due even without an event."""
         soonest = self._attempt_ends if self._again_at is None else self._again_at
         return min(soonest, self._began + self._timeout_s)
 
@@ -114,11 +112,12 @@ class Dialer:
         return self._poll.fileno()
 
     def turn(self, now: float) -> Admission | None:
-        """Makes all progress that is possible now; returns the connection once there is one.
+        """Makes all progress possible without blocking. Returns the connection once it is
+        established.
 
-        AuthError, ProtocolError: the other side is there, but the call must fail. Without an answer
-        within the timeout: ManagerLostError, or ConnectionError if a node was called. The Dialer is
-        closed after an error, and after it has returned a connection.
+        AuthError, ProtocolError: the other side has answered, but the call must fail. Without an
+        answer within the timeout: ManagerLostError, or ConnectionError if a node was called. The
+        Dialer is closed after an error, and after it has returned a connection.
         """
         try:
             admission = self._turn(now)
@@ -153,11 +152,12 @@ class Dialer:
             try:
                 if self._again_at is not None:
                     self._begin(now)
-                outcome = self._go_on(now)
-            except HopliteError as error:  # before OSError, because some HopliteErrors are OSErrors
+                outcome = self._continue(now)
+            # precedes OSError, because some HopliteErrors are OSErrors
+            except HopliteError as error:
                 early = str(error) == REFUSED_TEXTS["standby"] and now < self._began + LEADS_S
                 if not early:
-                    self._refusal = type(error)(f"{self._who}: {error}")
+                    self._refusal = type(error)(f"{self._target}: {error}")
                 self._fail(str(error), now)
             except OSError as error:
                 if error.errno in OUT_OF:
@@ -169,7 +169,7 @@ class Dialer:
             else:
                 return None if outcome is None else self._admit(outcome)
         if self._again_at is None:
-            why = "no answer" if self._coming is not None else NO_HANDSHAKE
+            why = "no answer" if self._connecting is not None else NO_HANDSHAKE
             self._last = f"{self._endpoints[self._next]}: {why}"
         seconds = f"{self._timeout_s:.3g} s"
         raise self._lost(f"no answer within {seconds} ({self._last})")
@@ -179,15 +179,15 @@ class Dialer:
     def _begin(self, now: float) -> None:
         self._again_at = None
         self._attempt_ends = now + ARRIVE_S
-        self._coming = begin_connect(self._endpoints[self._next])
-        self._poll.register(self._coming, select.EPOLLOUT | select.EPOLLIN)
+        self._connecting = begin_connect(self._endpoints[self._next])
+        self._poll.register(self._connecting, select.EPOLLOUT | select.EPOLLIN)
         self.starved = False
 
-    def _go_on(self, now: float) -> HandshakeOutcome | None:
-        if self._coming is not None:
+    def _continue(self, now: float) -> HandshakeOutcome | None:
+        if self._connecting is not None:
             events = dict(self._poll.poll(0))
             if events:
-                self._arrive(self._coming, now)
+                self._connected(self._connecting, now)
             elif self._attempt_ends <= now:
                 raise TimeoutError("no answer")
             else:
@@ -197,7 +197,7 @@ class Dialer:
         if not self._answered and any(found & select.EPOLLIN for _, found in self._poll.poll(0)):
             self._answered = True
             self._attempt_ends = now + self._handshake_timeout_s
-        outcome = self._conversation.go_on()
+        outcome = self._conversation.advance()
         if outcome is None:
             if self._attempt_ends <= now:
                 raise TimeoutError(NO_HANDSHAKE)
@@ -206,12 +206,12 @@ class Dialer:
             raise ConnectionError("another host answers there")
         return outcome
 
-    def _arrive(self, sock: socket.socket, now: float) -> None:
+    def _connected(self, sock: socket.socket, now: float) -> None:
         """The socket is connected, or has failed."""
         why_not = connect_error(sock)
         if why_not is not None:
             raise ConnectionError(why_not)
-        self._coming = None
+        self._connecting = None
         self._arrived = True
         self._answered = False
         self._attempt_ends = now + self._silent_s()
@@ -224,8 +224,8 @@ class Dialer:
         self._conversation = Conversation(self._stream, self._handshake)
 
     def _silent_s(self) -> float:
-        """How long the server may send nothing. A caller with one address gains nothing by calling
-        again, because it would get the last place in the queue."""
+        """How long the server may be silent. A caller with one address gains nothing by calling
+        again, because it would return to the end of the queue."""
         longest = max(SILENT_S_MAX, self._handshake_timeout_s)
         if len(self._endpoints) == 1:
             return longest
@@ -274,16 +274,16 @@ class Dialer:
 
     def _abandon(self) -> None:
         """Closes the attempt's sockets, which also removes them from the epoll."""
-        if self._coming is not None:
-            self._coming.close()
+        if self._connecting is not None:
+            self._connecting.close()
         if self._stream is not None:
             self._stream.close()
-        self._coming = self._stream = self._conversation = None
+        self._connecting = self._stream = self._conversation = None
 
     # -- error texts ------------------------------------------------------------------------------
 
     @property
-    def _who(self) -> str:
+    def _target(self) -> str:
         return f"{self._service} at {self._endpoints[self._next]}"
 
     @property
@@ -295,7 +295,7 @@ class Dialer:
         where = " or ".join(map(str, self._endpoints))
         if SERVICE_OF[self._role] == "manager":
             return ManagerLostError(
-                f"nobody at {where} answers for the cluster: {words}; check the address, and "
-                "whether the cluster runs"
+                f"no process at {where} answers for the cluster: {words}; check the address, and "
+                "whether the cluster is running"
             )
         return ConnectionError(f"{self._service} at {where}: {words}")

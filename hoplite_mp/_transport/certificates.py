@@ -1,9 +1,9 @@
-"""The certificate of a cluster: made in memory, passed between processes, never on disk.
+"""The certificate of a cluster: made in memory, sent between processes, never on disk.
 
-TLS needs a certificate, and nobody should have to run a certificate authority for a LAN. Each
-cluster creates its own when it starts; nodes receive it over their authenticated connection to the
-manager and serve their peers with it. No client trusts it for its name, signature or dates: a
-client trusts a server that proves the token over the certificate's hash (_protocol/handshake.py).
+TLS needs a certificate, and a LAN should not need a certificate authority. Each cluster creates its
+own certificate when it starts; nodes receive it over their authenticated connection to the manager
+and serve their peers with it. No client trusts it for its name, signature or dates: a client trusts
+a server that proves the token over the certificate's hash (_protocol/handshake.py).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Certificate", "in_memory_file", "make_certificate"]
 
-# The dates are not checked, except perhaps by tools: valid from before now, because clocks differ,
-# until after the longest run.
+# Only tools may check the dates: valid from before now, because clocks differ, until after the
+# longest run.
 VALID_BEFORE = datetime.timedelta(days=1)
 VALID_AFTER = datetime.timedelta(days=3650)
 PEM_BYTES_MAX = 16 << 10  # about 1 KiB is usual
@@ -31,10 +31,10 @@ class Certificate:
     """A certificate and its private key. `pem` is the text of both, and a secret."""
 
     def __init__(self, pem: bytes) -> None:
-        """From the `pem` of another process. ValueError if it holds no certificate with a key."""
+        """From the `pem` of another process. ValueError if it has no certificate with a key."""
         begin, end = pem.find(b"-----BEGIN CERTIFICATE-----"), pem.find(_END)
         if len(pem) > PEM_BYTES_MAX or not 0 <= begin < end or b"PRIVATE KEY-----" not in pem:
-            raise ValueError(f"{len(pem)} bytes that are no certificate with its private key")
+            raise ValueError(f"{len(pem)} bytes, not a certificate with its private key")
         self.pem = pem
         self._certificate = pem[begin : end + len(_END)].decode("ascii")
 
@@ -49,7 +49,7 @@ class Certificate:
         return f"<Certificate {self.sha256.hex()[:16]}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a certificate holds a private key: send its pem where it must go")
+        raise TypeError("a certificate has a private key and cannot be pickled: send its pem")
 
 
 _END = b"-----END CERTIFICATE-----"
@@ -89,8 +89,8 @@ def in_memory_file(data: bytes) -> Iterator[str]:
     """A path from which `data` can be read inside the `with` block.
 
     The standard library loads certificates only from files. This file is anonymous memory (a
-    memfd): it has no name, no other user can open it, and it disappears with its descriptor,
-    however this process ends.
+    memfd): it has no name, no other user can open it, and it disappears with its descriptor, even
+    if this process is killed.
     """
     fd = os.memfd_create("hoplite_mp certificate", os.MFD_CLOEXEC)
     try:

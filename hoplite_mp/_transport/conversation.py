@@ -1,7 +1,7 @@
 """Runs the handshake on a stream, as far as the received bytes allow.
 
-Client and server, TLS and plain, TCP and memory are handled alike here. Only the bytes of the
-handshake are read, so that later bytes are left for the stream's next owner.
+Client and server, TLS and plain, TCP and memory are treated alike. Only the bytes of the handshake
+are read; later bytes are left for the stream's next owner.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ __all__ = ["Admission", "Conversation"]
 class Admission:
     """A connection whose two sides have authenticated each other.
 
-    stream: read it once immediately, because no loop announces bytes that arrived with the last
-    bytes of the handshake. For role "data" `stream.detach()` gives the socket (an SSLSocket under
-    TLS), non-blocking, with nothing buffered outside it. address: the other end, from the system.
+    stream: read it once at once, because no loop announces bytes that arrived with the end of the
+    handshake. For role "data" `stream.detach()` gives the socket (an SSLSocket under TLS),
+    non-blocking, with nothing buffered outside it. address: the other end, from the system.
     """
 
     stream: TcpStream
@@ -50,8 +50,8 @@ class Conversation:
         self._begin = begin
         self._handshake: ClientHandshake | ServerHandshake | None = None
 
-    def go_on(self) -> HandshakeOutcome | None:
-        """Makes all progress that is possible now; returns the outcome at the end.
+    def advance(self) -> HandshakeOutcome | None:
+        """Makes all progress possible without blocking. Returns the outcome at the end.
 
         AuthError, ProtocolError: raised by the handshake, after its answer was sent to the other
         side. ConnectionError: the connection has ended.

@@ -1,11 +1,11 @@
-"""The listening side of a manager or node: callers are strangers until the end of the handshake.
+"""The listening side of a manager or node, which trusts no caller before the end of the handshake.
 
-All actions of strangers are handled here, within limits: the number of strangers, the time for
-each, and the bytes that this process holds for each. The loop that owns the listener sees only
-authenticated connections.
+All actions of unauthenticated callers (strangers) are handled here, with limits on their number, on
+the time for each, and on the bytes that this process keeps for each. The loop that owns the
+listener sees only authenticated connections.
 
-For any loop: watch `fileno()` for reading (it is an epoll in which the listening socket and the
-strangers are registered), call `turn(now)` when it is readable and at the time `deadline`.
+For use in any loop: watch `fileno()` for reading (it is an epoll of the listening socket and the
+strangers), and call `turn(now)` when it is readable and at `deadline`.
 """
 
 from __future__ import annotations
@@ -38,31 +38,31 @@ __all__ = ["Listener"]
 # The first byte of a TLS connection. No preamble of the plain protocol begins with it, so a
 # mismatch between client and listener can be reported.
 TLS_OPENER = 22
-# How long a refused caller may take to read the reason. Then the connection is closed in any case.
+# How long a refused caller may take to read the reason before its connection is closed.
 LEAVE_S = 1.0
-# How long nothing is accepted after a lack of descriptors or memory. Without this pause the
-# listener would wake the loop in vain.
+# Pause of accept after a lack of descriptors or memory, because each attempt would fail and wake
+# the loop.
 ACCEPT_PAUSE_S = 0.1
 THIS_HOST = Address("a process of this host", 0)
-# Callers in the queue, for each caller that is served simultaneously. Each costs a descriptor and
-# no memory here. Higher: more simultaneous callers are served without a second call.
+# Queue length, as a multiple of the callers served simultaneously. Each queued caller costs a
+# descriptor and no memory here. Higher: more simultaneous callers are served without a second call.
 LINE_FACTOR = 4
 # After this silence, a stranger whose host has more than its share loses its place to another host.
 # Lower: a flood hinders other hosts less. Higher: callers on slow hosts keep their places.
 SILENT_S = 1.0
-WARNING_PAUSE_S = 1.0  # so that a persistent stranger does not fill the log
+WARNING_PAUSE_S = 1.0  # limits the log entries that a persistent stranger causes
 
 _log = logging.getLogger("hoplite_mp")
 
 
 def _address(where: Any) -> Address:
-    """The caller's address. A calling UNIX socket has no name; a dual-stack IPv6 socket shows IPv4
+    """The caller's address. A calling UNIX socket has no name. A dual-stack IPv6 socket shows IPv4
     addresses in mapped form."""
     return Address(where[0].removeprefix("::ffff:"), where[1]) if where else THIS_HOST
 
 
 class _PendingHandshake:
-    """A connection that has not authenticated yet."""
+    """A connection that is not authenticated yet."""
 
     def __init__(
         self, sock: socket.socket, address: Address, deadline: float, heard_at: float
@@ -83,7 +83,7 @@ class _PendingHandshake:
 
 
 class Listener:
-    """Admits connections that pass the handshake. `mine` is this side's introduction; it may be
+    """Admits connections that pass the handshake. `mine`: this side's introduction, which may be
     changed for later connections."""
 
     def __init__(
@@ -98,8 +98,8 @@ class Listener:
         handshake_timeout_s: float,
         pending_handshakes_max: int,
     ) -> None:
-        """listener: as returned by `listen`, or a UNIX socket; it is owned from now on.
-        certificate: None without TLS."""
+        """listener: as returned by `listen`, or a UNIX socket; owned by this object. certificate:
+        None without TLS."""
         self.mine = mine
         self.not_now: frozenset[str] = frozenset()  # roles that are refused at present
         self.refused = 0
@@ -117,9 +117,9 @@ class Listener:
             self._context = server_context(certificate)
             self._sees = certificate.sha256
         self._pending: dict[int, _PendingHandshake] = {}  # by descriptor, the oldest first
-        self._line: deque[tuple[socket.socket, Address]] = deque()  # accepted, not served yet
-        self._full = False  # nothing is accepted until the queue is shorter
-        self._take_place_at: float | None = None  # when a queued caller may take a place
+        self._queue: deque[tuple[socket.socket, Address]] = deque()  # accepted, not served yet
+        self._full = False  # accept is paused until the queue is shorter
+        self._evict_at: float | None = None  # when a queued caller may take a place
         self._accept_again_at: float | None = None
         self._starved = False  # the last accept lacked descriptors or memory
         self._warn_again_at = 0.0
@@ -135,21 +135,21 @@ class Listener:
 
     @property
     def strangers(self) -> int:
-        """The number of connections that have not authenticated."""
+        """The number of unauthenticated connections."""
         return len(self._pending)
 
     @property
     def deadline(self) -> float | None:
-        """When the next `turn` is due even if nothing arrives."""
+        """When the next `turn` is due even without an event."""
         times = [pending.deadline for pending in self._pending.values()]
-        times += [at for at in (self._accept_again_at, self._take_place_at) if at is not None]
+        times += [at for at in (self._accept_again_at, self._evict_at) if at is not None]
         return min(times, default=None)
 
     def fileno(self) -> int:
         return self._poll.fileno()
 
     def turn(self, now: float) -> list[Admission]:
-        """Makes all progress that is possible now; returns newly admitted connections."""
+        """Makes all progress possible without blocking. Returns newly admitted connections."""
         if self._accept_again_at is not None and self._accept_again_at <= now:
             self._accept_again_at = None
             self._poll.modify(self._listener, select.EPOLLIN)
@@ -166,16 +166,16 @@ class Listener:
                 if not pending.leaving:
                     self._report(pending, "it took too long", now)
                 self._drop(fd)
-        self._let_in(now)
+        self._admit_queued(now)
         return admitted
 
     def close(self) -> None:
-        """Closes the listener and the connections of strangers; admitted connections stay open."""
+        """Closes the listener and the connections of strangers. Admitted connections stay open."""
         for fd in list(self._pending):
             self._drop(fd)
-        for sock, _ in self._line:
+        for sock, _ in self._queue:
             sock.close()
-        self._line.clear()
+        self._queue.clear()
         self._poll.close()
         self._listener.close()
 
@@ -195,14 +195,14 @@ class Listener:
                     self._accept_again_at = now + ACCEPT_PAUSE_S
                     self._poll.modify(self._listener, 0)
                     return
-                continue  # this caller is gone already
+                continue  # this caller has already left
             self._starved = False
             address = _address(where)
-            if len(self._pending) < self._guests_max and not self._line:
+            if len(self._pending) < self._guests_max and not self._queue:
                 self._begin_serving(sock, address, now)
             else:
-                self._line.append((sock, address))
-                if len(self._line) > LINE_FACTOR * self._guests_max and not self._shorten_line():
+                self._queue.append((sock, address))
+                if len(self._queue) > LINE_FACTOR * self._guests_max and not self._drop_queued():
                     self._full = True
                     self._poll.modify(self._listener, 0)
                     return
@@ -212,38 +212,38 @@ class Listener:
         pending = _PendingHandshake(prepare(sock), address, now + self._timeout_s, now)
         try:
             self._poll.register(sock, pending.events)
-        except OSError as error:  # no memory, or no epoll watch left for this user
+        except OSError as error:  # no memory, or the user has reached the limit of epoll watches
             _log.error("%s: %s cannot be served now: %s", self._service, address, error)
             pending.stream.close()
             return
         self._pending[sock.fileno()] = pending
 
-    def _let_in(self, now: float) -> None:
-        """Serves callers from the queue while places are free: first those of hosts with less than
-        their share of the places, else in the order of their arrival."""
-        self._take_place_at = None
-        while self._line:
+    def _admit_queued(self, now: float) -> None:
+        """Serves queued callers while places are free: first callers of hosts with less than their
+        share of the places, else in the order of their arrival."""
+        self._evict_at = None
+        while self._queue:
             counts = Counter(pending.address.host for pending in self._pending.values())
-            hosts = {*counts, *(address.host for _, address in self._line)}
+            hosts = {*counts, *(address.host for _, address in self._queue)}
             share = max(1, self._guests_max // len(hosts))
-            below = (n for n, (_, who) in enumerate(self._line) if counts[who.host] < share)
+            below = (n for n, (_, who) in enumerate(self._queue) if counts[who.host] < share)
             place = next(below, None)
             if len(self._pending) >= self._guests_max and (
                 place is None or not self._free_place(counts, share, now)
             ):
                 break
-            sock, address = self._line[place or 0]
-            del self._line[place or 0]
+            sock, address = self._queue[place or 0]
+            del self._queue[place or 0]
             self._begin_serving(sock, address, now)
-        if self._full and len(self._line) < LINE_FACTOR * self._guests_max:
+        if self._full and len(self._queue) < LINE_FACTOR * self._guests_max:
             self._full = False
             if self._accept_again_at is None:
                 self._poll.modify(self._listener, select.EPOLLIN)
 
     def _free_place(self, counts: Counter[str], share: int, now: float) -> bool:
         """Among the hosts with more than their share, drops the stranger that has been silent
-        longest, unless it has sent data within SILENT_S. So a host that opens many connections
-        hinders mostly itself, and no caller is dropped during its handshake."""
+        longest, unless it has sent data within SILENT_S. A host with many connections thus hinders
+        mostly itself, and no caller is dropped during its handshake."""
         waiting = self._pending
         over = [fd for fd, pending in waiting.items() if counts[pending.address.host] > share]
         if not over:
@@ -251,20 +251,20 @@ class Listener:
         fd = min(over, key=lambda one: waiting[one].heard_at)
         silent_at = waiting[fd].heard_at + SILENT_S
         if silent_at > now:
-            self._take_place_at = silent_at
+            self._evict_at = silent_at
             return False
         self._drop(fd)
         return True
 
-    def _shorten_line(self) -> bool:
+    def _drop_queued(self) -> bool:
         """Drops the latest caller of the host with the most callers in the queue. False if no host
         has more than one."""
-        most, count = Counter(address.host for _, address in self._line).most_common(1)[0]
+        most, count = Counter(address.host for _, address in self._queue).most_common(1)[0]
         if count == 1:
             return False
-        place = max(n for n, (_, address) in enumerate(self._line) if address.host == most)
-        self._line[place][0].close()
-        del self._line[place]
+        place = max(n for n, (_, address) in enumerate(self._queue) if address.host == most)
+        self._queue[place][0].close()
+        del self._queue[place]
         return True
 
     def _serve(self, fd: int, now: float, admitted: list[Admission]) -> None:
@@ -278,16 +278,16 @@ class Listener:
             if pending.conversation is None and not self._open(pending):
                 return
             assert pending.conversation is not None
-            outcome = pending.conversation.go_on()
+            outcome = pending.conversation.advance()
         except HopliteError as error:
             self._report(pending, error, now)
-            self._send_away(pending, now)
-        except OSError as error:  # the caller is gone; HopliteErrors are caught above
+            self._refuse(pending, now)
+        except OSError as error:  # the caller has left; HopliteErrors are caught above
             _log.info("%s: %s left: %s", self._service, pending.address, error)
             self._drop(fd)
             return
-        except Exception:  # one stranger must not end the host
-            _log.exception("%s gives up %s", self._service, pending.address)
+        except Exception:  # an error of one stranger must not end the host
+            _log.exception("%s: closing the connection of %s", self._service, pending.address)
             self._drop(fd)
             return
         else:
@@ -301,16 +301,16 @@ class Listener:
         self._poll.modify(fd, pending.events)
 
     def _open(self, pending: _PendingHandshake) -> bool:
-        """Determines by the first byte whether the caller uses TLS, and begins the handshake. False
-        if nothing has arrived. ProtocolError if only one of the two sides uses TLS."""
+        """Determines by the first byte whether the caller uses TLS, and begins the handshake.
+        False: nothing has arrived. ProtocolError: only one of the two sides uses TLS."""
         opener = pending.stream.opener()
         if opener is None:
             return False
         if (opener == TLS_OPENER) != (self._context is not None):
             pending.stream.write(refusal("plain" if self._context is None else "tls"))
             pending.stream.flush()
-            spoken = "TLS" if opener == TLS_OPENER else "no TLS"
-            raise ProtocolError(f"it speaks {spoken}, unlike this cluster")
+            used = "TLS" if opener == TLS_OPENER else "no TLS"
+            raise ProtocolError(f"it speaks {used}, unlike this cluster")
         if self._context is not None:
             from hoplite_mp._transport.tls import TlsStream
 
@@ -330,14 +330,14 @@ class Listener:
             not_now=self.not_now,
         )
 
-    def _send_away(self, pending: _PendingHandshake, now: float) -> None:
+    def _refuse(self, pending: _PendingHandshake, now: float) -> None:
         pending.leaving = True
         pending.deadline = min(pending.deadline, now + LEAVE_S)
         pending.stream.finish()
 
     def _drop(self, fd: int) -> None:
         pending = self._pending.pop(fd)
-        with contextlib.suppress(OSError):  # it was closed when it broke
+        with contextlib.suppress(OSError):  # closed when it broke
             self._poll.unregister(fd)
         pending.stream.close()
 

@@ -1,7 +1,7 @@
-"""Connections inside one process, for tests: no byte moves unless the test pumps it.
+"""Connections inside one process, for tests: the test itself moves each byte.
 
-All cuts, delays and orders of bytes on a network must be reproducible without a network. In all
-other respects these streams behave like those of stream.py.
+All cuts, delays and orders of bytes on a network must be reproducible without a network. Otherwise
+these streams behave like those of stream.py.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class MemoryWire:
 
 
 class MemoryStream:
-    """One end of a connection. certificate_sha256: the hash of the certificate that this side
-    pretends to have seen."""
+    """One end of a connection. certificate_sha256: the certificate's hash that this side pretends
+    to have seen."""
 
     def __init__(
         self,

@@ -1,14 +1,14 @@
-"""How a host's node and the same user's drivers find each other: a socket in a directory.
+"""Lets a host's node and the same user's drivers find each other: a socket in a directory.
 
     $XDG_RUNTIME_DIR/hoplite_mp/<cluster id>          else
     $TMPDIR/hoplite_mp-<user id>/<cluster id>         (TMPDIR: /tmp if it is not set)
 
-A driver should use the node that its host already has, and can find that node only by a name. The
-name is the cluster's random id, so several clusters do not collide. If the socket answers, the node
-is on the driver's host; names, addresses and boot ids do not matter. The directory must belong to
-the user and be inaccessible to others (0700); otherwise it is not used. All operations on the name
-use a descriptor of the checked directory: nobody can replace the directory after the check, and
-long paths fit into a socket address.
+A driver should use the existing node of its host, and can find that node only by a name. The name
+is the cluster's random id, so several clusters do not collide. If the socket answers, the node is
+on the driver's host, whatever the names, addresses and boot ids. The directory must belong to the
+user and be inaccessible to others (0700); otherwise it is not used. All operations on the name use
+a descriptor of the checked directory: nobody can replace the directory after the check, and long
+paths fit into a socket address.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Rendezvous", "Sole", "anybody", "folders", "peer_of", "reach"]
 
 FOLDER = "hoplite_mp"
-BACKLOG = 64  # simultaneous connections of drivers; further drivers wait in connect()
-AGAIN_MAX = 100  # tries, because other processes may remove the directory
+BACKLOG = 64  # simultaneous connections of drivers; further drivers block in connect()
+AGAIN_MAX = 100  # attempts, because other processes may remove the directory
 PID_BYTES_MAX = 20
 NAME = re.compile(r"[0-9a-f]{32}")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
@@ -42,10 +42,10 @@ _log = logging.getLogger("hoplite_mp")
 
 
 def folders() -> list[str]:
-    """The directories of this user, the best first; they need not exist."""
+    """The directories of this user, best first. They need not exist."""
     found = []
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if os.path.isabs(runtime):  # the XDG specification demands that other values be ignored
+    if os.path.isabs(runtime):  # the XDG specification says to ignore other values
         found.append(os.path.join(runtime, FOLDER))
     temporary = os.environ.get("TMPDIR", "")
     base = temporary if os.path.isabs(temporary) else "/tmp"
@@ -67,7 +67,7 @@ def reach(cluster: bytes, patience_s: float) -> socket.socket | None:
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """(process id, user id) of the other end; the process id is 0 if it is not visible here."""
+    """(process id, user id) of the other end. The process id is 0 if it is not visible here."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
     return pid, uid
@@ -86,9 +86,9 @@ class Rendezvous:
     @classmethod
     def open(cls, cluster: bytes, level: int = logging.WARNING) -> Rendezvous | None:
         """Takes the cluster's name. None: another node has the name and answers, or another process
-        is changing the directory, so the name may be free later. OSError: no directory can be used.
-        level: the level of the log message about an unsuitable directory."""
-        why = OSError(errno.ENOENT, "no directory is fit for it")
+        is changing the directory, so the name may become free. OSError: no directory can be used.
+        level: of the log message about an unsuitable directory."""
+        why = OSError(errno.ENOENT, "no directory is suitable")
         for folder in folders():
             for _ in range(AGAIN_MAX):
                 try:
@@ -107,8 +107,8 @@ class Rendezvous:
     def _take(cls, folder: str, place: int, name: str) -> Rendezvous | None:
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, place)
-            # One process at a time: otherwise, if two found a dead node's name at the same time,
-            # one could remove the new name of the other.
+            # One process at a time: otherwise, of two processes that find a dead node's name, one
+            # could remove the other's new name.
             try:
                 fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -135,8 +135,8 @@ class Rendezvous:
             return None
 
     def close(self) -> None:
-        """Removes the name while the socket still listens, because no other process takes the name
-        of a socket that answers; a later removal could hit another node's name."""
+        """Removes the name while the socket still listens: no other process takes the name of a
+        socket that answers, and a later removal could hit another node's name."""
         with contextlib.suppress(OSError):
             if self._mark is not None and self._inode() == self._mark:
                 os.unlink(self._name, dir_fd=self._place)
@@ -146,9 +146,8 @@ class Rendezvous:
 
 
 class Sole:
-    """A lock for a role that only one process of this user on this host may have. It is a locked
-    file in the directory, which contains the process's pid. The kernel releases the lock when the
-    process ends."""
+    """A lock for a role that only one process of this user on this host may have: a locked file in
+    the directory, with the process's pid. The kernel releases the lock when the process ends."""
 
     def __init__(self, folder: str, place: int, name: str, fd: int) -> None:
         self._folder = folder
@@ -159,9 +158,9 @@ class Sole:
     @classmethod
     def take(cls, name: str) -> Sole | None:
         """Takes the lock. None: another process has it. OSError: no directory can be used."""
-        why = OSError(errno.ENOENT, "no directory is fit for it")
-        # The last process that uses a directory removes it. Then the same directory is tried again:
-        # a process that took the next directory would hold a different lock.
+        why = OSError(errno.ENOENT, "no directory is suitable")
+        # The last user of a directory removes it. Then the same directory is tried again: a process
+        # that took the next directory would hold a different lock.
         for folder in [folder for folder in folders() for _ in range(AGAIN_MAX)]:
             try:
                 place = _open(folder, logging.DEBUG, make=True)
@@ -187,7 +186,8 @@ class Sole:
                     named = os.stat(name, dir_fd=place, follow_symlinks=False).st_ino
                 except FileNotFoundError:
                     continue
-                if named == os.fstat(fd).st_ino:  # else its previous holder has just removed it
+                # otherwise its previous holder has just removed it
+                if named == os.fstat(fd).st_ino:
                     os.truncate(fd, 0)
                     os.pwrite(fd, str(os.getpid()).encode(), 0)
                     stack.pop_all()
@@ -195,8 +195,8 @@ class Sole:
 
     @staticmethod
     def holder(name: str) -> int | None:
-        """The pid of the process that has the lock; 0 if it has not been written yet. None: the
-        lock is free."""
+        """The pid of the process that has the lock; 0 if it is not written yet. None: the lock is
+        free."""
         for place in _places():
             try:
                 fd = os.open(
@@ -205,8 +205,8 @@ class Sole:
             except OSError:
                 continue
             try:
-                # F_OFD_GETLK tests without taking the lock. If the lock were taken, even for a
-                # moment, other processes that try to take it would fail.
+                # F_OFD_GETLK tests without taking the lock. A taken lock, however briefly, would
+                # make other processes' attempts fail.
                 found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WHOLE_FILE)
                 if _FLOCK.unpack(found)[0] != fcntl.F_UNLCK:
                     return int(os.pread(fd, PID_BYTES_MAX, 0) or b"0")
@@ -224,7 +224,7 @@ class Sole:
 
 
 def _places() -> Iterator[int]:
-    """Yields a descriptor of each directory that exists, open until the next one."""
+    """Yields a descriptor of each existing directory, open until the next one."""
     for folder in folders():
         try:
             place = _open(folder, logging.DEBUG)
@@ -238,7 +238,7 @@ def _places() -> Iterator[int]:
 
 
 def _open(folder: str, level: int, make: bool = False) -> int | None:
-    """A descriptor of the directory, if it belongs to the user and is inaccessible to others; else
+    """A descriptor of the directory if it belongs to the user and is inaccessible to others; else
     None. OSError: it does not exist, or cannot be created."""
     if make:
         with contextlib.suppress(FileExistsError):
@@ -247,7 +247,7 @@ def _open(folder: str, level: int, make: bool = False) -> int | None:
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            _log.log(level, "%s is not used for sockets: it is no directory", folder)
+            _log.log(level, "%s is not used for sockets: it is not a directory", folder)
             return None
         raise
     status = os.fstat(place)
@@ -275,7 +275,7 @@ def _connect(place: int, name: str, patience_s: float) -> socket.socket | None:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     whole = int(patience_s)
     limit = _TIMEVAL.pack(whole, int((patience_s - whole) * 1e6))
-    try:  # while the backlog is full, connect() waits as long as a write would
+    try:  # connect() blocks while the backlog is full, as a write would
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         sock.connect(_path(place, name))
     except OSError:

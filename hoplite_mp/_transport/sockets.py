@@ -1,7 +1,7 @@
-"""Listening sockets and connecting sockets; nothing here blocks.
+"""Listening and connecting sockets. Nothing here blocks.
 
-All connections between hosts get their settings here. Each way in which listening can fail raises
-one clear error.
+All connections between hosts get their settings here. Each failure of listening raises one clear
+error.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["OUT_OF", "begin_connect", "connect_error", "listen", "prepare"]
 
-# A lack of descriptors or memory on this side; it does not concern the other side.
+# This side's lack of descriptors or memory, which says nothing about the other side.
 OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 BACKLOG = 256  # connections that the kernel completes before they are accepted
-# After this time without acknowledgements the kernel ends a connection, because the peer's host is
-# gone or unreachable. The cluster's beats notice this sooner; the limit is for connections without
-# beats. Lower: a peer that does not read for this time is lost, too, although one iteration of its
-# loop may take 30 s (_node/manager_link/connection.py).
+# The kernel ends a connection after this time without acknowledgements, because the peer's host is
+# gone or unreachable. Heartbeats of the cluster detect this sooner; the limit is for connections
+# without heartbeats. Lower: a peer that does not read for this time is also lost, although one
+# iteration of its loop may take 30 s (_node/manager_link/connection.py).
 UNACKNOWLEDGED_MS_MAX = 40_000
 KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
@@ -50,14 +50,14 @@ def prepare(sock: socket.socket) -> socket.socket:
 def listen(host: str, ports: Iterable[int]) -> socket.socket:
     """Listens at `host` on the first free port of `ports`; port 0 stands for any free port.
 
-    "::" serves IPv4 as well. ConfigError: `host` is not this host's, or no port is free.
+    "::" also serves IPv4. ConfigError: `host` is not this host's, or no port is free.
     """
     tried = list(ports)
     for family, where in _local(host):
         for port in tried:
             sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             try:
-                # A successor must not wait for connections of the previous process in TIME_WAIT.
+                # A successor must not wait for this process's connections in TIME_WAIT.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
                     sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(where[0] != "::"))
@@ -101,7 +101,7 @@ def _words(host: str, error: OSError) -> str:
 
 
 def begin_connect(endpoint: Endpoint) -> socket.socket:
-    """A connecting socket; once it is writable, `connect_error` returns whether it has failed.
+    """A connecting socket. Once it is writable, `connect_error` returns whether it has failed.
 
     OSError if the attempt fails at once.
     """
@@ -118,15 +118,15 @@ def begin_connect(endpoint: Endpoint) -> socket.socket:
 
 
 def connect_error(sock: socket.socket) -> str | None:
-    """Why a connecting socket has failed; None if it is connected."""
+    """The reason why a connecting socket has failed; None if it is connected."""
     code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if code:
         return os.strerror(code)
     with contextlib.suppress(OSError):
         here, there = sock.getsockname(), sock.getpeername()
-        # The kernel may choose the called port, if it is free, as this socket's own port. Then the
-        # socket is connected to itself.
-        return "it reached itself: nobody listens there" if here == there else None
+        # The kernel may choose the called port, if it is free, as this socket's own port, and then
+        # connects the socket to itself.
+        return "it reached itself: no process listens there" if here == there else None
     return "the connection has ended"
 
 

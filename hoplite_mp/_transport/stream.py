@@ -1,8 +1,8 @@
-"""Connections for a loop: non-blocking bytes, and the permitted silence of the other side.
+"""Connections for a loop: non-blocking bytes, and a failure detector for the other side.
 
-Manager and node communicate over TCP, over TLS and, in tests, over memory; the code that uses a
-connection must not depend on which. `ByteStream` is the smallest interface that fits all three.
-Writes are queued up to a limit, and when a connection has ended the stream has the reason.
+Manager and node communicate over TCP, TLS and, in tests, memory. `ByteStream` is the smallest
+interface of all three, so that its users need not know which. Writes are queued up to a limit. When
+a connection has ended, the stream has the reason.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = [
 
 
 READ_BYTES = 256 << 10  # read from one connection before other connections get their turn
-# Read size at first: most messages are small, and a buffer of READ_BYTES would be mapped and
+# The first read size: most messages are small, and a buffer of READ_BYTES would be mapped and
 # unmapped each time, which costs 20 us. Higher: fewer calls for large messages.
 FIRST_BYTES = 16 << 10
-# Queue limit for a peer that does not read: four of the longest frames of the protocol. Higher:
-# slower peers are tolerated. Lower: a stopped peer costs less memory until it is dropped.
+# Queue limit for a peer that does not read: four of the protocol's longest frames. Higher: slower
+# peers are tolerated. Lower: a stopped peer costs less memory until it is dropped.
 QUEUE_BYTES_MAX = 64 << 20
 SEND_BYTES = 256 << 10  # passed to the kernel in one call; it seldom takes more
-# A failure that callers distinguish, because there is a remedy.
+# A failure with a remedy, which callers recognise.
 NOT_TLS = "the other side does not speak TLS"
 
 _AGAIN = (BlockingIOError, InterruptedError)
@@ -54,13 +54,13 @@ class ByteStream(Protocol):
 
     @property
     def failure(self) -> str | None:
-        """Why it ended or broke, as text; None while it works and after an orderly end."""
+        """The reason why it ended or broke; None while it works and after an orderly end."""
 
     @property
     def buffered(self) -> bool:
-        """Whether there are bytes to read that no loop will announce, because they have left the
+        """Whether there are unread bytes that no loop will announce, because they have left the
         socket. Never after a read of READ_BYTES; possibly after a shorter read, and in a stream
-        with a new owner, which must be read once immediately."""
+        with a new owner, who must read once at once."""
 
     @property
     def wants_read(self) -> bool:
@@ -78,7 +78,7 @@ class ByteStream(Protocol):
 
     def write(self, data: bytes) -> None:
         """Queues data. If the queue would exceed its limit, raises ConnectionAbortedError and
-        queues nothing; then the peer does not read, and the caller should drop it."""
+        queues nothing: the peer does not read, and the caller should drop it."""
 
     def flush(self) -> bool:
         """Sends as much as the connection accepts now; False if it is broken."""
@@ -101,8 +101,8 @@ class Outgoing:
         if len(self.waiting) + len(data) > self._nbytes_max:
             raise ConnectionAbortedError(
                 errno.ECONNABORTED,
-                f"the other side does not read: {len(self.waiting)} bytes wait for it, and with "
-                f"{len(data)} more it would be above {self._nbytes_max}",
+                f"the other side does not read: {len(self.waiting)} bytes are queued, and with "
+                f"{len(data)} more the queue would exceed {self._nbytes_max}",
             )
         self.waiting += data
 
@@ -111,7 +111,7 @@ class TcpStream:
     """A connected stream socket, made non-blocking."""
 
     certificate_sha256: bytes | None = PLAIN
-    # Raised by a send that has to be repeated later.
+    # Raised by a send that must be repeated later.
     _later: tuple[type[OSError], ...] = _AGAIN
 
     def __init__(self, sock: socket.socket, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
@@ -145,7 +145,7 @@ class TcpStream:
         try:
             data = self._sock.recv(min(nbytes_max, FIRST_BYTES))
             if len(data) == FIRST_BYTES < nbytes_max:
-                with contextlib.suppress(OSError):  # the next read will report it again
+                with contextlib.suppress(OSError):  # the next read reports it again
                     data += self._sock.recv(nbytes_max - FIRST_BYTES)
         except _AGAIN:
             return b""
@@ -158,12 +158,12 @@ class TcpStream:
         return data or None
 
     def opener(self) -> int | None:
-        """The first unread byte, without removing it; None if there is none yet.
+        """The first unread byte, without removing it; None if nothing has arrived.
 
         OSError if the connection is broken or has ended.
         """
         try:
-            # The base class's own method, because that of an SSLSocket refuses to peek.
+            # The base class's own method, because SSLSocket's refuses to peek.
             data = socket.socket.recv(self._sock, 1, socket.MSG_PEEK)
         except _AGAIN:
             return None
@@ -175,8 +175,8 @@ class TcpStream:
         self._queue.add(data)
 
     def flush(self) -> bool:
-        # If writing fails, reading may still work, and may give the other side's message about the
-        # failure.
+        # After a failed write, a read may still succeed, and return the other side's message about
+        # the failure.
         waiting = self._queue.waiting
         while waiting and self.failure is None:
             try:
@@ -195,10 +195,10 @@ class TcpStream:
         return self.failure is None
 
     def finish(self) -> None:
-        """Informs the other side that nothing more will be sent. Data that still arrives can only
-        be discarded."""
+        """Announces to the other side that nothing more will be sent. Data that still arrives can
+        only be discarded."""
         self._ended = True
-        with contextlib.suppress(OSError):  # the other side is gone already
+        with contextlib.suppress(OSError):  # the other side has already left
             self._sock.shutdown(socket.SHUT_WR)
 
     def discard(self) -> bool:
@@ -215,9 +215,9 @@ class TcpStream:
             return False
 
     def detach(self) -> socket.socket:
-        """The socket itself, still non-blocking, for another owner; this stream is closed.
+        """Returns the socket itself, still non-blocking, to another owner; this stream is closed.
 
-        ValueError if bytes are still queued; they would be lost.
+        ValueError if bytes are still queued, which would be lost.
         """
         if self._queue:
             raise ValueError(f"{len(self._queue)} bytes are still to be sent")
@@ -239,17 +239,17 @@ def reason_of(error: OSError) -> str:
     return os.strerror(error.errno) if error.errno is not None else str(error)
 
 
-# The length of silence after which the other side of a connection counts as dead.
+# The silence after which the other side of a connection counts as dead.
 #
-# A host that is stopped or cut off does not close its connections. Both sides send a beat (an empty
-# frame) at fixed intervals. The permitted silence adapts to the longest recent silence, so a loaded
-# host gets more time and a failure in a quiet LAN is noticed soon.
+# A stopped or disconnected host does not close its connections. Both sides send a heartbeat (an
+# empty frame) at fixed intervals. The timeout adapts to the longest recent silence, so a loaded
+# host gets more time and a failure in a quiet LAN is detected soon.
 
 
-# A silence may last this many times the longest recent silence. Higher: a loaded host is less often
-# mistaken for a dead one, and a dead host is noticed later.
+# The timeout as a multiple of the longest recent silence. Higher: a loaded host is less often
+# mistaken for a dead one, and a dead host is detected later.
 PATIENCE_FACTOR = 4.0
-# The longest permitted silence, as a multiple of `patience_s`.
+# The longest timeout, as a multiple of `patience_s`.
 PATIENCE_MOST = 8.0
 # How long a silence counts as recent: at least this long, at most twice as long.
 LATELY_S = 30.0

@@ -1,14 +1,14 @@
-"""TLS 1.3 over a non-blocking socket, under the same interface as plain TCP.
+"""TLS 1.3 over a non-blocking socket, with the same interface as plain TCP.
 
-Why a real SSLSocket instead of a memory BIO: a connection for bulk data is passed to a thread that
-uses recv_into and send on it, after the same handshake as any other. So one implementation serves
-both. OpenSSL reads at most one record ahead, so no bytes are hidden from the loop: `read` requests
-at least a complete record each time, or reports through `buffered` what is left of a record.
+A real SSLSocket serves better than a memory BIO: a connection for bulk data is passed to a thread
+that uses recv_into and send on it, after the same handshake as any other connection. OpenSSL reads
+at most one record ahead, so no bytes are hidden from the loop: `read` requests at least a complete
+record each time, or reports through `buffered` the rest of a record.
 
-A certificate is not verified here, neither by name nor by authority. OpenSSL verifies that the
-server has the private key of its certificate; the inner handshake proves that the server meant that
-certificate (_protocol/handshake.py). Session tickets are off, because resuming a session would save
-nothing on a LAN.
+The certificate's name and authority are not verified here. OpenSSL verifies that the server has the
+private key of its certificate; the inner handshake proves that the server meant that certificate
+(_protocol/handshake.py). Session tickets are off, because resuming a session would save nothing on
+a LAN.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
 class TlsStream(TcpStream):
     """A connected stream socket with TLS. The TLS handshake happens in read and flush."""
 
-    # OpenSSL requires that an unfinished send be repeated with at least the same bytes. This is so,
+    # OpenSSL requires that an unfinished send is repeated with at least the same bytes, which holds
     # because the queue only grows at its end. In TLS 1.3 a send never has to read first.
     _later = (*TcpStream._later, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -72,11 +72,11 @@ class TlsStream(TcpStream):
         """server_sha256: a server's hash of its own certificate; None for a client, which computes
         the hash of the server's certificate.
 
-        Takes over the socket. OSError if the connection is gone already.
+        Takes over the socket. OSError if the connection has already ended.
         """
         sock.setblocking(False)
         try:
-            sock.getpeername()  # raises if it is gone; wrap_socket would leave it open then
+            sock.getpeername()  # raises if it has ended; wrap_socket would leave it open then
             inner = context.wrap_socket(
                 sock,
                 server_side=server_sha256 is not None,
@@ -92,7 +92,7 @@ class TlsStream(TcpStream):
         self.certificate_sha256 = None
         self._opener_missing = True  # the other side's first byte has not been checked
         # A server has nothing to send before the other side's first byte.
-        self._greeted = server_sha256 is not None
+        self._may_send = server_sha256 is not None
         self._no_tls_likely = False
         self._read_must_write = False
         self._shake_must_write = False
@@ -109,7 +109,7 @@ class TlsStream(TcpStream):
     def wants_write(self) -> bool:
         if self.failure is not None:
             return False
-        # Queued data cannot be sent before the handshake is finished, even if the socket is
+        # Queued data cannot be sent before the end of the handshake, even if the socket is
         # writable.
         ready = self.certificate_sha256 is not None
         return self._read_must_write or self._shake_must_write or (ready and bool(self._queue))
@@ -118,13 +118,13 @@ class TlsStream(TcpStream):
         self._read_must_write = False
         pieces: list[bytes] = []
         room = nbytes_max
-        # Each recv has space for a complete record, unless nbytes_max is less. So no part of a
-        # record stays in OpenSSL, where the loop would not notice it. A record that is not full was
-        # the sender's last: a further recv would cost a system call and an exception, and the loop
-        # announces the next record.
-        while self._shake() and not self._ended:
+        # Each recv has space for a complete record, unless nbytes_max is less, so no part of a
+        # record stays hidden from the loop in OpenSSL. A record that is not full was the sender's
+        # last: a further recv would cost a system call and an exception, and the loop announces the
+        # next record.
+        while self._advance_handshake() and not self._ended:
             try:
-                piece = self._tls.recv(min(room, RECORD_BYTES))  # it never returns more at once
+                piece = self._tls.recv(min(room, RECORD_BYTES))  # recv never returns more at once
             except ssl.SSLWantReadError:
                 break
             except ssl.SSLWantWriteError:  # TLS itself must send data first (a change of keys)
@@ -143,12 +143,12 @@ class TlsStream(TcpStream):
         return None if self._ended and not data else data
 
     def flush(self) -> bool:
-        # Cleared, because the next read begins with the unfinished write of an earlier read.
+        # The next read begins with the unfinished write of an earlier read.
         self._read_must_write = self._shake_must_write = False
-        return super().flush() if self._shake() else self.failure is None
+        return super().flush() if self._advance_handshake() else self.failure is None
 
     def finish(self) -> None:
-        self._say_goodbye()
+        self._send_close_notify()
         super().finish()
 
     def detach(self) -> ssl.SSLSocket:
@@ -157,10 +157,10 @@ class TlsStream(TcpStream):
 
     def close(self) -> None:
         if not self._detached:
-            self._say_goodbye()
+            self._send_close_notify()
         super().close()
 
-    def _say_goodbye(self) -> None:
+    def _send_close_notify(self) -> None:
         """Sends "close_notify", if the queue is empty and it can be sent now."""
         if self.certificate_sha256 is None or self.failure is not None or self._queue:
             return
@@ -168,18 +168,18 @@ class TlsStream(TcpStream):
         with contextlib.suppress(OSError, ValueError):
             self._tls.unwrap()
 
-    def _shake(self) -> bool:
-        """Continues the TLS handshake; returns whether it is finished."""
+    def _advance_handshake(self) -> bool:
+        """Continues the TLS handshake. Returns whether it is finished."""
         if self.certificate_sha256 is not None:
             return True
         if self._ended or self.failure is not None:
             return False
         try:
-            if self._opener_missing and not self._look_at_opener() and self._greeted:
+            if self._opener_missing and not self._check_opener() and self._may_send:
                 return False
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
-            self._greeted = True
+            self._may_send = True
             return False
         except ssl.SSLWantWriteError:
             self._shake_must_write = True
@@ -187,26 +187,26 @@ class TlsStream(TcpStream):
         except OSError as error:
             self._break(error)
             return False
-        self.certificate_sha256 = self._server_sha256 or self._shown()
+        self.certificate_sha256 = self._server_sha256 or self._certificate_bytes()
         return True
 
-    def _look_at_opener(self) -> bool:
+    def _check_opener(self) -> bool:
         """Checks the first unread byte, because OpenSSL has a dozen different errors for data that
-        is not TLS; returns whether there is one.
+        is not TLS. Returns whether there is one.
 
-        A client's first message is sent by the same call of OpenSSL that then reads. That call may
-        read the beginning of an answer that arrived after this check, so the next unread byte need
-        not be the other side's first byte: it only selects the text of an OpenSSL error.
+        One call of OpenSSL sends a client's first message and then reads, perhaps the beginning of
+        an answer that arrived after this check. The next unread byte need not be the other side's
+        first byte then: it only selects the text of an OpenSSL error.
         """
         opener = self.opener()
         self._opener_missing = opener is None
         if opener is not None and opener not in OPENERS:
-            if self._server_sha256 is not None or not self._greeted:
+            if self._server_sha256 is not None or not self._may_send:
                 raise ConnectionError(NOT_TLS)
             self._no_tls_likely = True
         return opener is not None
 
-    def _shown(self) -> bytes:
+    def _certificate_bytes(self) -> bytes:
         certificate = self._tls.getpeercert(binary_form=True)
         assert certificate is not None  # a server without a pre-shared key has one
         return hashlib.sha256(certificate).digest()

@@ -1,8 +1,8 @@
-"""The token: the secret of a cluster, its sources, and the key that is derived from it.
+"""The token: the secret of a cluster, its sources, and the key derived from it.
 
-Whoever has the token can run code on every host of the cluster. So it is read only from places that
-nobody else can read, generated with enough entropy, and never shown: not in argv, messages, reprs
-or logs.
+Whoever has the token can run code on every host of the cluster. It is read only from places that no
+other user can read, generated with enough entropy, and never shown: not in argv, messages, reprs or
+logs.
 
     token=text or Path > HOPLITE_MP_TOKEN > HOPLITE_MP_TOKEN_FILE > ~/.config/hoplite_mp/token
 """
@@ -27,7 +27,7 @@ __all__ = ["Token", "default_path", "load_token", "token_path"]
 
 TOKEN_BYTES = 32  # random bytes in a token that is generated here
 # An attacker who sees or forges one handshake can try guesses offline, a billion per second. 16
-# random characters cannot be guessed; a 16-letter word can, so the error message requests a random
+# random characters cannot be guessed; a 16-letter word can, so the error message asks for a random
 # token.
 TOKEN_CHARS_MIN = 16
 TOKEN_CHARS_MAX = 1024
@@ -39,7 +39,7 @@ MAKE_ONE = 'python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
 WRITING_S_MAX = 1.0
 WRITING_POLL_S = 0.01
 
-# The token itself is not used as a key: the label separates keys for different uses (HKDF-Extract,
+# The token itself is not used as a key. The label separates keys for different uses (HKDF-Extract,
 # RFC 5869, with the label as its salt).
 _KEY_LABEL = b"hoplite_mp handshake key"
 
@@ -50,33 +50,33 @@ class Token:
     __slots__ = ("_secret", "file", "key")
 
     def __init__(self, text: str, file: Path | None = None, source: str = "token=") -> None:
-        """`source`, the origin of the text, is for the error message. AuthError if the text is not
-        a possible token."""
+        """`source`: the origin of the text, for the error message. AuthError if the text cannot be
+        a token."""
         text = text.strip()
         if not TOKEN_CHARS_MIN <= len(text) <= TOKEN_CHARS_MAX:
             raise AuthError(
                 f"the token in {source} has {len(text)} characters; {TOKEN_CHARS_MIN} to "
                 f"{TOKEN_CHARS_MAX} are allowed. Make a random one: {MAKE_ONE}"
             )
-        # Invalid UTF-8 has become lone surrogates, in a file and in a variable alike.
+        # Invalid UTF-8, in a file or a variable, has become lone surrogates.
         secret = text.encode("utf-8", "surrogatepass")
         self._secret = Secret(secret)
         self.key = Secret(hmac.digest(_KEY_LABEL, secret, hashlib.sha256))
         self.file = file
 
     def reveal(self) -> str:
-        """The secret itself: only for the standard input of a process that will join."""
+        """The secret itself, only for the standard input of a process that will join."""
         return self._secret.reveal().decode("utf-8", "surrogatepass")
 
     def __repr__(self) -> str:
         return f"<Token of {self.file}>" if self.file else "<Token>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a token is a secret: send its key where it must go")
+        raise TypeError("a token is a secret and cannot be pickled: send its key")
 
 
 def load_token(argument: str | Path | None = None, *, make: bool = False) -> Token:
-    """The token from the first source that has one. make: create a missing token file, with a new
+    """The token from the first source that has one. make: create a missing token file with a new
     token.
 
     AuthError: there is no token, or it is too short, or other users could read the file.
@@ -102,7 +102,7 @@ def token_path(argument: str | Path | None = None) -> Path | None:
     named = os.environ.get(FILE_VARIABLE)
     if named:
         return _expand(Path(named))
-    # The XDG specification demands that relative paths be ignored.
+    # The XDG specification says to ignore relative paths.
     base = os.environ.get("XDG_CONFIG_HOME", "")
     return Path(base) / "hoplite_mp" / "token" if os.path.isabs(base) else default_path()
 
@@ -116,7 +116,7 @@ def _expand(path: Path) -> Path:
     try:
         return path.expanduser()
     except RuntimeError as error:
-        raise AuthError(f"there is no token: {path} leads nowhere: {error}") from error
+        raise AuthError(f"there is no token: {path} cannot be resolved: {error}") from error
 
 
 def _read(path: Path, make: bool) -> str:
@@ -125,7 +125,7 @@ def _read(path: Path, make: bool) -> str:
     end = clock.monotonic() + WRITING_S_MAX
     while not (text := _read_now(path)):
         if clock.monotonic() > end:
-            remedy = "remove it, and a new one is made" if make else COPY_IT
+            remedy = "remove it to have a new one made" if make else COPY_IT
             raise AuthError(f"the token file {path} is empty: {remedy}")
         clock.sleep(WRITING_POLL_S)
     return text
@@ -133,7 +133,7 @@ def _read(path: Path, make: bool) -> str:
 
 def _read_now(path: Path) -> str:
     try:
-        # Non-blocking, because the opening of a pipe would wait for a writer.
+        # Non-blocking, because opening a pipe would wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise AuthError(
@@ -165,7 +165,7 @@ def _check_file(path: Path, status: os.stat_result) -> None:
     if status.st_mode & 0o077:
         raise AuthError(
             f"the token file {path} is open to others (mode {status.st_mode & 0o777:04o}): "
-            f"chmod 600 {path}, and make a new token if somebody may have read it"
+            f"chmod 600 {path}, and make a new token if another user may have read it"
         )
 
 

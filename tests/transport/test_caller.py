@@ -43,7 +43,7 @@ def test_nobody_there_is_a_lost_manager_after_the_timeout() -> None:
     until(lambda: caller.deadline > 5.0, lambda: caller.turn(5.0))
     with pytest.raises(
         ManagerLostError,
-        match=rf"^nobody at 127\.0\.0\.1:{where[1]} answers for the cluster: "
+        match=rf"^no process at 127\.0\.0\.1:{where[1]} answers for the cluster: "
         r"no answer within 10 s \(127.*refused\); ",
     ):
         caller.turn(10.0)
@@ -136,14 +136,14 @@ def test_caller_in_the_line_is_not_timed_out_before_the_first_byte(opened: list[
     caller = make_caller(listener.address, True, now=0.0, timeout_s=60.0)
     opened.append(caller)
     until(lambda: caller._conversation, lambda: caller.turn(0.0))
-    until(lambda: listener._line, lambda: listener.turn(0.0))
+    until(lambda: listener._queue, lambda: listener.turn(0.0))
     assert caller.deadline == SILENT_S_MAX
     conversation = caller._conversation
     for now in (4.0, 8.0, 16.0):
         assert caller.turn(now) is None
     stranger.close()
     called, let_in = [], []
-    until(lambda: not listener._line, lambda: listener.turn(16.0))
+    until(lambda: not listener._queue, lambda: listener.turn(16.0))
     until(lambda: caller._answered, lambda: (caller.turn(16.0), listener.turn(16.0)))
     assert caller.deadline == 21.0  # the handshake timeout, from the first byte
     assert caller._conversation is conversation  # still the first attempt
@@ -253,7 +253,7 @@ def test_an_unreachable_address_ends_with_the_deadline() -> None:
 
 
 def test_nothing_stays_open(opened: list[Any]) -> None:
-    with pytest.raises(ValueError, match="nobody to call"):
+    with pytest.raises(ValueError, match="no endpoints to call"):
         make_caller((), False, endpoints=[])
     caller = make_caller(("127.0.0.1", 1), False)
     caller.close()

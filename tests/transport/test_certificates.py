@@ -45,13 +45,13 @@ def test_its_key_is_not_shown_nor_pickled() -> None:
 
 @pytest.mark.parametrize("pem", [b"", b"x" * 100, b"-----BEGIN CERTIFICATE-----", b"x" * 20_000])
 def test_what_is_no_certificate(pem: bytes) -> None:
-    with pytest.raises(ValueError, match="no certificate with its private key"):
+    with pytest.raises(ValueError, match="not a certificate with its private key"):
         Certificate(pem)
 
 
 def test_a_certificate_without_a_key() -> None:
     pem = certificate().pem
-    with pytest.raises(ValueError, match="no certificate"):
+    with pytest.raises(ValueError, match="not a certificate"):
         Certificate(pem[: pem.index(b"-----BEGIN PRIVATE")])
 
 

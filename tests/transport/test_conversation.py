@@ -46,7 +46,7 @@ class Talk:
             if name in self.ends:
                 continue
             try:
-                outcome = side.go_on()
+                outcome = side.advance()
             except OSError as error:
                 self.ends[name] = error
                 side.stream.close()
@@ -141,26 +141,26 @@ def test_a_recording() -> None:
     a.flush()
     a.outgoing.pump()
     with pytest.raises(AuthError):
-        server.go_on()
+        server.advance()
     a, b = pair(CERTIFICATE, CERTIFICATE)
     client = client_on(a)
     b.write(bytes(heard["server"]))
     b.flush()
     b.outgoing.pump()
     with pytest.raises(AuthError):
-        client.go_on()
+        client.advance()
 
 
 def test_the_clients_own_words_sent_back() -> None:
     a, b = pair(CERTIFICATE, CERTIFICATE)
     client = client_on(a)
-    assert client.go_on() is None
+    assert client.advance() is None
     b.incoming.pump()
     b.write(b.read() or b"")
     b.flush()
     a.incoming.pump()
     with pytest.raises(ProtocolError, match="unexpected Hello"):
-        client.go_on()
+        client.advance()
 
 
 @given(st.binary(min_size=1, max_size=200))
@@ -172,7 +172,7 @@ def test_garbage(garbage: bytes) -> None:
         b.flush()
         a.incoming.pump()
         try:
-            assert side.go_on() is None  # it might still become a preamble
+            assert side.advance() is None  # it might still become a preamble
         except HopliteError:
             assert make is client_on or a.bytes_sent == 0 or garbage.startswith(b"HOPLITE")
 
@@ -180,7 +180,7 @@ def test_garbage(garbage: bytes) -> None:
 def test_silence_is_nobodys_end_but_the_clocks() -> None:
     a, _ = pair()
     side = server_on(a, deadline=5.0)
-    assert side.go_on() is None
+    assert side.advance() is None
     assert side._handshake is not None
     assert side._handshake.deadline == 5.0
 
@@ -199,10 +199,10 @@ def test_what_follows_is_left_in_the_stream() -> None:
 def test_a_refusal_is_read_even_if_writing_has_failed() -> None:
     a, b = pair()
     client = client_on(a)
-    client.go_on()
+    client.advance()
     b.write(refusal("tls"))
     b.flush()
     a.incoming.pump()
     a.outgoing.cut_after(0)
     with pytest.raises(ProtocolError, match="it uses TLS"):
-        client.go_on()
+        client.advance()

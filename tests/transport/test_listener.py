@@ -250,11 +250,11 @@ def test_callers_beyond_the_limit_wait_in_a_line_and_their_time_has_not_begun(
     opened.append(listener)
     callers = [knock(listener) for _ in range(12)]
     opened += callers
-    until(lambda: len(listener._line) == 8, lambda: listener.turn(0.0))
+    until(lambda: len(listener._queue) == 8, lambda: listener.turn(0.0))
     assert listener.strangers == 4
     for caller in callers[:4]:
         caller.close()
-    until(lambda: len(listener._line) == 4, lambda: listener.turn(100.0))
+    until(lambda: len(listener._queue) == 4, lambda: listener.turn(100.0))
     assert listener.strangers == 4
     assert listener.deadline is not None
     assert listener.deadline > 100.0
@@ -269,15 +269,15 @@ def test_caller_that_comes_when_the_only_stranger_ends_joins_the_line(opened: li
     opened.append(listener)
     first, second = knock(listener), knock(listener)
     opened.append(second)
-    until(lambda: len(listener._line) == 1, lambda: listener.turn(0.0))
+    until(lambda: len(listener._queue) == 1, lambda: listener.turn(0.0))
     listener.turn(0.0)  # finds nothing, so that the end is announced before the next caller
     first.close()
     opened.append(knock(listener))
     listener.turn(0.0)
     assert listener.strangers == 1
-    assert len(listener._line) == 1
+    assert len(listener._queue) == 1
     second.close()
-    until(lambda: not listener._line, lambda: listener.turn(0.0))
+    until(lambda: not listener._queue, lambda: listener.turn(0.0))
     assert listener.strangers == 1
 
 

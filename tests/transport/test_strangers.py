@@ -210,8 +210,8 @@ class Recording(Dialer):
         )
         self._heard = heard
 
-    def _arrive(self, sock: socket.socket, now: float) -> None:
-        super()._arrive(sock, now)
+    def _connected(self, sock: socket.socket, now: float) -> None:
+        super()._connected(sock, now)
         assert self._stream is not None
         write = self._stream.write
 

@@ -86,7 +86,7 @@ def test_a_broken_connection_has_a_reason(kind: str) -> None:
 def test_a_peer_that_does_not_read_is_an_error_of_write() -> None:
     for a, b in (pair(queue_bytes_max=100), streams("tcp", queue_bytes_max=100)):
         a.write(bytes(60))
-        with pytest.raises(ConnectionAbortedError, match="60 bytes wait for it, and with 50 more"):
+        with pytest.raises(ConnectionAbortedError, match="60 bytes are queued, and with 50 more"):
             a.write(bytes(50))
         a.write(bytes(40))
         a.close()

@@ -172,7 +172,7 @@ def test_an_answer_that_arrives_just_after_the_look_at_its_first_byte(first: int
     until(lambda: select.select([client._tls], [], [], 0)[0], lambda: None)
     with pytest.raises(ssl.SSLWantReadError):
         client._tls.do_handshake()
-    client._greeted = True  # as after a first call that did all this
+    client._may_send = True  # as after a first call that did all this
     near.sendall(answer[first:])
     until(lambda: select.select([client._tls], [], [], 0)[0], lambda: None)
     assert client.opener() not in OPENERS

@@ -96,7 +96,7 @@ def test_odd_files(tmp_path: Path) -> None:
         load_token(written(tmp_path / "file") / "below", make=True)
     with pytest.raises(AuthError, match="is empty: copy it from the host where"):
         load_token(written(tmp_path / "empty", "\n"))
-    with pytest.raises(AuthError, match="is empty: remove it, and a new one is made"):
+    with pytest.raises(AuthError, match="is empty: remove it to have a new one made"):
         load_token(tmp_path / "empty", make=True)
     with pytest.raises(TypeError, match="a string or a Path to read, not bytes"):
         load_token(b"x" * 32)  # type: ignore[arg-type]

@@ -423,7 +423,8 @@ class Workers(hints.Hints):
         limit = self.config.blocked_workers_max
         why = (
             f"all {len(pool.workers)} workers of its pool wait inside tasks, and no further "
-            f"stand-in is allowed (blocked_workers_max={limit}); raise it, or wait for fewer tasks at once"
+            f"stand-in is allowed (blocked_workers_max={limit}); raise it, or wait for fewer tasks "
+            "at once"
         )
         for oid in self.client.queued_in(pool.number):
             if self.client.inspect(oid)["owner"] in pool.workers:
