@@ -1,8 +1,8 @@
 """The workers for a call of joblib's Parallel: pools that are kept open and reused.
 
-Programs make thousands of Parallel calls, most of them alike. Like loky with its reusable executor,
-this file keeps the workers of the last call for the next call with the same number, environment and
-initializer. Unlike in loky, a pool that another call still uses stays open.
+Programs make thousands of Parallel calls, most of them alike. Like loky's reusable executor, this
+file keeps the workers of the last call for the next call with the same number, environment and
+initializer. Unlike in loky, a pool that another call uses stays open.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class WantedPool:
                 and self.initializer is other.initializer
                 and (self.initargs is other.initargs or self.initargs == other.initargs)
             )
-        except Exception:  # e.g. arrays among the arguments: their == has no truth value
+        except Exception:  # e.g. arrays among the arguments, whose == has no truth value
             return False
 
 
@@ -74,7 +74,7 @@ class _Pool:
         self.wanted = wanted
         self.executor = executor
         self.common = common  # the cluster's own workers, which end with it
-        self.here = here  # all workers run on this host
+        self.here = here  # whether all workers run on this host
         self.users = 0
         self.last = True  # the latest call of the cluster has leased this pool
 
@@ -125,7 +125,8 @@ class _Pools:
         self, wanted: WantedPool, nodes: list[str] | None = None, here: bool = True
     ) -> PoolLease:
         """Leases the pool that matches the request and whose workers stay in place, or a new one.
-        nodes: where the workers of a new pool run; None: on this host. here: they are this host."""
+        nodes: where the workers of a new pool run; None: on this host. here: whether that is this
+        host."""
         with self._lock:
             found = next((p for p in self._pools if p.usable and p.wanted.same(wanted)), None)
             if found is None:
@@ -145,7 +146,7 @@ class _Pools:
         _close(gone)
 
     def _unused(self) -> list[_Pool]:
-        """Removes and returns the pools to close: unusable ones, and those that no call uses and
+        """Removes and returns the pools to close: unusable pools, and pools that no call uses and
         that are not kept for the next call."""
         gone = [p for p in self._pools if not (p.users or p.last or p.common) or not p.usable]
         self._pools = [p for p in self._pools if p not in gone]
@@ -154,7 +155,7 @@ class _Pools:
     def _open(self, wanted: WantedPool, nodes: list[str] | None) -> TaskExecutor:
         cluster = self._cluster()
         if cluster is None:
-            raise ClosedError("the cluster that this backend was given is closed")
+            raise ClosedError("the cluster of this backend is closed")
         made = cluster.executor(
             wanted.count,
             initializer=_prepare,
@@ -191,7 +192,8 @@ _lock = locks.rlock("joblib.process")
 
 
 def worker_count(cluster: Cluster | None) -> int:
-    """How many tasks can run at once in the given cluster, or the task's; 0 if there is neither."""
+    """The number of concurrent tasks in the given cluster, or the present task's; 0 if there is
+    neither."""
     cluster = cluster or _inside()
     return 0 if cluster is None else sum(workers for _, workers in _places(cluster))
 
@@ -213,8 +215,8 @@ def _inside() -> Cluster | None:
 
 
 def lease(cluster: Cluster | None, wanted: WantedPool) -> PoolLease:
-    """Workers for one call: those of `cluster`, or of the present task's cluster, or of a cluster
-    that this process keeps for joblib."""
+    """Workers for one call: of `cluster`, of the present task's cluster, or of a cluster that this
+    process keeps for joblib."""
     cluster = cluster or _inside()
     if cluster is None:
         return _lease_own(wanted)
@@ -226,7 +228,7 @@ def lease(cluster: Cluster | None, wanted: WantedPool) -> PoolLease:
         pool = _Pool(wanted, cluster, True, [node for node, _ in places] in ([], [own]))
         pool.users = 1
         return PoolLease(_Pools(cluster), pool)
-    nodes = [node for node, _ in places] or [own]  # the present ones: nodes may join and leave
+    nodes = [node for node, _ in places] or [own]  # the present nodes: nodes may join and leave
     with _lock:
         pools = _given.get(cluster)
         if pools is None:
@@ -255,8 +257,7 @@ class _Own:
 
 
 def _of_common_workers(count: int) -> dict[str, str] | None:
-    """The variables for numbers of threads in a cluster's own workers; None if the user has set
-    some."""
+    """The thread-count variables in a cluster's own workers; None if the user has set some."""
     if any(name in os.environ for name in (*BLAS_VARIABLES, TBB_SHARES, BLAS_SETTING)):
         return None
     threads = str(max(1, cpu_count() // count))
@@ -267,7 +268,7 @@ _own: _Own | None = None
 
 
 def _forked() -> None:
-    """In a forked child: the parent's cluster does not belong to it, and the lock may be held."""
+    """In a forked child: the parent's cluster is not its own, and the lock may be held."""
     global _lock, _own
     _lock = locks.rlock("joblib.process")
     _own = None

@@ -8,7 +8,7 @@
 
 Many programs, and scikit-learn, use other processes only through joblib. Where its loky backend
 uses files in /dev/shm, this backend uses objects of the store: large arrays are stored once and
-read in place, results are returned without a pipe, and workers may be on several hosts.
+read in place, results return without a pipe, and workers may be on several hosts.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ __all__ = ["HopliteBackend", "shutdown"]
 
 NAME = "hoplite_mp"
 OPTIONS = ("node", "retries", "name")  # of `Cluster.options`, for all tasks of a backend
-# Arrays are lent read-only; lent, with a private copy for each task; or not lent at all.
+# Arrays are shared read-only, shared with a private copy for each task, or sent by value.
 READ_ONLY, PRIVATE, BY_VALUE = "r", "c", None
-# Settings that joblib gives to every backend, for files and processes that do not exist here.
+# Settings that joblib passes to every backend, for files and processes that do not exist here.
 IGNORED = ("temp_folder", "verbose", "context", "idle_worker_timeout", "prefer", "require")
 
-JOBLIB_POLL_S = 0.1  # polling interval for unannounced changes; costs microseconds
+JOBLIB_POLL_S = 0.1  # polling interval for changes without a notification; costs microseconds
 GROWTH_MAX = 8  # maximal growth factor from one batch to the next; joblib's own limit is 2
 
 _log = logging.getLogger("hoplite_mp")
@@ -96,7 +96,7 @@ class _Call:
         return view
 
     def end(self) -> None:
-        """Returns the workers, and releases the arrays that were lent."""
+        """Returns the workers, and releases the shared arrays."""
         self.lending.end()
         self.workers.end()
 
@@ -136,7 +136,8 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     supports_retrieve_callback = True
     supports_inner_max_num_threads = True
     default_n_jobs = -1
-    # A batch costs a tenth of one in loky, so shorter batches pay off, and balance the load better.
+    # A batch costs a tenth of a batch in loky, so shorter batches pay off, and balance the load
+    # better.
     MIN_IDEAL_BATCH_DURATION = 0.05
     MAX_IDEAL_BATCH_DURATION = 0.5
 
@@ -150,7 +151,7 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     ) -> None:
         super().__init__(nesting_level=nesting_level, inner_max_num_threads=inner_max_num_threads)
         if cluster is not None and not isinstance(cluster, Cluster):
-            raise TypeError(f"cluster={cluster!r}: it must be a hoplite_mp.Cluster, or None")
+            raise TypeError(f"cluster={cluster!r}: it must be a hoplite_mp.Cluster or None")
         self.cluster = cluster
         self.initializer = options.pop("initializer", None)
         self.initargs = tuple(options.pop("initargs", ()))
@@ -165,14 +166,14 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     # -- how many ------------------------------------------------------------------------------
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """The number of tasks that will run at once."""
+        """The number of concurrent tasks."""
         if n_jobs == 0:
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
         if n_jobs is None:
             return 1
         if multiprocessing.current_process().daemon:
-            # Such a process ends without running its exit functions, and its pool already has one
-            # process for each CPU.
+            # A daemonic process ends without running its exit functions, and its pool already has
+            # one process for each CPU.
             if n_jobs != 1:
                 warnings.warn(
                     "hoplite_mp-backed parallel loops cannot be called in a daemonic process of "
@@ -194,7 +195,7 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         nbytes_min, mode = settings.pop("max_nbytes", 1 << 20), settings.pop("mmap_mode", READ_ONLY)
         if mode not in (READ_ONLY, PRIVATE, BY_VALUE):
             raise ValueError(
-                f"mmap_mode={mode!r}: tasks cannot write to arrays that they share; use 'r' "
+                f"mmap_mode={mode!r}: tasks cannot write to shared arrays; use 'r' "
                 "(read-only), 'c' (each task has a copy), or a numpy.memmap that you have opened "
                 "for writing"
             )
@@ -220,8 +221,8 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     # -- tasks ---------------------------------------------------------------------------------
 
     def submit(self, func: Any, callback: Callable[[Any], Any] | None = None) -> Any:
-        """Submits one batch of calls. An error that prevents this fails the Future instead of being
-        raised, because later batches are submitted by a callback, which would lose the error."""
+        """Submits one batch of calls. An error fails the Future instead of being raised, because a
+        callback submits the later batches, and would lose the error."""
         parallel = getattr(callback, "parallel", self.parallel)
         call = self._calls[parallel]
         call.lending.begin(getattr(callback, "parallel_call_id", None))
@@ -229,7 +230,7 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         try:
             future = self._send(call, func)
             future._reports = False  # joblib reads the results itself
-            future._writable = True  # as the results of joblib's other backends are
+            future._writable = True  # like the results of joblib's other backends
         except Exception as error:
             future = concurrent.futures.Future()
             future.set_exception(_unsendable(error) if type(error) is NotPicklable else error)
@@ -273,7 +274,7 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
                                 future.cancel(force=force)
 
     def terminate(self) -> None:
-        """A call, or a `with` block, has ended; its workers are kept for the next one."""
+        """A call, or a `with` block, has ended. Its workers are kept for the next one."""
         self._forget_ended()
         self.reset_batch_stats()
 
@@ -290,9 +291,9 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         return _Retrieval(self._wait_for_all)
 
     def _wait_for_all(self) -> None:
-        """Waits here for all batches, because joblib itself only checks every 10 ms, which is
-        longer than many calls take. Not for calls with a timeout, or that return a generator: these
-        need results before all batches are done."""
+        """Waits here for all batches, because joblib itself only checks every 10 ms, longer than
+        many calls take. Not for calls with a timeout, or that return a generator, which need
+        results before all batches are done."""
         parallel = self.parallel
         call = self._calls.get(parallel)
         if call is None or parallel.return_generator or parallel.timeout is not None:
@@ -310,11 +311,11 @@ def _check_options(options: dict[str, Any]) -> None:
     if "timeout" in options:
         raise ValueError(
             "timeout= is an argument of joblib.Parallel; for a backend it would limit batches of "
-            "tasks, whose size changes"
+            "tasks, whose size varies"
         )
     if unknown := sorted(set(options) - {*OPTIONS}):
         raise TypeError(
-            f"the backend {NAME!r} has no option {', '.join(unknown)}; there are cluster, "
+            f"the backend {NAME!r} has no option {', '.join(unknown)}; its options are cluster, "
             f"initializer, initargs, {', '.join(OPTIONS)}"
         )
 
@@ -345,7 +346,7 @@ def _run_batch(_: None, items: Any, backend: Any, n_jobs: int | None) -> list[An
 
 class _Retrieval:
     """Surrounds joblib's wait for results. A task that waits for its own Parallel call counts as
-    blocked meanwhile, so that another worker runs that call's tasks. This is a class because
+    blocked meanwhile, so that another worker runs that call's tasks. A class, because
     `contextlib.contextmanager` sets an attribute of passing exceptions, which some classes
     refuse."""
 
@@ -402,13 +403,13 @@ class _Callbacks:
 
 
 def _fail(callback: Any, parallel: Any, future: Any, error: BaseException) -> None:
-    """Fails the Parallel call whose callback has raised, because nobody would send its next batch.
-    If joblib could not store the task's own exception, the call raises that exception."""
+    """Fails the Parallel call whose callback has raised, because its next batch would never be
+    sent. If joblib could not store the task's own exception, the call raises that exception."""
     if parallel is None or parallel._aborting:
         raise error
     own = future.exception() if future.done() and not future.cancelled() else None
     with parallel._lock:
-        failed = copy.copy(callback)  # the results of this one may be on their way to the caller
+        failed = copy.copy(callback)  # the caller may be about to get this one's results
         failed.status, failed._result, failed.job = TASK_ERROR, error if own is None else own, None
         parallel._jobs.append(failed)
         if not parallel.return_ordered:
@@ -421,7 +422,8 @@ def _callbacks() -> _Callbacks:
     return _Callbacks()
 
 
-os.register_at_fork(after_in_child=_callbacks.cache_clear)  # the thread is not in the child
+# a forked child does not have the thread
+os.register_at_fork(after_in_child=_callbacks.cache_clear)
 
 
 def _hand_over(call: _Call, callback: Any, future: Any) -> None:

@@ -278,7 +278,7 @@ def test_a_timeout(tmp_path: Path) -> None:
 
 
 def test_options() -> None:
-    with pytest.raises(TypeError, match=r"no option surprise; there are cluster"):
+    with pytest.raises(TypeError, match=r"no option surprise; its options are cluster"):
         parallel_config(backend=NAME, surprise=1)
     with pytest.raises(ValueError, match=r"timeout= is an argument of joblib.Parallel"):
         parallel_config(backend=NAME, timeout=1)

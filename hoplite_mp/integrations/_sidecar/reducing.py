@@ -1,9 +1,9 @@
-"""A reduction of the values of another engine, as it runs in one of the engine's tasks.
+"""A reduction of another engine's values, run in one of the engine's tasks.
 
-A task of Dask or Ray begins when all of its dependencies are done, but a reduction needs only the
+A task of Dask or Ray begins when all its dependencies are done, but a reduction needs only the
 first few of its sources. So one task waits for the sources, has each source put into the store of
 its host, and reduces the refs. If that task dies, the engine runs it again. If a host is lost
-meanwhile, the engine computes that host's values again, and the reduction begins again.
+meanwhile, the engine recomputes that host's values, and the reduction begins again.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Reducing", "check_reduction"]
 
-# How often a reduction is tried when hosts are lost. Higher: it survives more losses. Lower: a
-# cluster that loses one host after another gets the error sooner.
+# Maximum number of attempts when hosts are lost. Higher: the reduction survives more losses. Lower:
+# a cluster that loses one host after another gets the error sooner.
 ATTEMPTS_MAX = 5
 
 
 def check_reduction(
     sources: Sequence[Any], op: str | Callable[..., Any], num: int | None, name: str
 ) -> int:
-    """Returns how many sources must be reduced. ValueError: there are none, num < 1 or > len, or
-    the op is unknown. name: the engine's word for several sources."""
+    """Returns how many sources must be reduced. ValueError: no sources, num < 1 or > len, or an
+    unknown op. name: the engine's word for sources."""
     if not is_function(op):
         operation_name(op)
     if not sources:
@@ -48,7 +48,7 @@ def check_reduction(
 class Reducing(ABC):
     """One run of a reduction. The subclass waits for the engine's values and puts them."""
 
-    name = "sources"  # the engine's word for several sources, for errors
+    name = "sources"  # the engine's word for sources, for errors
 
     def __init__(self, count: int, num: int) -> None:
         """count: the number of sources; num: how many must be reduced."""
@@ -65,7 +65,7 @@ class Reducing(ABC):
 
     @abstractmethod
     def wait_for_put(self) -> int:
-        """Waits until the put of a source has ended; returns the index of that source."""
+        """Waits until a put has ended. Returns the index of its source."""
 
     @abstractmethod
     def take_put(self, index: int) -> ObjectRef[Any]:
@@ -73,7 +73,7 @@ class Reducing(ABC):
         put."""
 
     def run(self, op: str | Callable[..., Any]) -> tuple[Any, tuple[int, ...]]:
-        """Returns the result, and the indices of the sources that were reduced."""
+        """Returns the result, and the indices of the reduced sources."""
         for index in range(self.count):
             self._begin(index)
         for attempt in range(ATTEMPTS_MAX):
@@ -120,8 +120,8 @@ class Reducing(ABC):
 
 
 def _reduced(refs: list[ObjectRef[Any]], op: Any) -> Any:
-    """The result of the reduction. A function folds the values here, because the cluster beside
-    another engine has no workers of its own; it may change its left argument."""
+    """The result of the reduction. A function folds the values here, because a cluster beside
+    another engine has no workers; it may change its left argument."""
     c = current()
     if is_function(op):
         return functools.reduce(op, c.get(refs, copy=True))

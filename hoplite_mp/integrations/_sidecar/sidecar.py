@@ -1,4 +1,4 @@
-"""A cluster beside another engine (Dask, Ray): a node for each host, shared by its processes.
+"""A cluster beside another engine (Dask, Ray): one node on each host, shared by its processes.
 
     place = sidecar.begin()            # once, in a process that lives as long as the cluster
     place = sidecar.begin_kept()       # or in one that may be killed and restarted
@@ -12,11 +12,11 @@ and the node ends some time after the last of them, or with the cluster. A node 
 because tasks run in the engine's. A process whose node was killed takes part again through the next
 node. A sidecar may also have the manager; then the cluster outlives its first process.
 
-In a participating process, when anything but this library pickles an ObjectRef, its node holds the
-object for `Place.ref_hold_s` (`_client/foreign_refs.py`), because the engine carries the bytes.
+When other code than this library pickles an ObjectRef in a participating process, its node holds
+the object for `Place.ref_hold_s` (`_client/foreign_refs.py`), because the engine carries the bytes.
 
 A Place is a secret, because it contains the token. It can be pickled and sent over the engine's own
-connections; it is never among the arguments of a process, and its repr omits the token.
+connections. It is never among the arguments of a process, and its repr omits the token.
 """
 
 from __future__ import annotations
@@ -61,24 +61,24 @@ __all__ = [
 
 
 TOKEN_BYTES = 32
-# How often a process looks for a node that is starting or leaving. Lower: more connections to the
-# manager. Higher: the process waits longer.
+# Polling interval for a node that is starting or leaving. Lower: more connections to the manager.
+# Higher: the process waits longer.
 POLL_S = 0.1
 # How long a process whose node has ended looks for another one. Higher: longer outages of a host
 # are bridged. Lower: threads stop futile attempts earlier.
 REJOIN_S = 60.0
-# How long a sidecar may take to end after SIGTERM before it is killed. Also how long the end of a
-# membership waits for its thread, which may just be connecting. Higher: an orderly end is possible
-# on a loaded machine. Lower: a shutdown takes less time.
+# How long a sidecar may take to end after SIGTERM before it is killed, and how long the end of a
+# membership waits for its thread, which may be connecting. Higher: an orderly end is possible on a
+# loaded machine. Lower: a shutdown takes less time.
 END_S = 15.0
 # The sidecar reads the place from its standard input, because other users could read its arguments.
-# The process that was started ends at once, so that the sidecar is not a child of this one.
+# The started process ends at once, so that the sidecar is not a child of this process.
 BOOT = (
     "import json, os, sys; told = json.loads(sys.stdin.buffer.readline()); "
     "os.fork() and os._exit(0); sys.path[:] = told['path']; "
     "from hoplite_mp.integrations._sidecar.sidecar_main import main; main(told)"
 )
-_FINAL = (AuthError, ConfigError, ProtocolError)  # trying again does not help
+_FINAL = (AuthError, ConfigError, ProtocolError)  # a retry does not help
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -92,7 +92,7 @@ NODE_IDLE_S = 15.0
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """The location of a cluster, and the data that a process needs to take part in it."""
+    """The address of a cluster, and the data that a process needs to take part in it."""
 
     name: str  # 32 random hexadecimal digits, new for each cluster
     address: str  # "host:port" of its manager
@@ -133,7 +133,7 @@ class SidecarCluster(Cluster):
 
 
 class _Attached(Cluster):
-    """A Cluster through this host's existing node; NoNodeHere if it has none."""
+    """A Cluster through this host's existing node. NoNodeHere: there is none."""
 
     _joins = False
 
@@ -144,17 +144,17 @@ class SidecarMember:
     def __init__(self, place: Place, cluster: Cluster, passes_on: bool) -> None:
         self.place = place
         self.cluster = cluster  # the present one; replaced after the loss of a node
-        self.lost: HopliteError | None = None  # why this process cannot take part again
+        self.lost: HopliteError | None = None  # the reason why this process cannot take part again
         self._users = 1
         self._passes_on = passes_on
         # Notified when `cluster` or `lost` changes.
         self._changed = locks.condition("engine.changed")
-        self._left = threading.Event()  # the membership has ended: no search for another node
+        self._left = threading.Event()  # the membership has ended: stop looking for another node
         self._follows = threading.Thread(target=self._follow, name="hoplite_mp beside", daemon=True)
 
     def leave(self) -> None:
-        """Undoes one `take_part`; the last `leave` ends the membership. It does not wait for other
-        processes: objects that this process has put stay as long as any process holds them."""
+        """Undoes one `take_part`; the last `leave` ends the membership. Does not wait for other
+        processes: objects that this process has put stay while any process holds them."""
         with _lock:
             self._users -= 1
             if self._users:
@@ -162,7 +162,7 @@ class SidecarMember:
         self.end()
 
     def end(self) -> None:
-        """Ends the membership, whether or not all callers have left. In the process that called
+        """Ends the membership, even if some callers have not left. In the process that called
         `begin`, this ends the cluster."""
         with _lock:
             if _members.get(self.place.name) is not self:
@@ -171,13 +171,13 @@ class SidecarMember:
             cluster = self.cluster
         self._left.set()
         cluster.shutdown(wait=True, cancel_futures=True)
-        # Otherwise that thread could start an unused sidecar after this has returned.
+        # Otherwise that thread could start an unused sidecar after this method has returned.
         self._follows.join(END_S)
 
     def await_return(self, wait_s: float) -> None:
-        """Returns when this process takes part; if its node has just ended, waits until another
-        node is found. Raises the reason if there is none. Returns after wait_s in any case; then
-        the next call of the library raises the reason."""
+        """Returns when this process takes part. If its node has just ended, waits for another node;
+        raises the reason if there is none. Returns after wait_s in any case; then the next call of
+        the library raises the reason."""
         with self._changed:
             self._changed.wait_for(lambda: self.lost is not None or self._takes_part, wait_s)
             if self.lost is not None:
@@ -267,21 +267,21 @@ def begin_kept(
     outlives this process. It ends by `end_kept`, with that sidecar, or when no process on any host
     has used it for `node_idle_s`. This process does not take part yet."""
     place = _place(memory, ports, tls, config, ref_hold_s, node_idle_s)
-    said = _start_sidecar(place, place.config.start_timeout_s, listen)
-    error = _error_in(said)
+    message = _start_sidecar(place, place.config.start_timeout_s, listen)
+    error = _error_in(message)
     if error is not None:
         raise error
-    return dataclasses.replace(place, address=str(said["address"]))
+    return dataclasses.replace(place, address=str(message["address"]))
 
 
 def is_kept(place: Place) -> bool:
-    """Whether the sidecar with the manager lives. Only call it on the host of `begin_kept`."""
+    """Whether the sidecar with the manager lives. Call it only on the host of `begin_kept`."""
     return Sole.holder(lock_name(place)) is not None
 
 
 def end_kept(place: Place) -> None:
-    """Ends the cluster, in order if that is possible within END_S; returns when its sidecar has
-    ended. No effect if it has already ended. Only call it on the host of `begin_kept`."""
+    """Ends the cluster, in order if that is possible within END_S. Returns when its sidecar has
+    ended. No effect if it has already ended. Call it only on the host of `begin_kept`."""
     pid = Sole.holder(lock_name(place))
     if not pid:
         return
@@ -336,7 +336,8 @@ def take_part(
     place: Place, wait_s: float | None = None, *, passes_on: bool = False
 ) -> SidecarMember:
     """Lets this process take part in the cluster, through the node of its host, which is started if
-    needed. Several calls in one process share one membership, which ends after as many `leave`.
+    needed. Several calls in one process share one membership, which ends after as many `leave`
+    calls.
 
     wait_s: how long to try (default: Config.start_timeout_s). passes_on: this process loads refs
     only to pass them on (see `_client/foreign_refs.py`). AuthError, ManagerLostError,
@@ -376,9 +377,9 @@ def _begin_member(place: Place, cluster: Cluster, passes_on: bool) -> SidecarMem
 
 
 def _adapt(cluster: Cluster, ref_hold_s: float, passes_on: bool) -> None:
-    """Prepares this process for work on behalf of an engine, without workers on any node."""
+    """Prepares this process to work for an engine, without workers on any node."""
     cluster._runtime.work_for_an_engine(ref_hold_s, passes_on)
-    cluster._runtime.pool_sizes.setdefault(0, 0)  # so `submit` raises instead of waiting for ever
+    cluster._runtime.pool_sizes.setdefault(0, 0)  # so `submit` raises instead of waiting forever
 
 
 def _enter(place: Place, wait_s: float, passes_on: bool, left: threading.Event) -> Cluster:
@@ -403,7 +404,7 @@ def _enter(place: Place, wait_s: float, passes_on: bool, left: threading.Event) 
             if error is not None:
                 raise error
             # For example, there is no directory for names. Starts a node for this process alone.
-            _log.warning("no node of this host lets this process in: it brings one of its own")
+            _log.warning("no node of this host admits this process: starting a node for it")
             cluster = SidecarCluster(address=place.address, **place.options)
             break
         left.wait(POLL_S)
@@ -412,14 +413,14 @@ def _enter(place: Place, wait_s: float, passes_on: bool, left: threading.Event) 
 
 
 def _find_sidecar(place: Place, wait_s: float, left: threading.Event) -> HopliteError | None:
-    """Starts a sidecar on this host unless there is one; returns None when its node has joined,
+    """Starts a sidecar on this host unless there is one. Returns None when its node has joined,
     otherwise the reason."""
     try:
         sole = Sole.take(lock_name(place))
     except OSError as error:
-        return errors.NodeLostError(f"no directory for names is fit: {error}")
+        return errors.NodeLostError(f"no directory for names is suitable: {error}")
     if sole is None:
-        return None  # another sidecar is just starting, or leaving
+        return None  # another sidecar is starting or leaving
     sole.close()
     return _error_in(_start_sidecar(place, wait_s, left=left))
 
@@ -427,10 +428,10 @@ def _find_sidecar(place: Place, wait_s: float, left: threading.Event) -> Hoplite
 def _start_sidecar(
     place: Place, wait_s: float, listen: str | None = None, left: threading.Event | None = None
 ) -> dict[str, Any]:
-    """Starts a sidecar, and returns the message that it sends when its node has joined, or could
-    not be started. listen: it has the manager, which listens there. left: once it is set, nobody
-    waits for the message, and the sidecar ends by itself because no process uses its node."""
-    told = {
+    """Starts a sidecar. Returns the message that it sends when its node has joined, or could not be
+    started. listen: it has the manager, which listens there. left: once it is set, the message is
+    not awaited, and the sidecar ends by itself because no process uses its node."""
+    arguments = {
         "listen": listen,
         "path": [path or os.getcwd() for path in [*sys.path, _root()]],
         "place": dataclasses.asdict(place),
@@ -438,33 +439,33 @@ def _start_sidecar(
     try:
         # A file in memory, because a pipe may not accept all bytes at once.
         with os.fdopen(os.memfd_create("hoplite_mp sidecar"), "w+b") as given:
-            given.write(json.dumps(told).encode() + b"\n")
+            given.write(json.dumps(arguments).encode() + b"\n")
             given.seek(0)
             process = subprocess.Popen(
                 [interpreter(), "-c", BOOT],
                 stdin=given,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # signals of a terminal are for the engine only
+                start_new_session=True,  # a terminal's signals are for the engine only
             )
-    except OSError as error:  # no memory or no descriptor is free
+    except OSError as error:  # no free memory or descriptor
         return {"error": "NodeLostError", "text": str(_no_node(error))}
     with process:
         try:
             patience_s = wait_s + place.config.start_timeout_s
-            said: dict[str, Any] = json.loads(_answer(process, patience_s, left))
+            message: dict[str, Any] = json.loads(_answer(process, patience_s, left))
         except (subprocess.TimeoutExpired, ValueError):
             text = (
-                "a node beside this process could not be started: the process that was to keep it "
-                "has ended or does not answer"
+                "a node beside this process could not be started: the sidecar has ended "
+                "or does not answer"
             )
             return {"error": "NodeLostError", "text": text}
-    return said
+    return message
 
 
 def _answer(process: subprocess.Popen[bytes], wait_s: float, left: threading.Event | None) -> bytes:
-    """The output of the process until it closes that. subprocess.TimeoutExpired: it has not done so
-    within wait_s, or before `left` was set."""
+    """The output of the process until it closes the output. subprocess.TimeoutExpired: it has not
+    done so within wait_s, or before `left` was set."""
     deadline = clock.monotonic() + wait_s
     while True:
         try:
@@ -474,11 +475,11 @@ def _answer(process: subprocess.Popen[bytes], wait_s: float, left: threading.Eve
                 raise
 
 
-def _error_in(said: dict[str, Any]) -> HopliteError | None:
-    if "error" not in said:
+def _error_in(message: dict[str, Any]) -> HopliteError | None:
+    if "error" not in message:
         return None
-    kind: type[HopliteError] = getattr(errors, said["error"], HopliteError)
-    return kind(said["text"])
+    kind: type[HopliteError] = getattr(errors, message["error"], HopliteError)
+    return kind(message["text"])
 
 
 def _no_node(error: Exception) -> HopliteError:
@@ -486,7 +487,7 @@ def _no_node(error: Exception) -> HopliteError:
 
 
 def lock_name(place: Place) -> str:
-    """The name of the lock that makes a sidecar the only one of its host."""
+    """The name of the lock that allows a single sidecar on each host."""
     return f"sidecar-{place.name}"
 
 
@@ -505,15 +506,15 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-# A ref that an engine carries to another process while the sender itself holds the object.
+# A ref that an engine carries to another process while the sender holds the object.
 #
-# Where this library itself sends a ref through an engine and is notified of its arrival, no node
-# has to hold the object for `ref_hold_s`. The sender holds it until then, so its memory is freed as
-# soon as no process needs it, not ten minutes later.
+# When this library itself sends a ref through an engine and is notified of its arrival, no node has
+# to hold the object for `ref_hold_s`. The sender holds it until then, so its memory is freed once
+# no process needs it, not ten minutes later.
 
 
 class CarriedRef:
-    """Contains a ref, which holds the object in this process; its pickled bytes hold nothing."""
+    """A ref that holds the object in this process; its pickled bytes hold nothing."""
 
     __slots__ = ("ref",)
 

@@ -2,9 +2,9 @@
 
 The node must outlive each of those processes, so it is not a child of any of them. When no process
 has used the node for `Place.node_idle_s`, it leaves in order: other nodes first fetch the objects
-that only this node holds. If several sidecars are started at once on a host, only one stays. One
-sidecar of the cluster may have the manager; it stays as long as there is a node on another host,
-and ends the cluster when it leaves. On SIGTERM any sidecar leaves at once.
+that only this node holds. If several sidecars start at once on a host, only one stays. One sidecar
+of the cluster may have the manager; it stays while there is a node on another host, and ends the
+cluster when it leaves. On SIGTERM any sidecar leaves at once.
 """
 
 from __future__ import annotations
@@ -36,42 +36,45 @@ DRAIN_S = 60.0
 _log = logging.getLogger("hoplite_mp")
 
 
-def main(told: dict[str, Any]) -> None:
+def main(arguments: dict[str, Any]) -> None:
     """Runs the sidecar: from its start by `sidecar` to the end of the node."""
-    # The process that waits for the sidecar's message reads until the pipe is closed, so processes
-    # that are started from here on must not inherit the pipe.
+    # The process that awaits the sidecar's message reads until the pipe is closed, so child
+    # processes must not inherit the pipe.
     answer = os.dup(1)
     silence = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1):
         os.dup2(silence, fd)
     os.close(silence)
-    place = Place(**{**told["place"], "config": Config(**told["place"]["config"])})
+    place = Place(**{**arguments["place"], "config": Config(**arguments["place"]["config"])})
     try:
         sole = Sole.take(lock_name(place))
     except OSError as error:
-        _say(answer, {"error": "NodeLostError", "text": f"no directory for names is fit: {error}"})
+        _send_message(
+            answer,
+            {"error": "NodeLostError", "text": f"no directory for names is suitable: {error}"},
+        )
         return
     if sole is None:
-        _say(answer, {"taken": True})
+        _send_message(answer, {"taken": True})
         return
     ending = StopRequest()
     signal.signal(signal.SIGTERM, ending.signalled)
-    listen = told["listen"]
+    listen = arguments["listen"]
     where = {"address": place.address} if listen is None else {"listen": listen}
     try:
         try:
             cluster = SidecarCluster(**where, **place.options)
         except HopliteError as error:
-            _say(answer, {"error": type(error).__name__, "text": str(error)})
+            _send_message(answer, {"error": type(error).__name__, "text": str(error)})
             return
         with cluster:
-            _say(answer, {"ready": True, "address": cluster.address})
+            _send_message(answer, {"ready": True, "address": cluster.address})
             _keep(cluster, place.node_idle_s, listen is not None, ending)
     finally:
         sole.close()
 
 
-def _say(fd: int, what: dict[str, Any]) -> None:
+def _send_message(fd: int, what: dict[str, Any]) -> None:
     """Sends the sidecar's only message. The process that started the sidecar may have ended."""
     with contextlib.suppress(OSError):
         os.write(fd, json.dumps(what).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""A Dask cluster whose tasks share objects: a node of this library beside its workers.
+"""Shared objects for the tasks of a Dask cluster: a node of this library beside its workers.
 
     from distributed import Client
     from hoplite_mp.integrations import dask as hoplite_dask
@@ -11,12 +11,12 @@
     print(total.result(), total.contributors)
 
 Dask moves the data of tasks between workers as pickles, one copy for each worker process. Here each
-host has one copy of a large array, which all of its workers read in place, and sums are computed on
+host has one copy of a large array, which all its workers read in place, and sums are computed on
 the way through the network.
 
 Inside tasks `hoplite_mp.current()` is the cluster: `put`, `get`, `reduce`, Groups. Its nodes have
 no workers, because tasks run in Dask's workers. A ref among a task's arguments stays a ref. While
-Dask carries a ref, the node of the process that pickled it holds the object for `ref_hold_s`; a ref
+Dask carries a ref, the node of the process that pickled it holds the object for `ref_hold_s`. A ref
 that has arrived in a task, or in a client that has called `init`, holds the object itself.
 """
 
@@ -62,13 +62,13 @@ def init(
     ref_hold_s: float | None = None,
     node_idle_s: float | None = None,
 ) -> Cluster:
-    """Puts a node beside each worker of the client's Dask cluster, also beside workers that join
-    later, and returns the Cluster, in which the calling process takes part, too.
+    """Starts a node beside each present and later worker of the client's Dask cluster. Returns the
+    Cluster, in which the calling process also takes part.
 
-    One node serves all workers of a host and user; it stays when workers are restarted, and leaves
-    `node_idle_s` after the last of them has ended. The manager, and a node, run in the scheduler's
-    process, and end with it. Calling `init` again changes nothing; after the loss of the manager's
-    host or node it starts a new cluster. With an asynchronous client: `await` it.
+    One node serves all workers of a host and user. It stays when workers are restarted, and leaves
+    `node_idle_s` after the last worker has ended. The manager, and a node, run in the scheduler's
+    process, and end with it. A second call of `init` changes nothing; after the loss of the
+    manager's host or node it starts a new cluster. With an asynchronous client: `await` it.
 
     This library must be installed where the scheduler and the workers run.
 
@@ -119,19 +119,18 @@ async def _init(client: Client, options: dict[str, Any]) -> Cluster:
 
 
 def _cluster_of(client: Client) -> Cluster:
-    """The cluster that `init` returned; in tasks, with their own clients, the worker's."""
+    """The cluster that `init` returned; in tasks, which have their own clients, the worker's."""
     member = _members.get(client)
     return current() if member is None else member.cluster
 
 
 def broadcast(client: Client, value: Any) -> Future:
-    """Replaces `client.scatter(value, broadcast=True)`: returns a Dask Future of the value. All
+    """Replaces `client.scatter(value, broadcast=True)`. Returns a Dask Future of the value. All
     present workers then have the value, and tasks receive the value itself.
 
     The value is sent once to each host, through a tree, and stored there once; arrays in it are
-    read-only. A worker that joins later gets it from another worker, through Dask, when a task
-    there needs it. StoreFullError: it does not fit into a store. With an asynchronous client:
-    `await` it.
+    read-only. A later worker gets it from another worker, through Dask, when a task needs it there.
+    StoreFullError: it does not fit into a store. With an asynchronous client: `await` it.
     """
     return client.sync(_broadcast, client, value)
 
@@ -148,8 +147,8 @@ async def _broadcast(client: Client, value: Any) -> Future:
     if not who_has:
         for answer in answers.values():
             raise answer
-        raise ObjectLostError("this Dask cluster has no workers that could hold the value")
-    # Dask's own scatter does the same when a client sends data directly to workers.
+        raise ObjectLostError("this Dask cluster has no workers to hold the value")
+    # Dask's own scatter does this when a client sends data directly to workers.
     await client.scheduler.update_data(
         who_has={key: who_has}, nbytes={key: answers[who_has[0]]}, client=client.id
     )
@@ -172,8 +171,8 @@ class Reduction(Future):
 
     @property
     def contributors(self) -> tuple[int, ...] | None:
-        """Sorted indices of the given futures that were reduced, each once. None until the
-        reduction is finished, or if it has failed."""
+        """Sorted indices of the reduced futures, each once. None until the reduction is finished,
+        or if it has failed."""
         if self.status != "finished":
             return None
         return self._which.result()  # type: ignore[no-any-return]
@@ -185,14 +184,14 @@ def reduce(
     op: str | Callable[..., Any] = "sum",
     num: int | None = None,
 ) -> Reduction:
-    """Reduces the values of Dask Futures: arrays, numbers or refs. It replaces a tree of tasks, and
+    """Reduces the values of Dask Futures: arrays, numbers or refs. Replaces a tree of tasks, and
     returns a Dask Future of the result at once.
 
     The first `num` to be ready are reduced (all if None); ``.contributors`` lists them. A source
     that fails is skipped while num can still be met; otherwise the result is a ReduceError with the
-    cause. Dask computes a value again that was lost with a worker's host; the new value is then
-    reduced. The task that waits for the sources occupies no thread of its worker, and the reduction
-    keeps the sources until it has finished.
+    cause. Dask recomputes a value that was lost with a worker's host, and the new value is reduced.
+    The task that waits for the sources occupies no thread of its worker, and the reduction keeps
+    the sources until it has finished.
 
     ValueError: no futures, num < 1 or > len, unknown op. TypeError: other objects than Futures.
     """
@@ -201,8 +200,8 @@ def reduce(
         if not isinstance(one, Future):
             raise TypeError(f"expected Futures of Dask, not {type(one).__name__}")
     wanted = check_reduction(sources, op, num, "futures")
-    # The sources are not dependencies, because the task begins before they are done, and does not
-    # need all of them.
+    # The sources are not dependencies: the task begins before they are done, and does not need all
+    # of them.
     both = client.submit(
         reduce_sources, Sources([one.key for one in sources]), op, wanted, pure=False
     )
@@ -214,7 +213,8 @@ def reduce(
 
 
 class _Holding:
-    """Holds the sources until the reduction is over, because the caller may drop them earlier."""
+    """Holds the sources until the end of the reduction, because the caller may drop them
+    earlier."""
 
     def __init__(self, sources: list[Future]) -> None:
         self._sources = sources

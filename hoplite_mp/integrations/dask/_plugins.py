@@ -1,9 +1,9 @@
 """Plugins that run this library in Dask's processes: one for the scheduler, one for workers.
 
 Dask starts, restarts and retires its workers, and sets up its plugins in each of them, including
-those that join later; so plugins find, start and leave the nodes. The scheduler's process starts
-the cluster, because the Dask cluster also ends with that process. The cluster's secret is part of
-the plugins' state, and is sent over Dask's own connections.
+later ones, so plugins find, start and leave the nodes. The scheduler's process starts the cluster,
+because the Dask cluster also ends with that process. The cluster's secret is part of the plugins'
+state, and is sent over Dask's own connections.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class SchedulerSide(SchedulerPlugin):
         await self.place(scheduler)
 
     async def place(self, scheduler: Any) -> Place:
-        """The Place of the cluster; starts a new cluster if its node, which has the manager, was
-        killed."""
+        """The Place of the cluster. Starts a new cluster if the manager's node was killed."""
         assert self._beginning is not None
         async with self._beginning:
             before = self._member
@@ -79,7 +78,7 @@ class WorkerSide(WorkerPlugin):
         self._member: SidecarMember | None = None
 
     async def setup(self, worker: Any) -> None:
-        """Dask calls this in each worker, even if it is restarted or joins later."""
+        """Dask calls this in each worker, also after a restart and for later workers."""
         host = host_of(worker.scheduler.address)
         place = self._place if host is None else self._place.at(host)
         self._member = await asyncio.to_thread(sidecar.take_part, place)
@@ -92,8 +91,8 @@ class WorkerSide(WorkerPlugin):
 
 
 def worker_plugin_name(place: Place) -> str:
-    """A different name for each cluster that is started. Registering the plugin again for the same
-    cluster has no effect."""
+    """A name of its own for each cluster. Registering the plugin again for the same cluster has no
+    effect."""
     return f"{NAME}-{place.name}"
 
 
@@ -111,13 +110,12 @@ def host_of(address: str) -> str | None:
 
 
 def _listen_beside(scheduler: Any) -> str:
-    """Where the manager listens: at the scheduler's addresses, so that both are reachable from the
-    same hosts."""
+    """The manager's address: the scheduler's, so that both are reachable from the same hosts."""
     host = host_of(scheduler.listen_address) or "127.0.0.1"
     return str(Address(host, 0))
 
 
 @normalize_token.register(ObjectRef)
 def _token_of(ref: ObjectRef[Any]) -> tuple[str, str]:
-    """Dask names tasks after their arguments; a ref counts as the object to which it refers."""
+    """Dask names tasks after their arguments; a ref counts as its object."""
     return "hoplite_mp.ObjectRef", ref.id

@@ -29,8 +29,8 @@ class Sources:
 def reduce_sources(
     sources: Sources, op: str | Callable[..., Any], num: int
 ) -> tuple[Any, tuple[int, ...]]:
-    """Returns the result, and the indices of the sources that were reduced. While it waits, the
-    task leaves its worker's thread to other tasks."""
+    """Returns the result, and the indices of the reduced sources. While it waits, the task leaves
+    its worker's thread to other tasks."""
     with worker_client() as client:
         return _DaskReducing(client, sources.keys, num).run(op)
 
@@ -45,7 +45,7 @@ class _DaskReducing(Reducing):
         self._client = client
         self._sources = [Future(key, client) for key in keys]
         self._puts: dict[int, Any] = {}  # the latest of each source; its result holds the object
-        self._index_of: dict[Any, int] = {}  # key of a task that puts -> index of its source
+        self._index_of: dict[Any, int] = {}  # key of a put's task -> index of its source
         self._completed = as_completed([])
 
     def begin_put(self, index: int) -> None:
@@ -62,5 +62,5 @@ class _DaskReducing(Reducing):
 
 
 def _put(value: Any) -> CarriedRef:
-    """Runs in the worker that has the value. A value that is already in the store is not copied."""
+    """Runs in the worker that has the value. A value in the store is not copied."""
     return CarriedRef(value if isinstance(value, ObjectRef) else current().put(value))

@@ -1,10 +1,10 @@
-"""The Ray actors that keep a cluster beside Ray going: one leader, and one actor on each host.
+"""The Ray actors that maintain a cluster beside Ray: one leader, and one actor on each host.
 
-Ray restarts actors when they die, places them on hosts, and finds them by name; so detached actors
+Ray restarts actors when they die, places them on hosts, and finds them by name, so detached actors
 maintain the nodes. The leader runs on Ray's head, because Ray ends with that host, and follows
 changes of the hosts. It writes the cluster's Place into the internal key-value store of Ray's head,
-where it is read by the actor that replaces a dead leader. The token is sent there, and in arguments
-and results of actors, over Ray's own connections.
+where the replacement of a dead leader reads it. The token is sent there, and in arguments and
+results of actors, over Ray's own connections.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ NAMESPACE = "hoplite_mp"
 LEADER = "leader"
 KEY = "place"  # in this namespace of Ray's internal key-value store
 HEAD = "node:__internal_head__"  # the resource by which Ray marks its head
-# How often the leader requests the list of Ray's nodes. Higher: fewer requests to Ray's head.
-# Lower: a new host gets its node sooner.
+# Polling interval of the list of Ray's nodes. Higher: fewer requests to Ray's head. Lower: a new
+# host gets its node sooner.
 FOLLOW_S = 1.0
 _log = logging.getLogger("hoplite_mp")
 
@@ -64,8 +64,8 @@ def pinned(node_id: str) -> NodeAffinitySchedulingStrategy:
 
 
 class OnHost:
-    """The actor beside one node of Ray. By taking part it starts the node of this library there,
-    and keeps that node from leaving."""
+    """The actor beside one node of Ray. By joining it starts the node of this library there, and
+    keeps that node from leaving."""
 
     def __init__(self, place: sidecar.Place) -> None:
         self._member = sidecar.take_part(place)
@@ -79,7 +79,7 @@ class OnHost:
 
 class Leader:
     """Maintains the cluster. A sidecar on Ray's head has the manager and the node there, so a
-    leader that Ray has restarted continues with the same cluster."""
+    restarted leader continues with the same cluster."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -89,7 +89,7 @@ class Leader:
         self._standing: set[str] = set()  # ids of Ray's nodes beside which ours have joined
         self._names: dict[str, str] = {}
         self._looked = locks.condition("ray.leader")
-        self._looks = 0
+        self._polls = 0
         self._ends = threading.Event()
         self._lead()
         threading.Thread(target=self._follow, name="hoplite_mp follow", daemon=True).start()
@@ -119,7 +119,7 @@ class Leader:
             self._looked.notify_all()
 
     def place(self) -> sidecar.Place:
-        """The Place of the cluster. If the manager has ended, waits for a new cluster."""
+        """The Place of the cluster. After the end of the manager, waits for a new cluster."""
         patience = self._place.config.start_timeout_s
         with self._looked:
             self._looked.wait_for(lambda: self._ends.is_set() or self._is_there, patience)
@@ -138,8 +138,8 @@ class Leader:
         Returns the addresses of the nodes without one."""
         deadline = None if timeout is None else clock.monotonic() + timeout
         with self._looked:
-            enough = self._looks + 2  # the second poll from now has begun after this call
-            while not self._ends.is_set() and (self._looks < enough or self._missing()):
+            enough = self._polls + 2  # the second poll from now has begun after this call
+            while not self._ends.is_set() and (self._polls < enough or self._missing()):
                 left = None if deadline is None else deadline - clock.monotonic()
                 if left is not None and left <= 0:
                     break
@@ -169,12 +169,12 @@ class Leader:
                 if not self._is_there:
                     _log.warning("the manager beside Ray's head has ended: a new cluster begins")
                     self._lead()
-                self._look()
+                self._poll()
             except Exception as error:  # Ray raises many classes; the next poll may succeed
-                _log.warning("following Ray's nodes failed, and is tried again: %s", error)
+                _log.warning("following Ray's nodes failed, and is retried: %s", error)
             self._ends.wait(FOLLOW_S)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         living = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         for one in [one for one in self._on_hosts if one not in living]:
             # Ray has declared the host lost. This library detects the death of its node by itself,
@@ -208,7 +208,7 @@ class Leader:
         with self._looked:
             self._names = {one: str(node["NodeManagerAddress"]) for one, node in living.items()}
             self._standing = standing
-            self._looks += 1
+            self._polls += 1
             self._looked.notify_all()
 
 
@@ -228,7 +228,7 @@ def _begin_on(node_id: str, place: sidecar.Place) -> Any:
 
 
 def _kill_earlier(name: str) -> None:
-    """Kills the actors that earlier clusters have left on hosts, because a new cluster starts."""
+    """Kills the actors of earlier clusters, because a new cluster starts."""
     for one in ray.util.list_named_actors(all_namespaces=True):
         if one["namespace"] != NAMESPACE or one["name"] == LEADER or one["name"].startswith(name):
             continue

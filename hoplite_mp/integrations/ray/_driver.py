@@ -1,6 +1,6 @@
-"""init and shutdown: a driver of Ray starts the cluster beside Ray's, or takes part in it.
+"""init and shutdown: a driver of Ray starts the cluster beside Ray's, or joins it.
 
-All drivers of a Ray cluster share one cluster of this library, which lives as long as Ray's. So a
+All drivers of a Ray cluster share one cluster of this library, which lives as long as Ray's: a
 detached Ray actor with a fixed name keeps it (`_actors.Leader`).
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["enter", "init", "shutdown"]
 
 
-# Concurrent calls of the leader: drivers that wait for hosts, and processes that ask for the
+# Concurrent calls of the leader: drivers that wait for hosts, and processes that request the
 # cluster's place, must not wait for one another. Each call costs a thread there.
 LEADER_CALLS_MAX = 64
 _log = logging.getLogger("hoplite_mp")
@@ -39,15 +39,15 @@ def init(
     node_idle_s: float | None = None,
     timeout: float | None = 60.0,
 ) -> Cluster:
-    """Starts a node of this library beside each node of the Ray cluster, or finds the nodes that
-    another driver has started; returns the Cluster, in which this process takes part.
+    """Starts a node of this library beside each node of the Ray cluster, or finds the nodes of
+    another driver. Returns the Cluster, in which this process takes part.
 
     The nodes have no workers, because tasks run in Ray's. In tasks and actors of Ray
     `hoplite_mp.current()` is the same cluster, through the node of their host, so arrays are read
-    there without a copy. Refs may be arguments and results of Ray's tasks, in any nesting: when a
-    ref is given to Ray, the node holds its object for `ref_hold_s`.
+    there without a copy. Refs may be arguments and results of Ray's tasks, in any nesting: when Ray
+    pickles a ref, the node holds its object for `ref_hold_s`.
 
-    Within seconds after a node of Ray is added, a node of this library joins beside it; the two end
+    Within seconds after a node of Ray is added, a node of this library joins beside it; both end
     together. The cluster lives until `shutdown()`, or until Ray's ends.
 
     Parameters
@@ -101,21 +101,21 @@ def init(
 
 
 def _place(settings: Settings, timeout: float | None) -> sidecar.Place:
-    """The Place of the cluster, when all nodes have joined. Raises the same errors as `init`."""
+    """The Place of the cluster, when all nodes have joined. Raises the errors of `init`."""
     leader = _leader(settings)
     try:
         place: sidecar.Place = ray.get(leader.place.remote(), timeout=timeout)
-        missing = ray.get(leader.await_hosts.remote(timeout), timeout=_longer(timeout))
+        missing = ray.get(leader.await_hosts.remote(timeout), timeout=_reply_timeout(timeout))
     except GetTimeoutError:
         missing = ["the host of the manager"]
     except RayActorError as error:
         raise errors.ManagerLostError(
-            f"the actor that leads the cluster beside Ray's could not be started: {error}"
+            f"the leader actor of the cluster beside Ray's could not be started: {error}"
         ) from error
     if missing:
         raise errors.HopliteTimeoutError(
             f"after {timeout} s there is no node beside Ray on {', '.join(missing)}; the log of "
-            "the actor there says why (ray logs actor), and init() may be called again"
+            "the actor there has the reason (ray logs actor), and init() may be called again"
         )
     return place
 
@@ -136,8 +136,8 @@ def _leader(settings: Settings) -> Any:
     return made.remote(settings)
 
 
-def _longer(timeout: float | None) -> float | None:
-    """A timeout for a reply that is sent when `timeout` has passed."""
+def _reply_timeout(timeout: float | None) -> float | None:
+    """A timeout for a reply that is sent at `timeout`."""
     return None if timeout is None else timeout + ANSWER_S
 
 
@@ -163,17 +163,15 @@ def shutdown(timeout: float | None = 60.0) -> None:
     ray.kill(leader)
 
 
-# Lets a process of Ray take part in the cluster when it first needs it.
-#
-# `current()`, and refs among the arguments of a task, must work in processes that Ray starts,
-# without any preparation there.
+# Lets a process of Ray join the cluster when it first needs it: `current()`, and refs among the
+# arguments of a task, must work without preparation in processes that Ray starts.
 
 
 def enter() -> bool:
-    """Takes part in the cluster beside Ray's. False: this process is not a worker of Ray, or no
-    driver has called `init()`. Called when a process first needs the cluster, not when it starts,
-    because most workers of Ray never need it. Raises the reason if it cannot take part."""
-    # Ray has no public function for the kind of a process; its own collectives use this field, too.
+    """Joins the cluster beside Ray's. False: this process is not a worker of Ray, or no driver has
+    called `init()`. Called when a process first needs the cluster, because most workers of Ray
+    never need it. Raises the reason if it cannot join."""
+    # Ray has no public function for the kind of a process; its own collectives also use this field.
     if ray._private.worker.global_worker.mode != ray.WORKER_MODE:
         return False
     try:

@@ -30,8 +30,8 @@ class Reduction(ray.ObjectRef):  # type: ignore[misc, unused-ignore]
 
     @property
     def contributors(self) -> tuple[int, ...] | None:
-        """Sorted indices of the given refs that were reduced, each once. None until the reduction
-        is finished, or if it has failed."""
+        """Sorted indices of the reduced refs, each once. None until the reduction is finished, or
+        if it has failed."""
         done, _ = ray.wait([self._which], timeout=0)
         try:
             return ray.get(done[0]) if done else None
@@ -49,12 +49,12 @@ def _same(ref: Any) -> Any:
 def reduce(
     refs: Iterable[Any], op: str | Callable[..., Any] = "sum", num: int | None = None
 ) -> Reduction:
-    """Reduces the values of refs of Ray, which are arrays, numbers or refs of this library. It
-    replaces a tree of tasks, and returns a ref of Ray to the result at once.
+    """Reduces the values of refs of Ray, which are arrays, numbers or refs of this library.
+    Replaces a tree of tasks, and returns a ref of Ray to the result at once.
 
     Each value is put into the store of its host, and the sum is computed on the way through the
-    network. If possible, Ray computes a value again that was lost with a host; the new value is
-    then reduced.
+    network. If possible, Ray recomputes a value that was lost with a host, and the new value is
+    reduced.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def broadcast(value: Any) -> ObjectRef[Any]:
 
     The value is sent once to each host, through a tree. Tasks and actors read it there without a
     copy, by ``hoplite_mp.current().get(ref)``; arrays in it are read-only. Returns when all present
-    hosts have the value. Hosts that join later get it when a task there requests it.
+    hosts have the value. Later hosts get it when a task requests it there.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def cluster_here() -> Cluster:
         return current()
     except ClosedError:
         raise ClosedError(
-            "no cluster of hoplite_mp runs beside this one of Ray: call "
+            "no hoplite_mp cluster is running beside this Ray cluster: call "
             "hoplite_mp.integrations.ray.init() in the driver first"
         ) from None
 
@@ -182,22 +182,22 @@ def _begin_put(source: Any) -> Any:
         name="hoplite_mp put",
         num_cpus=0,
         num_returns="streaming",
-        # The task continues only when its last yield has been read; until then it holds the object.
+        # The task continues after its last yield has been read; until then it holds the object.
         _generator_backpressure_num_objects=1,
     )
     return task.remote(source)
 
 
 def _put(value: Any) -> Iterator[CarriedRef | None]:
-    """Runs in a task of Ray, and holds the object until the second yield has been read. A value
-    that is already in the store is not copied."""
+    """Runs in a task of Ray, and holds the object until the second yield has been read. A value in
+    the store is not copied."""
     ref = value if isinstance(value, ObjectRef) else current().put(value)
     yield CarriedRef(ref)
     yield None
 
 
 def _taken(put: Any) -> ObjectRef[Any]:
-    """The ref that `_put` has yielded, with a hold of this process; then the task may end."""
+    """The ref that `_put` has yielded, with a hold of this process. Then the task may end."""
     ref: ObjectRef[Any] = ray.get(next(put)).ref
     next(put, None)
     return ref

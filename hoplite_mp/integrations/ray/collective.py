@@ -1,4 +1,4 @@
-"""The calls of ray.util.collective, over Group: a program changes only the import line.
+"""The functions of ray.util.collective over a Group: a program changes only the import line.
 
     from hoplite_mp.integrations.ray import collective as col     # was: from ray.util import ...
 
@@ -10,12 +10,12 @@
             col.allreduce(grad, "training")   # in place: numpy arrays and tensors of torch on CPU
 
 Importing this module also registers the backend "HOPLITE" with Ray, for programs that name it in
-`ray.util.collective.init_collective_group(..., backend="HOPLITE")`; it must be imported in the
-driver and in the actors.
+`ray.util.collective.init_collective_group(..., backend="HOPLITE")`. Import it in the driver and in
+the actors.
 
 Ray's groups use Gloo or NCCL, and end when one rank dies. In these groups the survivors continue: a
-call completes among them, and an actor that Ray has restarted takes part again by
-`init_collective_group` with the same name and rank.
+call completes among them, and an actor that Ray has restarted rejoins by `init_collective_group`
+with the same name and rank.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def init_collective_group(
 
     Returns at once. The first call waits until all `world_size` ranks have joined; after
     Config.group_wait_s it raises an error with the number of ranks. backend and gloo_timeout are
-    accepted for compatibility, but have no effect. ClosedError: the driver has not called
+    accepted for compatibility, and have no effect. ClosedError: the driver has not called
     `hoplite_mp.integrations.ray.init()`.
     """
     rays.init_collective_group(world_size, rank, BACKEND, group_name)
@@ -110,7 +110,7 @@ def create_collective_group(
 
 
 class HopliteGroup(BaseGroup):  # type: ignore[misc, unused-ignore]
-    """One rank of a group; Ray's functions call its methods."""
+    """One rank of a group. Ray's functions call its methods."""
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
@@ -127,7 +127,7 @@ class HopliteGroup(BaseGroup):  # type: ignore[misc, unused-ignore]
 
     @property
     def group(self) -> Group:
-        """The Group behind it; its `alive`, `contributors` and `calls` show deaths."""
+        """The underlying Group; its `alive`, `contributors` and `calls` show deaths."""
         return self._group
 
     def destroy_group(self) -> None:
@@ -173,8 +173,8 @@ class HopliteGroup(BaseGroup):  # type: ignore[misc, unused-ignore]
         whole = np.stack([_array_of(one) for one in tensor_lists[0]])
         if whole.shape[1:] != x.shape:
             raise ValueError(
-                f"reducescatter: the tensors of the list have the shape {whole.shape[1:]}, the one "
-                f"that takes the result {x.shape}; they must be the same"
+                f"reducescatter: the tensors of the list have the shape {whole.shape[1:]}, the "
+                f"result's tensor {x.shape}; they must be equal"
             )
         _fill(x, self._group.reduce_scatter(whole, _op(reducescatter_options))[0])
 
@@ -215,12 +215,12 @@ def _array_of(tensor: Any) -> Array:
 
 def _fill(x: Array, result: Any) -> None:
     """Writes the result into x. ValueError: it has another shape, or x is read-only; TypeError: it
-    has another dtype. This is only checked after the call, so that this rank has contributed, and
+    has another dtype. This is only checked after the call, when this rank has contributed, so that
     the other ranks do not wait for it."""
     if not x.flags.writeable:
         raise ValueError(
-            "the result is to stand in an array that is read-only, as those are that Ray passes to "
-            "tasks and actors: give a copy of it, x.copy()"
+            "the array for the result is read-only, like all arrays that Ray passes to "
+            "tasks and actors: pass a copy, x.copy()"
         )
     found = np.asarray(result)
     if found.shape != x.shape:

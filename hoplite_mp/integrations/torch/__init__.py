@@ -2,7 +2,7 @@
 
 `dist.init_process_group("hoplite", ...)` works in every process that has a cluster, as a member of
 `Cluster.spmd` or by `Cluster(address=...)`, and in ranks of one host without a cluster. An
-installed package needs no import for it; importing this module registers the backend as well.
+installed package needs no import for it. Importing this module also registers the backend.
 """
 
 from __future__ import annotations

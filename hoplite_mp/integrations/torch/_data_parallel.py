@@ -1,7 +1,7 @@
 """torch's DistributedDataParallel for ranks that may die and rejoin.
 
 Torch's world has a fixed size, and the death of one rank ends the training. Here torch's class
-gathers gradients in buckets during the backward pass, as always, but its process group has only one
+still gathers gradients in buckets during the backward pass, but its process group has only one
 rank; calls of a Group average the buckets over the living ranks.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-# torch's own class imports this in its constructor, which takes 1.5 s in a new process. By then a
+# torch's class imports this in its constructor, which takes 1.5 s in a new process. By then a
 # rejoining rank has entered its Group, and the other ranks would wait for its first call.
 import torch._dynamo
 import torch.distributed as dist
@@ -36,7 +36,7 @@ __all__ = ["DistributedDataParallel", "SoloProcessGroup", "StepMembership"]
 #
 # A newcomer may enter a Group at any call, but a step makes many calls of different shapes, and a
 # newcomer would enter in the middle of a step. Therefore ranks enter a Group (the *meeting*) that
-# makes only one call before each step, always the same. The ranks that meet there form a second
+# makes a single call before each step, always the same. The ranks that meet there form a second
 # Group, the peers, which makes the calls of the steps and which no rank enters later. It continues
 # without ranks that die, and is replaced when a newcomer has joined the meeting. A newcomer gets
 # the state from a rank that has it.
@@ -48,7 +48,7 @@ class StepMembership:
     def __init__(self, group: Group, give: Callable[[], Any], take: Callable[[Any], None]) -> None:
         if group.strict:
             raise ValueError(
-                f"group {group.name!r} was made with strict=True: the calls of its survivors fail"
+                f"group {group.name!r} has strict=True: the calls of its survivors fail"
             )
         self.group = group
         self._give = give
@@ -81,7 +81,7 @@ class StepMembership:
     def _met(self) -> bool:
         group = self.group
         said = group.allgather((self._formed_at, group._member.identity))
-        assert group.calls is not None, "it has just made one"
+        assert group.calls is not None, "the meeting has just made a call"
         call = group.calls - 1
         here = {rank: one for rank, one in enumerate(said) if one is not None}
         if self._formed_at is not None and all(at == self._formed_at for at, _ in here.values()):
@@ -131,10 +131,10 @@ class StepMembership:
                 return peers.broadcast(value, root=root)
             except PeerLostError:
                 continue
-        raise PeerLostError(f"group {self.group.name!r}: nobody is left")
+        raise PeerLostError(f"group {self.group.name!r}: no rank is left")
 
     def close(self) -> None:
-        """Leaves the peers. `group` stays open, because its maker closes it."""
+        """Leaves the peers. `group` stays open for its maker to close."""
         if self._peers is not None:
             self._peers.close()
 
@@ -146,10 +146,9 @@ class SoloProcessGroup(dist.ProcessGroup):
     """The process group of size one that torch's DistributedDataParallel gets.
 
     torch's world has a fixed size, and its DDP makes its own calls (at its start, for buffers),
-    which ranks that join later would miss. In a process group of one rank these calls have no
-    effect. Only one of the calls is passed on: the sum over ranks of the parameters that were used,
-    because all ranks must agree on which parameters have a gradient. `used` sums a tensor over all
-    ranks, in place."""
+    which later ranks would miss. In a process group of one rank these calls have no effect. Only
+    one of the calls is passed on: the sum over ranks of the used parameters, because all ranks must
+    agree on which parameters have a gradient. `used` sums a tensor over all ranks, in place."""
 
     def __init__(self, used: Callable[[torch.Tensor], Work]) -> None:
         super().__init__(0, 1)
@@ -227,12 +226,12 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             find_unused_parameters=True,
             **kwargs,
         )
-        # Only now, because from here on the ranks wait for each other.
-        traffic.begin_with_the_others()
+        # Last, because from here on the ranks wait for each other.
+        traffic.join_others()
         self._traffic = traffic
         self._syncs_buffers = forward_sync_buffers and bool(list(module.buffers()))
-        # torch checks the annotations of a hook, and does not understand them as strings; a lambda
-        # has none.
+        # torch checks the annotations of a hook, and does not understand string annotations; a
+        # lambda has none.
         self.register_comm_hook(traffic, lambda to, bucket: to.average(bucket))
         weakref.finalize(self, traffic.caller.end, 0)
 
@@ -297,7 +296,7 @@ class _State:
 
 class _Traffic:
     """The calls between ranks. The backward pass gives buckets to the thread of `caller`, which
-    makes the calls in the given order while the pass goes on."""
+    makes the calls in order during the pass."""
 
     def __init__(self, group: Group, state: _State) -> None:
         self.state = state
@@ -306,7 +305,7 @@ class _Traffic:
         self._failed = False  # a bucket of the present backward pass
         self.caller: WorkThread
 
-    def begin_with_the_others(self) -> None:
+    def join_others(self) -> None:
         """Before the first step: takes over the state of the other ranks, and starts `caller`."""
         self.meeting.meet()
         self._has_met = True
@@ -374,6 +373,6 @@ def _compare(own: dict[str, Any], theirs: dict[str, Any]) -> None:
             name for name in own.keys() | theirs.keys() if own.get(name, 0) != theirs.get(name, 0)
         )
         raise ValueError(
-            f"the state of the other ranks is of another program: {', '.join(names[:5])} differ "
-            f"({len(names)} in all)"
+            f"the state of the other ranks belongs to another program: {', '.join(names[:5])} "
+            f"differ ({len(names)} in all)"
         )

@@ -1,7 +1,7 @@
-"""A cluster for the ranks of one host that were started without one, e.g. by torchrun.
+"""A cluster for ranks of one host that were started without one, e.g. by torchrun.
 
-Rank 0 opens the cluster, at a port of the loopback interface; the other ranks connect to it. They
-find its address, and the file with its token, in torch's store, without the token itself.
+Rank 0 opens the cluster at a port of the loopback interface, and the other ranks connect to it.
+They find its address and its token file, but not the token, in torch's store.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ __all__ = ["announce_cluster", "check_cluster", "open_cluster"]
 ADDRESS_KEY = "hoplite_mp cluster"  # under these keys in torch's store
 CAME_KEY = "hoplite_mp ranks that came"
 LEFT_KEY = "hoplite_mp ranks that left"
-# How long rank 0 keeps the cluster open for ranks that have not ended yet. Longer: an exit takes
-# longer when another rank was killed. Shorter: a slow rank loses the cluster before its last call.
+# How long rank 0 keeps the cluster open for ranks that have not ended. Longer: an exit takes longer
+# when another rank was killed. Shorter: a slow rank loses the cluster before its last call.
 LEAVE_S_MAX = 30.0
 LEAVE_POLL_S = 0.01
 TOKEN_BYTES = 32
-# How other ranks connect to the cluster that this process has opened, or joined, by `open_cluster`.
+# The data with which other ranks connect to the cluster that this process has opened, or joined.
 _opened: dict[str, str] = {}
 # Holds that cluster, which would otherwise end with the first process group.
 _kept: list[hoplite_mp._api.cluster.Cluster] = []
@@ -68,7 +68,7 @@ def open_cluster(store: dist.Store, rank: int) -> hoplite_mp._api.cluster.Cluste
 
 
 def announce_cluster(store: dist.Store, cluster: hoplite_mp._api.cluster.Cluster) -> None:
-    """Rank 0 already has this cluster. The other ranks have it, too, or get instructions here."""
+    """Rank 0 already has this cluster. The other ranks also have it, or get instructions here."""
     if _is_own(cluster):  # of another process group
         store.set(ADDRESS_KEY, json.dumps(_opened))
         atexit.register(_await_others, store, os.getpid())
@@ -78,8 +78,7 @@ def announce_cluster(store: dist.Store, cluster: hoplite_mp._api.cluster.Cluster
 
 
 def check_cluster(store: dist.Store, cluster: hoplite_mp._api.cluster.Cluster) -> None:
-    """This rank, which is not rank 0, already has a cluster. ClosedError: rank 0 is in another
-    one."""
+    """Another rank than rank 0 already has a cluster. ClosedError: rank 0 is in another cluster."""
     found = json.loads(store.get(ADDRESS_KEY))
     if not _is_own(cluster):
         if found.get("address") not in (None, cluster.address):
@@ -119,7 +118,7 @@ def _lead(store: dist.Store) -> hoplite_mp._api.cluster.Cluster:
 
 
 def _host() -> str:
-    """A value that is equal for all processes of one host, and differs between hosts."""
+    """A value that all processes of one host share, and that differs between hosts."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -1,6 +1,6 @@
 """The process group "hoplite" of torch.distributed: its calls over a Group.
 
-Programs written for torch.distributed run on a cluster of this library. Elements are sent as
+Programs for torch.distributed run on a cluster of this library. Elements are sent as
 one-dimensional arrays, directly from and into the tensors' memory.
 """
 
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Array", "ProcessGroup", "create", "filled", "flat", "plain"]
 
-# The memory of a CPU tensor as a numpy array, without a copy where that is possible.
-#
-# A Group takes numpy arrays; torch has dtypes and devices that do not exist in numpy.
+# The memory of a CPU tensor as a numpy array, without a copy where possible. A Group takes numpy
+# arrays; torch has dtypes and devices that numpy lacks.
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -46,7 +45,7 @@ _BYTES, _BITS_16 = np.dtype(np.uint8), np.dtype(np.uint16)
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor with the same elements, without a graph; it shares the memory if that is
+    """A contiguous tensor with the same elements, without a graph. It shares the memory if that is
     already contiguous. TypeError: it is not dense, or not on the CPU."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
         raise TypeError(
@@ -70,8 +69,8 @@ def flat(tensor: torch.Tensor, *, reduced: bool = False) -> Array:
 
 
 def filled(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
-    """Returns a `plain` tensor to write a result into, and a function that then copies it into
-    `tensor`, if they do not share memory."""
+    """Returns a `plain` tensor for a result, and a function that then copies it into `tensor`, if
+    they do not share memory."""
     one = plain(tensor)
     if one.data_ptr() == tensor.data_ptr() and tensor.is_contiguous():
         return one, lambda: None
@@ -164,11 +163,11 @@ class ProcessGroup(dist.ProcessGroup):
         return self._caller.make(tensors, call, opts)
 
     def _allreduce_sparse(self, tensor: torch.Tensor, op: str, opts: Any) -> Work:
-        """Adds up sparse tensors, as Gloo does: every rank gets all entries, and adds up entries of
-        one index in the order of the ranks."""
+        """Adds sparse tensors, as Gloo does: every rank gets all entries, and adds entries of one
+        index in the order of the ranks."""
         if op != "sum":
             raise ValueError(
-                f"backend 'hoplite' only adds up sparse tensors; op={op!r} needs dense ones"
+                f"backend 'hoplite' only adds up sparse tensors; op={op!r} needs dense tensors"
             )
         given = tensor.detach().coalesce()
         part = tuple(given.shape), given.indices(), given.values()
@@ -407,7 +406,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._caller.make([], call, opts).wait()
 
     def _barrier(self, timeout: timedelta) -> None:
-        """A barrier of the Group with its own timeout. No other call is made meanwhile."""
+        """A barrier of the Group with its own timeout, during which no other call is made."""
         usual = self.group._member.timeout
         try:
             self.group._member.timeout = timeout.total_seconds()
@@ -445,7 +444,7 @@ class ProcessGroup(dist.ProcessGroup):
     # -- messages ----------------------------------------------------------------------------------
 
     def send(self, tensors: Tensors, to: int, tag: int = 0) -> Work:
-        """Done when the tensor may be changed again. The message is kept until it is received."""
+        """Done when the tensor may be changed. The message is kept until it is received."""
         work = Work(tensors)
         work.finish(functools.partial(self.group.send, flat(plain(_single(tensors))), to, tag))
         return work
@@ -483,8 +482,8 @@ class ProcessGroup(dist.ProcessGroup):
     # -- details -----------------------------------------------------------------------------------
 
     def _all(self, outputs: Tensors, works: list[Work]) -> Work:
-        """A Work that is done when all of `works` are. The thread makes their calls before this
-        one, so it need not wait for them."""
+        """A Work that is done when all of `works` are. The thread makes their calls earlier, so it
+        need not wait for them."""
 
         def call() -> None:
             for work in works:
@@ -562,7 +561,7 @@ def _single(tensors: Sequence[Any]) -> Any:
 
 
 def _check_dtypes(kind: str, output: torch.Tensor, inputs: list[torch.Tensor]) -> None:
-    """The inputs are reduced in their own dtype, and a cast of the result could change values."""
+    """Inputs are reduced in their own dtype, and a cast of the result could change values."""
     others = {str(one.dtype) for one in inputs if one.dtype != output.dtype}
     if others:
         raise ValueError(

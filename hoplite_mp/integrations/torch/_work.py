@@ -1,9 +1,9 @@
-"""A call that torch has begun and may wait for, and the thread that makes such calls in order.
+"""A pending call of torch, and the thread that makes such calls in order.
 
-With `async_op=True`, and in DistributedDataParallel, the program continues while a call is running.
-Ranks match calls by their order, so one thread makes these calls of a process group. A program that
-waits for its call makes the call itself, because passing it to a thread and back takes longer than
-a small call.
+With `async_op=True`, and in DistributedDataParallel, the program continues during a call. Ranks
+match calls by their order, so one thread makes these calls of a process group. A program that waits
+for its call makes the call itself, because passing it to a thread and back takes longer than a
+small call.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Work(dist.Work):
         self._lock = locks.lock("torch.work")
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Returns when the outputs are filled; raises the call's exception if it failed."""
+        """Returns when the outputs are filled. Raises the call's exception if it failed."""
         seconds = timeout.total_seconds() if timeout else None  # torch's "no timeout" is zero
         try:
             self._done.result(seconds)
@@ -104,10 +104,10 @@ class Work(dist.Work):
 
 class WorkThread:
     """Makes calls in the given order: in a thread, or in the program's thread if that waits for the
-    call anyway and no earlier call is pending."""
+    call and no earlier call is pending."""
 
     def __init__(self, name: str, at_end: Callable[[], object]) -> None:
-        """at_end: leaves the Group; it may be called more than once."""
+        """at_end: leaves the Group; may be called more than once."""
         self._queued = Queued()
         self._at_end = at_end
         self._thread = threading.Thread(
@@ -116,10 +116,10 @@ class WorkThread:
         self._thread.start()
 
     def make(self, outputs: list[torch.Tensor], call: Callable[[], Any], opts: Any = None) -> Work:
-        """Makes the call, or has the thread make it. opts: torch's options of the call, which say
-        whether the program continues meanwhile; None: it does. A call from a callback of an earlier
-        call, which runs in that thread, is made at once, because a callback that waits for it would
-        block the thread."""
+        """Makes the call, or has the thread make it. opts: torch's options of the call, which
+        determine whether the program continues meanwhile; None: it does. A call from a callback of
+        an earlier call, which runs in that thread, is made at once, because a callback that waits
+        for it would block the thread."""
         work = Work(outputs)
         if threading.current_thread() is self._thread:
             work.finish(call)
@@ -128,7 +128,7 @@ class WorkThread:
         return work
 
     def end(self, timeout_s: float | None = None) -> None:
-        """Ends the thread after its pending calls, and waits for that."""
+        """Ends the thread after its pending calls, and waits for its end."""
         self._queued.put(None)
         if self._queued.is_made_here():  # a signal handler has interrupted that call
             self._at_end()
@@ -137,15 +137,15 @@ class WorkThread:
 
 
 class Queued:
-    """The calls for the thread. The thread refers to this object, and not to the Caller, so a
-    Caller that is no longer needed can be freed; its end then ends the thread."""
+    """The calls for the thread. The thread refers to this object, not to the WorkThread, so an
+    unneeded WorkThread can be freed; its end then ends the thread."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Work, Callable[[], Any]] | None] = queue.SimpleQueue()
         self._turn = locks.lock("torch.turn")  # held while a program's thread makes a call
         self._maker = 0  # that thread
         self._counting = locks.lock("torch.counting")  # guards `_left`
-        self._left = 0  # calls that the thread has not finished yet
+        self._left = 0  # calls that the thread has not finished
 
     def put(self, one: tuple[Work, Callable[[], Any]] | None) -> None:
         """Queues a call for the thread; None: the thread must end."""
@@ -158,7 +158,7 @@ class Queued:
         return self._maker == threading.get_ident()
 
     def make_now(self, work: Work, call: Callable[[], Any]) -> bool:
-        """Makes a call in this thread; False: earlier calls are pending, so it must be queued.
+        """Makes a call in this thread. False: earlier calls are pending, so it must be queued.
         RuntimeError: a signal handler makes a call while it interrupts another call."""
         if self.is_made_here():
             raise RuntimeError("a signal handler cannot wait for a call while it interrupts one")
@@ -181,7 +181,8 @@ class Queued:
         """Makes the next call; False: the thread must end."""
         one = self._calls.get()
         try:
-            with self._turn:  # a program's thread finishes its call; `_left` keeps it from another
+            # a program's thread finishes its call; `_left` keeps it from making another
+            with self._turn:
                 pass
             if one is not None:
                 one[0].finish(one[1])
