@@ -1,14 +1,14 @@
-"""The streaming engine for Python: names and buffers in, events out; everything else is C.
+"""The streaming engine for Python: takes numbers and buffers, returns events; everything else is C.
 
-`engine_state.h` says what an engine is and how it works. This file checks what C cannot check,
-holds the buffers of cells while the engine's thread may touch them, and turns numbers into
-structures; a number that it does not know never reaches C.
+`engine_state.h` describes the engine. This file checks what C cannot check, holds the buffers of
+cells while the engine's thread may touch them, and translates numbers into structures. Unknown
+numbers never reach C.
 
-Every look-up and the post that follows are one step, because methods run in the engine's critical
-section (where there is a GIL that is the GIL, and the section compiles to nothing): the thread
-executes posts in order, so none can speak of what an earlier one has freed.
+Every lookup and the post that follows are one step, because methods run in the engine's critical
+section (with a GIL the section compiles to nothing). The thread executes posts in order, so no post
+can refer to something that an earlier one has freed.
 
-It imports nothing of hoplite_mp, and raises builtin errors only.
+It imports nothing of hoplite_mp, and raises only builtin errors.
 """
 
 from cpython.buffer cimport (PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release,
@@ -47,7 +47,7 @@ BLOCK_BYTES_LEAST = BLOCK_BYTES_MIN
 BLOCK_BYTES_MOST = FRAME_BLOCK_BYTES_MAX
 PULLS_MAX = LINK_PULLS_MAX
 
-cdef int fork_count = 0  # in a forked child there is no thread, and the lock may be taken
+cdef int fork_count = 0  # a forked child has no engine thread, and the lock may be held
 
 
 cdef void after_fork_in_child() noexcept nogil:
@@ -65,20 +65,21 @@ include "engine_held.pxi"
 include "engine_coll.pxi"
 
 
-# Without the collector: it would take the dictionaries of an engine that hangs on a cycle to pieces,
-# and the buffers with them, while the thread still runs. Counted references end it in order.
+# Without cyclic collection, which would clear the dictionaries of an engine in a cycle, with the
+# buffers in them, while the thread is still running. Reference counts end it in order.
 @cython.no_gc
 @cython.final
 cdef class Engine(_EngineCalls):
-    """Streams between this process and others, in one thread of its own without the GIL.
+    """Streams between this process and others, in its own thread without the GIL.
 
-    `incarnation` (1 .. 2**64 - 1) stands in every frame that it sends. A block has at most
-    `block_bytes_max` bytes (16 KiB .. 1 MiB): more delays streams that share a link, less costs
-    system calls. `waiting_requests_max` requests for keys that are not there yet may wait on each
-    link, about 100 bytes each; those beyond are refused. Raises OSError without descriptors.
+    `incarnation` (1 .. 2**64 - 1) is in every frame that it sends. A block has at most
+    `block_bytes_max` bytes (16 KiB .. 1 MiB): larger blocks delay streams that share a link,
+    smaller ones cost system calls. Up to `waiting_requests_max` requests for missing keys may wait
+    on each link, about 100 bytes each; further requests are refused. Raises OSError without free
+    descriptors.
 
-    `threaded` False: it has neither a thread nor descriptors, and does its work in step(); all its
-    links are driven. A simulation plays many of these in one thread.
+    `threaded` False: without a thread or descriptors. step() does the work, and all links are
+    driven. A simulation runs many such engines in one thread.
     """
 
     cdef int descriptor
@@ -90,7 +91,7 @@ cdef class Engine(_EngineCalls):
     def __init__(self, incarnation: int, block_bytes_max: int = 262144,
                  waiting_requests_max: int = 16384, threaded: bool = True) -> None:
         if self.engine != NULL:
-            raise RuntimeError("an engine begins once")
+            raise RuntimeError("the engine was already initialised")
         self.held, self.keys, self.joined = {}, {}, {}
         self.fork_mark = fork_count
         if not 1 <= incarnation <= UINT64_MAX:
@@ -143,17 +144,17 @@ cdef class Engine(_EngineCalls):
         return self.last_number
 
     def step(self) -> bool:
-        """Do what has been asked for, to its end; whether events() has something that is not to be
-        told late; see is_quiet()."""
+        """Executes all posted commands. Returns whether events() has an event that must not be
+        delayed; see is_quiet()."""
         self.check()
         if self.engine.threaded:
-            raise RuntimeError("this engine has a thread of its own")
+            raise RuntimeError("step() is for engines without a thread")
         while engine_step(self.engine):
             pass
         return self.engine.signalled
 
     def fileno(self) -> int:
-        """Readable while events() has something. The engine's own: never close it. -1: it has no
+        """Readable while events() has events. Owned by the engine: never close it. -1: no
         thread."""
         self.check()
         return self.descriptor
@@ -165,14 +166,14 @@ cdef class Engine(_EngineCalls):
                 peer_incarnation: int = 0) -> int:
         """A link over a connected, authenticated stream socket; returns its number.
 
-        The descriptor is duplicated: close yours, and read and write it no more. Both sides must
-        agree on `checksum` (of blocks; headers always have one). `peer` (64 bits) comes back in
-        LINK_LOST. Frames of another incarnation than `peer_incarnation` end the link; 0: than
-        that of the first frame. Raises OSError if it is no connected stream socket.
+        The descriptor is duplicated: close yours, and no longer read or write it. Both sides must
+        agree on `checksum` (of blocks; headers always have one). `peer` (64 bits) is returned in
+        LINK_LOST. Frames of another incarnation than `peer_incarnation` end the link; 0: than that
+        of the first frame. Raises OSError if it is not a connected stream socket.
         """
         self.check()
         if not self.engine.threaded:
-            raise RuntimeError("an engine without a thread has no sockets: drive() its links")
+            raise RuntimeError("an engine without a thread has no sockets: use drive()")
         cdef uint64_t peer_word = peer
         cdef uint64_t incarnation = peer_incarnation
         cdef int descriptor = fd
@@ -191,7 +192,8 @@ cdef class Engine(_EngineCalls):
 
     @cython.critical_section
     def drive(self, peer: int, peer_incarnation: int = 0) -> Driver:
-        """A link whose bytes Python threads move, through TLS: see Driver. No checksums of blocks."""
+        """A link over TLS, whose bytes Python threads move: see Driver. Without checksums of
+        blocks."""
         self.check()
         cdef uint64_t peer_word = peer
         cdef uint64_t incarnation = peer_incarnation
@@ -205,17 +207,17 @@ cdef class Engine(_EngineCalls):
 
     @cython.critical_section
     def disconnect(self, link: int) -> None:
-        """End a link; LINK_LOST follows, and PULL_FAILED for each pull over it."""
+        """Ends a link. LINK_LOST follows, and PULL_FAILED for each pull over it."""
         self.check()
         cdef _Joined joined = self.open_link(link)
         self.post(COMMAND_DISCONNECT, NULL, joined.link)
 
     @cython.critical_section
     def counters(self, link: int) -> tuple[int, int, int, int]:
-        """(bytes sent, bytes received, backlogged bytes, backlogged nanoseconds), ever growing.
+        """(bytes sent, bytes received, backlogged bytes, backlogged nanoseconds), never decreasing.
 
-        Backlogged is what was sent, and the time that it took, while there was always more to
-        send than the socket took: the quotient of two differences is the rate of the link.
+        Backlogged: bytes sent, and time passed, while the socket was full. The quotient of two
+        differences is the rate of the link.
         """
         self.check()
         cdef link_t *at = self.open_link(link).link
@@ -232,8 +234,8 @@ cdef class Engine(_EngineCalls):
         """A cell over `nbytes` of a contiguous buffer from `offset` on; returns its number.
 
         `key`: (operation 64 bits, epoch 32, stripe 32, part 32), under which peers may pull it, or
-        None. `filled`: True if all bytes are there, or how many. Only a cell that is filled may
-        lie in read-only memory. The buffer is held until CLOSED was taken from events().
+        None. `filled`: True if all bytes are present, or their number. Only a filled cell may be in
+        read-only memory. The buffer is held until CLOSED is taken from events().
         """
         self.check()
         cdef frame_key key_words
@@ -243,13 +245,13 @@ cdef class Engine(_EngineCalls):
             read_key(key, &key_words)
             key_pointer = &key_words
             if key in self.keys:
-                raise ValueError(f"an open cell has the key {key!r}")
+                raise ValueError(f"an open cell already has the key {key!r}")
         cdef _Held held = _Held()
         held.hold(buffer, offset, filled is True)
         whole = held.buffer.len
         size = whole - offset if nbytes is None else nbytes
         if not 0 <= size <= whole - offset:
-            raise ValueError(f"{size} bytes from {offset} on in a buffer of {whole} bytes")
+            raise ValueError(f"{size} bytes at offset {offset} exceed a buffer of {whole} bytes")
         cdef char *data = <char *> held.buffer.buf + <Py_ssize_t> offset
         cdef uint64_t number = self.next_number()
         held.cell = cell_new(self.engine, number, data, size, bytes_there(filled, size), key_pointer)
@@ -263,15 +265,14 @@ cdef class Engine(_EngineCalls):
 
     @cython.critical_section
     def watermark(self, cell: int) -> int:
-        """Bytes of the cell that are valid and final."""
+        """The number of valid, final bytes of the cell."""
         self.check()
         return watermark_of(self.open_cell(cell))
 
     @cython.critical_section
     def advance(self, cell: int, watermark: int) -> None:
-        """The caller has written the cell up to `watermark` himself; less than now is ignored.
-
-        Only for cells that no pull and no fold fills. FILLED comes when it is full.
+        """Reports that the caller has written the cell up to `watermark`; a lower value is ignored.
+        Only for cells that no pull or fold fills. FILLED follows when the cell is full.
         """
         self.check()
         cdef _Held held = self.open_cell(cell)
@@ -282,11 +283,10 @@ cdef class Engine(_EngineCalls):
 
     @cython.critical_section
     def pull(self, cell: int, link: int, key=None) -> None:
-        """Fill the cell over the link, from its watermark to its end.
+        """Fills the cell over the link, from its watermark to its end.
 
-        `key`: that of the peer's cell; the cell's own if None. A pull of this cell that is still
-        under way is cancelled, and this one goes on at the watermark. Ends by FILLED or
-        PULL_FAILED.
+        `key`: of the peer's cell; None: the cell's own. Replaces a running pull of this cell, and
+        continues at the watermark. Ends with FILLED or PULL_FAILED.
         """
         self.check()
         cdef _Held held = self.open_cell(cell)
@@ -295,19 +295,19 @@ cdef class Engine(_EngineCalls):
         held.check_writable()
         key = held.key if key is None else key
         if key is None:
-            raise ValueError(f"cell {cell} has no key: say which one to pull")
+            raise ValueError(f"cell {cell} has no key: give the key to pull")
         read_key(key, &key_words)
         engine_post(self.engine, COMMAND_PULL, held.cell, joined.link, NULL, &key_words, 0)
 
     @cython.critical_section
     def fold(self, cell: int, sources, op: str, dtype: str, divisor: int = 0,
              accumulated=(), final: bool = True) -> None:
-        """Fill the cell with the left fold of `sources` in this order, as far as all have come.
+        """Fills the cell with the left fold of `sources` in this order, as their bytes arrive.
 
-        `accumulated` names the sources that are partial results, in accumulator_dtype(op, dtype);
-        the others hold elements of `dtype`. `final` False: the cell becomes a partial result.
-        "mean" is a sum which the final fold divides by `divisor` (0 or 1: not at all). A source
-        must not be closed before the cell is FILLED (then: FOLD_FAILED).
+        `accumulated`: the sources that are partial results, in accumulator_dtype(op, dtype); the
+        others have elements of `dtype`. `final` False: the cell becomes a partial result. "mean" is
+        a sum, which the final fold divides by `divisor` (0 or 1: no division). A source that is
+        closed before the cell is FILLED causes FOLD_FAILED.
         """
         self.check()
         cdef _Held held = self.open_cell(cell)
@@ -323,9 +323,9 @@ cdef class Engine(_EngineCalls):
         if not numbers:
             raise ValueError("a fold needs at least one source")
         if not partial <= set(numbers):
-            raise ValueError("accumulated names a cell that is no source")
+            raise ValueError("accumulated has a cell that is not a source")
         if held.cell.nbytes % item_bytes or watermark_of(held) % item_bytes:
-            raise ValueError(f"cell {cell} is no whole number of {item_bytes}-byte elements")
+            raise ValueError(f"cell {cell} is not a whole number of {item_bytes}-byte elements")
         items = held.cell.nbytes // item_bytes
         cdef cell_t **cells = <cell_t **> PyMem_Calloc(count, sizeof(cell_t *))
         cdef flag *flags = <flag *> PyMem_Calloc(count, 1)
@@ -339,7 +339,7 @@ cdef class Engine(_EngineCalls):
                 flags[i] = numbers[i] in partial
                 if source.cell.nbytes != items * item_bytes_of(op, dtype, flags[i], False):
                     raise ValueError(f"source {numbers[i]} has {source.cell.nbytes} bytes, "
-                                     f"which are not {items} elements")
+                                     f"not {items} elements")
                 cells[i] = source.cell
             fold = fold_new(held.cell, number_in(OPS, op, "op"), number_in(DTYPES, dtype, "dtype"),
                             parts, final, cells, flags, count)
@@ -350,9 +350,10 @@ cdef class Engine(_EngineCalls):
 
     @cython.critical_section
     def close(self, cell: int) -> None:
-        """Let go of a cell. Its key is free at once; its memory when CLOSED was taken.
+        """Closes a cell. Its key is free at once, its memory once CLOSED is taken.
 
-        What fills it ends without a word; folds from it fail, and so do pulls of it at peers.
+        A pull or fold that fills it ends silently. Folds from it fail, and so do peers' pulls of
+        it.
         """
         self.check()
         cdef _Held held = self.open_cell(cell)
@@ -365,8 +366,8 @@ cdef class Engine(_EngineCalls):
 
     @cython.critical_section
     def hold(self) -> None:
-        """What is asked about cells from now on may wait until release(), so that the thread is
-        woken once for all of it. Holds may be nested; each needs its release()."""
+        """Delays commands about cells until release(), so that the thread is woken once for all of
+        them. Calls may be nested; each needs its release()."""
         self.check()
         engine_hold(self.engine, True)
 
@@ -378,11 +379,11 @@ cdef class Engine(_EngineCalls):
 
     @cython.critical_section
     def together(self, cells, vote=None) -> None:
-        """FILLED of these cells comes when all of them are full, or at once for those that are when
-        one of them is closed or put together with others. A cell alone is told by itself.
+        """FILLED of these cells comes when all of them are full; or at once for the full ones when
+        one of them is closed or put into another batch. A single cell is reported alone.
 
-        vote: (generation, call, plan) of coll_vote(), which is done when all are full. If that has
-        an effect, FILLED comes some milliseconds later, because nobody waits for it.
+        vote: (generation, call, plan) of coll_vote(), which is executed when all are full. If it
+        has an effect, FILLED comes some milliseconds later, because no process waits for it.
         """
         self.check()
         cdef uint64_t generation = 0
@@ -403,7 +404,7 @@ cdef class Engine(_EngineCalls):
 
     @cython.critical_section
     def events(self) -> list[tuple]:
-        """What has happened since the last call, in order.
+        """The events since the last call, in order.
 
         (FILLED, cell), (PULL_FAILED, cell, reason), (FOLD_FAILED, cell, reason), (CLOSED, cell),
         (LINK_LOST, link, peer, reason).
@@ -433,13 +434,13 @@ cdef class Engine(_EngineCalls):
     cdef int forget_link(self, object number) except -1:
         cdef _Joined joined = self.joined.pop(number)
         joined.lost = True
-        if not joined.driven:  # else the Driver does it, when nobody calls it any more
+        if not joined.driven:  # otherwise the Driver does it, after its last call
             self.post(COMMAND_FREE, NULL, joined.link)
         return 0
 
     @cython.critical_section
     def stop(self) -> None:
-        """End the thread and all links, and let go of all cells. Nothing else works afterwards."""
+        """Ends the thread and all links, and closes all cells. All later calls fail."""
         if self.engine == NULL:
             return
         self.check()
@@ -450,6 +451,6 @@ include "engine_driver.pxi"
 
 
 def play_coll(sleep, wake) -> None:
-    """For a simulation: as play(), and for the members that small calls wake."""
+    """For a simulation: as play(), for the members that small calls wake."""
     play(sleep, wake)
     coll_play_c(<void *> played)

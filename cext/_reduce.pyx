@@ -1,9 +1,9 @@
-"""Reduction kernels for Python: names, addresses and buffers in; C loops without the GIL.
+"""Reduction kernels for Python: takes names, addresses and buffers; C loops run without the GIL.
 
 `reduce_kernels.h` and `reduce_codes.h` define the operations. This file translates names into the
 numbers of these headers, checks what C cannot check, and releases the GIL while a kernel runs.
 
-It imports neither hoplite_mp nor NumPy, and raises builtin errors only.
+It imports neither hoplite_mp nor NumPy, and raises only builtin errors.
 """
 
 from cpython.buffer cimport (
@@ -82,9 +82,10 @@ cdef int check_threads(int threads) except -1:
 
 cdef int check_place(uintptr_t source, size_t source_bytes,
                      uintptr_t destination, size_t destination_bytes) except -1:
-    """Memory may be the same or disjoint. In between, reading would meet what was written."""
+    """The two ranges may be equal or disjoint. With any other overlap, reads would find written
+    results."""
     if source == 0 or destination == 0:
-        raise ValueError("address 0 where there are bytes to move")
+        raise ValueError("address 0 of a non-empty range")
     if source == destination and source_bytes == destination_bytes:
         return 0
     if source < destination + destination_bytes and destination < source + source_bytes:
@@ -111,7 +112,7 @@ cdef int run(const reduce_kernel *kernel, const uintptr_t *sources, size_t input
 
 
 def supported(op: str, dtype: str) -> bool:
-    """Whether there is a kernel for this operation on this NumPy dtype name."""
+    """Whether a kernel exists for this operation on this NumPy dtype name."""
     return find(op, dtype) != NULL
 
 
@@ -126,9 +127,9 @@ def result_dtype(op: str, dtype: str) -> str:
 def reduce_addresses(
     op: str, dtype: str, sources, destination: int, count: int, threads: int = 1
 ) -> None:
-    """Reduce `count` elements at each address of `sources` into `destination`, without the GIL.
+    """Reduces `count` elements at each address of `sources` into `destination`, without the GIL.
 
-    Any alignment will do. The destination is disjoint from every source or the same as one.
+    Any alignment is allowed. The destination is disjoint from every source, or equal to one.
     """
     cdef const reduce_kernel *kernel = need(op, dtype)
     cdef size_t inputs = len(sources)
@@ -150,7 +151,7 @@ def reduce_addresses(
 
 
 def reduce_buffers(op: str, dtype: str, sources, destination, threads: int = 1) -> None:
-    """Reduce contiguous buffers of equal size into a writable one, without the GIL."""
+    """Reduces contiguous buffers of equal size into a writable one, without the GIL."""
     cdef const reduce_kernel *kernel = need(op, dtype)
     cdef size_t inputs = len(sources)
     cdef size_t held = 0
@@ -158,7 +159,7 @@ def reduce_buffers(op: str, dtype: str, sources, destination, threads: int = 1) 
     check_threads(threads)
     if inputs == 0:
         raise ValueError("a reduction needs at least one source")
-    # The destination's buffer is the last.
+    # The last view is the destination's.
     cdef Py_buffer *views = <Py_buffer *> PyMem_Calloc(inputs + 1, sizeof(Py_buffer))
     cdef uintptr_t *addresses = <uintptr_t *> PyMem_Calloc(inputs, sizeof(uintptr_t))
     try:
@@ -181,7 +182,7 @@ def reduce_buffers(op: str, dtype: str, sources, destination, threads: int = 1) 
 
 cdef Py_ssize_t count_elements(const reduce_kernel *kernel, str dtype,
                                const Py_buffer *views, size_t inputs) except -1:
-    """The elements of each source, once all sizes agree."""
+    """The number of elements of each source; checks that all sizes agree."""
     cdef size_t nbytes = views[0].len
     cdef size_t item_bytes = reduce_source_bytes(kernel)
     cdef size_t i
@@ -189,7 +190,9 @@ cdef Py_ssize_t count_elements(const reduce_kernel *kernel, str dtype,
         if <size_t> views[i].len != nbytes:
             raise ValueError(f"source {i} has {views[i].len} bytes, source 0 has {nbytes}")
     if nbytes % item_bytes:
-        raise ValueError(f"{nbytes} bytes are no whole number of {dtype} ({item_bytes} bytes each)")
+        raise ValueError(
+            f"{nbytes} bytes are not a whole number of {dtype} ({item_bytes} bytes each)"
+        )
     cdef size_t result_bytes = nbytes // item_bytes * reduce_result_bytes(kernel)
     if <size_t> views[inputs].len != result_bytes:
         raise ValueError(
@@ -199,14 +202,14 @@ cdef Py_ssize_t count_elements(const reduce_kernel *kernel, str dtype,
 
 
 def copy_address(destination: int, source: int, nbytes: int, threads: int = 1) -> None:
-    """Copy memory by several threads, without the GIL."""
+    """Copies memory with several threads, without the GIL."""
     cdef uintptr_t into = destination
     cdef uintptr_t origin = source
     cdef size_t size
     cdef int thread_count = threads
     check_threads(thread_count)
     if nbytes < 0:
-        raise ValueError(f"nbytes must not be negative, and is {nbytes}")
+        raise ValueError(f"nbytes must not be negative: {nbytes}")
     size = nbytes
     if size == 0:
         return
@@ -270,7 +273,7 @@ def all_finite(dtype: str, source: int, count: int) -> bool:
     if count == 0:
         return True
     if address == 0:
-        raise ValueError("address 0 where there are elements to read")
+        raise ValueError("address 0 of a non-empty range")
     size = count
     with nogil:
         finite = reduce_all_finite(is_double, <const void *> address, size)
@@ -278,7 +281,7 @@ def all_finite(dtype: str, source: int, count: int) -> bool:
 
 
 cdef class _HeldBuffer:
-    """The memory of a contiguous buffer, held until this object goes."""
+    """The memory of a contiguous buffer, held while this object lives."""
 
     cdef Py_buffer view
     cdef bint held
@@ -292,10 +295,10 @@ cdef class _HeldBuffer:
             PyBuffer_Release(&self.view)
 
     cdef size_t count(self, size_t item_bytes, str name) except? 0:
-        """How many items it has."""
+        """The number of its items."""
         if <size_t> self.view.len % item_bytes:
             raise ValueError(
-                f"{name} has {self.view.len} bytes, no whole number of {item_bytes} bytes each"
+                f"{name} has {self.view.len} bytes, not a whole number of {item_bytes} bytes each"
             )
         return <size_t> self.view.len // item_bytes
 
@@ -303,7 +306,7 @@ cdef class _HeldBuffer:
 def add_pairs(pairs, into, factor: float = 1.0) -> None:
     """into[index] += factor * value for each (uint32 index, float32 value), without the GIL.
 
-    into: float32. An index outside raises ValueError, and nothing is added.
+    into: float32. If an index is out of range, raises ValueError and adds nothing.
     """
     cdef _HeldBuffer source = _HeldBuffer(pairs)
     cdef _HeldBuffer target = _HeldBuffer(into, PyBUF_WRITABLE)
@@ -316,11 +319,11 @@ def add_pairs(pairs, into, factor: float = 1.0) -> None:
         if outside == number:
             codes_add_pairs(source.view.buf, number, target.view.buf, times)
     if outside != number:
-        raise ValueError(f"pair {outside} of {number} has an index that is not below {size}")
+        raise ValueError(f"pair {outside} of {number} has an index not below {size}")
 
 
 cdef int check_blocks(size_t block, size_t count, _HeldBuffer scales, _HeldBuffer codes) except -1:
-    """Scales and codes have the sizes that belong to `count` elements in such blocks."""
+    """Checks the sizes of scales and codes for `count` elements in such blocks."""
     cdef size_t blocks = 0
     if block < 1:
         raise ValueError("block must be at least 1")

@@ -1,9 +1,9 @@
-"""The shared memory of one host as a client sees it: headers, holders, blocks, views.
+"""The shared memory of one host, for clients: headers, holders, blocks, views.
 
-Put and get within a host are writes and look-ups, and dropping a reference must be a few atomic
-instructions that may run in any finaliser. The steps themselves are in shm_object.h; this file
-keeps what a process knows privately (how often it holds an object, which blocks of its spans are
-free) and hands memory to Python as buffers.
+Put and get on one host are writes and lookups. Dropping a reference takes a few atomic
+instructions, so it may run in any finaliser. The steps are in shm_object.h. This file keeps a
+process's private state (how often it holds an object, which blocks of its spans are free), and
+gives memory to Python as buffers.
 """
 from cpython.buffer cimport (PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release,
                              PyObject_GetBuffer)
@@ -42,7 +42,7 @@ cdef extern from "pthread.h" nogil:
     int pthread_atfork(void (*)() noexcept nogil, void (*)() noexcept nogil,
                        void (*)() noexcept nogil)
 
-cdef int fork_count = 0  # in a forked child nothing of the parent may be touched
+cdef int fork_count = 0  # a forked child must not touch the parent's state
 
 cdef void _after_fork_in_child() noexcept nogil:
     global fork_count
@@ -53,24 +53,24 @@ pthread_atfork(NULL, NULL, _after_fork_in_child)
 STATES = ("FREE", "WAITING", "QUEUED", "CLAIMED", "ABORTED", "SEALED", "FAILED", "CANCELLED",
           "DELETED", "SPILLING", "SPILLED", "FREED")
 INLINE_BYTES_MAX = RESULT_INLINE
-closed_error = RuntimeError  # what a call raises whose cluster is closed; clients set their own
+closed_error = RuntimeError  # raised by calls after the cluster was closed; clients set their own
 BLOCK_HEAD_BYTES = BLOCK_ALIGN
 CONTROL_MEMORY_BYTES = CONTROL_BYTES
 
 
 def same_file(int fd, uint64_t device, uint64_t number) -> bool:
-    """Is that descriptor open, and still the file with these st_dev and st_ino?"""
+    """Whether the descriptor is open, and still the file with these st_dev and st_ino."""
     cdef struct_stat found
     return fstat(fd, &found) == 0 and found.st_ino == number and found.st_dev == device
 
 
 def create(int control_fd, int store_fd, uint64_t host_id, uint64_t store_bytes, int cores,
            int spin_us_max, uint64_t small_object_bytes_max, uint64_t span_bytes) -> None:
-    """Lays out a fresh control memory and gives the store its (sparse) length."""
+    """Lays out a new control memory, and sets the store's (sparse) length."""
     if span_bytes & (span_bytes - 1) or small_object_bytes_max + BLOCK_ALIGN > span_bytes:
         raise ValueError(f"objects of {small_object_bytes_max} bytes in spans of {span_bytes}")
     if ftruncate(control_fd, CONTROL_BYTES) or ftruncate(store_fd, store_bytes):
-        raise OSError(errno, "the control memory or the store cannot be made")
+        raise OSError(errno, "the control memory or the store cannot be created")
     cdef void *p = mmap(NULL, ROOT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, control_fd, 0)
     if p == MAP_FAILED:
         raise OSError(errno, "the control memory cannot be mapped")
@@ -82,14 +82,14 @@ def create(int control_fd, int store_fd, uint64_t host_id, uint64_t store_bytes,
     r.spin_us_max = spin_us_max
     r.small_object_bytes_max = small_object_bytes_max
     r.span_bytes = span_bytes
-    pool_of(<char *>p, 0).state = 1  # workers may come up before the node does
+    pool_of(<char *>p, 0).state = 1  # workers may start before the node does
     STORE64(&r.magic, SHM_MAGIC)
     munmap(p, ROOT_BYTES)
 
 
 @cython.final
 cdef class Mapping:
-    """Keeps both memories mapped as long as anything in this process needs them."""
+    """Keeps both memories mapped while anything in this process needs them."""
     cdef char *control
     cdef char *store
     cdef char *area
@@ -148,22 +148,22 @@ include "shm_holders.pxi"
 cdef class Client(_Holders):
     """One client slot of a host: makes, holds, reads and drops objects.
 
-    One method at a time changes what a client keeps privately: those that do so run in the client's
-    critical section, and so do the cdef methods below them. Where there is a GIL that is the GIL,
-    and the section compiles to nothing. Bulk copies run outside.
+    One method at a time changes a client's private state: such methods, and the cdef methods below
+    them, run in the client's critical section (with a GIL the section compiles to nothing). Bulk
+    copies run outside.
     """
 
     # -- bytes ---------------------------------------------------------------------------------
 
     @cython.critical_section
     def allocate(self, uint64_t nbytes) -> int:
-        """Payload offset of a small LEASED block in an own span; 0: a span is needed."""
+        """Payload offset of a small LEASED block in a span of this client; 0: a span is needed."""
         return heap_allocate(&self.heap, self.c, self.map.store, self.slot, nbytes)
 
     @cython.critical_section
     def lease_small(self, uint64_t nbytes):
-        """As allocate(), held by an object: what stops its user gives the block back. None: a span
-        is needed."""
+        """As allocate(), held by an object that returns the block if its user is interrupted. None:
+        a span is needed."""
         cdef Lease lease = Lease.__new__(Lease)
         lease.payload = heap_allocate(&self.heap, self.c, self.map.store, self.slot, nbytes)
         if not lease.payload:
@@ -172,8 +172,8 @@ cdef class Client(_Holders):
         return lease
 
     def take_lease(self, uint64_t payload, number, list seen) -> Lease:
-        """A block that the node has leased to this client by that reply, which is `seen` from here
-        on: in one step, as the node takes back what is in a reply that was never seen."""
+        """A block that the node has leased to this client in a reply. Records the reply in `seen`
+        in the same step, because the node takes back what is in unseen replies."""
         self.check_range(payload, 0)
         cdef Lease lease = Lease.__new__(Lease)
         lease.payload = payload
@@ -193,7 +193,7 @@ cdef class Client(_Holders):
 
     @cython.critical_section
     def take_empty_spans(self) -> list[int]:
-        """Spans without any block, to be given back to the node; they are no longer ours."""
+        """Removes and returns the spans without any block, to be given back to the node."""
         cdef uint64_t bases[64]
         cdef int n
         if SWAP32(&client_of(self.c, self.slot).returned, 0):
@@ -203,7 +203,7 @@ cdef class Client(_Holders):
 
     cdef int check_range(self, uint64_t payload, uint64_t nbytes) except -1:
         if payload < 2 * BLOCK_ALIGN or payload > self.map.store_bytes - nbytes:
-            raise ValueError(f"{nbytes} bytes at {payload} are no block of the store")
+            raise ValueError(f"{nbytes} bytes at {payload} are not a block of the store")
         return 0
 
     cdef void give_block(self, uint64_t payload, uint64_t owner) noexcept:
@@ -216,7 +216,7 @@ cdef class Client(_Holders):
 
     @cython.critical_section
     def give_back(self, uint64_t payload, uint64_t owner=BLOCK_LEASED) -> None:
-        """Returns a block that never became an object's (or whose result did not count)."""
+        """Returns a block that never became an object's, or whose result did not count."""
         self.check_range(payload, 0)
         self.give_block(payload, owner)
 
@@ -229,13 +229,14 @@ cdef class Client(_Holders):
             pages_populate(self.map.store + begin, end - begin, cores)
 
     def write(self, uint64_t payload, bytes head, list buffers, list offsets) -> None:
-        """Copies head and buffers, zeros in the gaps (without a head: after the first buffer)."""
+        """Copies head and buffers, with zeros in the gaps (without a head: after the first
+        buffer)."""
         self.check_range(payload, PyBytes_GET_SIZE(head))
         self.copy_in(self.map.store + payload, head, buffers, offsets, 0)
 
     def write_cold(self, uint64_t payload, bytes head, list buffers, list offsets) -> None:
-        """As write(), for a large block whose pages this process has not mapped: where it can, the
-        kernel copies into fresh pages, which then need not be cleared and mapped before."""
+        """As write(), for a large block whose pages this process has not mapped. If possible, the
+        kernel copies into fresh pages, which need not be cleared and mapped first."""
         self.check_range(payload, PyBytes_GET_SIZE(head))
         self.copy_in(self.map.store + payload, head, buffers, offsets, payload)
 
@@ -247,7 +248,8 @@ cdef class Client(_Holders):
         for i in range(len(buffers)):
             at = offsets[i]
             PyObject_GetBuffer(buffers[i], &view, PyBUF_SIMPLE)
-            if at > end > 0: memset(to + end, 0, at - end)  # else others could read what was there
+            # otherwise others could read the old bytes
+            if at > end > 0: memset(to + end, 0, at - end)
             end = at + view.len
             if view.len > 16384 and cold:
                 with nogil:
@@ -263,7 +265,7 @@ cdef class Client(_Holders):
         return 0
 
     def put(self, Lease lease not None, uint64_t nbytes, bint refs) -> Hold:
-        """A sealed object over a LEASED block that has been written; the ref that is held."""
+        """Makes a sealed object of a written LEASED block. Returns the held ref."""
         cdef Hold hold
         with cython.critical_section(self, lease):
             lease.check()
@@ -286,12 +288,12 @@ cdef class Client(_Holders):
 
     @cython.critical_section
     def publish(self, uint64_t payload, uint64_t nbytes, bint refs) -> int:
-        """As put(), with a count that the caller is to release()."""
+        """As put(), with a count that the caller must release()."""
         return self.disown(self.put_at(KIND_PUT, payload, nbytes, refs))
 
     def publish_inline(self, bytes head, list buffers, list offsets, uint64_t nbytes,
                        bint refs) -> int:
-        """As put_inline(), with a count that the caller is to release()."""
+        """As put_inline(), with a count that the caller must release()."""
         return self.disown(self.put_inline(head, buffers, offsets, nbytes, refs))
 
     cdef uint64_t disown(self, Hold hold) except 0:
@@ -304,7 +306,7 @@ cdef class Client(_Holders):
         cdef char data[RESULT_INLINE]
         if nbytes > RESULT_INLINE:
             raise ValueError(f"{nbytes} bytes do not fit into {RESULT_INLINE}")
-        self.copy_in(data, head, buffers, offsets, 0)  # what can fail comes first
+        self.copy_in(data, head, buffers, offsets, 0)  # first the step that can fail
         return self.put_data(data, nbytes, refs)
 
     @cython.critical_section
@@ -325,7 +327,8 @@ cdef class Client(_Holders):
         me.put_bytes += nbytes
 
     def bind(self, uint64_t oid, uint64_t payload, uint64_t nbytes, bint refs) -> None:
-        """A claimant's result: the LEASED block becomes the object's, before it is finished."""
+        """A claimant's result: the LEASED block becomes the object's, before the object is
+        finished."""
         self.bind_at(oid, payload, nbytes, refs)
 
     cdef int bind_at(self, uint64_t oid, uint64_t payload, uint64_t nbytes, bint refs) except -1:
@@ -350,7 +353,7 @@ cdef class Client(_Holders):
 
     @cython.critical_section
     def pin_claimed(self, uint64_t oid) -> None:
-        """A pin on a result that this client still writes: its array stays mapped and whole."""
+        """Pins a result that this client is still writing: its array stays mapped and complete."""
         self.check(oid)
         self.pin_own(oid)
 
@@ -367,7 +370,7 @@ cdef class Client(_Holders):
         self.unpin(oid)
 
     def bind_lease(self, uint64_t oid, Lease lease not None, uint64_t nbytes, bint refs) -> None:
-        """As bind(): the block is the object's from here on."""
+        """As bind(). The block now belongs to the object."""
         with cython.critical_section(lease):
             lease.check()
             self.bind_at(oid, lease.payload, nbytes, refs)
@@ -383,7 +386,7 @@ cdef class Client(_Holders):
         return b
 
     def block(self, uint64_t payload, uint64_t nbytes):
-        """A writable buffer over a LEASED block; freed with the last array over it."""
+        """A writable buffer over a LEASED block, which is freed with the last array over it."""
         return self.block_at(payload, nbytes)
 
     cdef Block block_at(self, uint64_t payload, uint64_t nbytes):
@@ -397,8 +400,8 @@ cdef class Client(_Holders):
 
     @cython.critical_section
     def give_back_all(self) -> None:
-        """The last process of a closed cluster: memory that no own view pins goes back. Nothing
-        does while another driver was attached: it may still read what it had pinned."""
+        """For the last process of a closed cluster: frees memory that no own view pins. No effect
+        if another driver was attached, which may still read its pins."""
         cdef list kept = [(0, 0)]
         cdef unsigned t, i
         cdef shm_header *h
@@ -430,7 +433,8 @@ cdef class Client(_Holders):
             self.give_block(h.block, oid)
 
     def news(self) -> bool:
-        """Is there anything to collect in the own tables? After close() they may be another's."""
+        """Whether there is anything to collect in the own tables, which may belong to others after
+        close()."""
         cdef int t
         for t in self.own_tables:
             if LOAD64(&table_of(self.c, t).freed_summary) and not self.map.closed:
@@ -439,8 +443,8 @@ cdef class Client(_Holders):
 
     @cython.critical_section
     def collect(self) -> list[int]:
-        """Takes back what nobody holds. Returns the ids that listed refs: drop those now. To the
-        node it returns all: other hosts may be concerned."""
+        """Collects unheld objects. Returns the ids that list refs, which the caller must drop now.
+        The node gets all ids, because they may concern other hosts."""
         cdef list inner = []
         cdef int t
         cdef uint64_t summary, bits, w, oid

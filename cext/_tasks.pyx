@@ -1,7 +1,7 @@
-"""Tasks in shared memory: records, claims, hints, completions, waits; and the Group boards.
+"""Tasks in shared memory: records, claims, hints, completions, waits; and Group boards.
 
-A submit, a claim and a completion are words in shared memory; nobody is asked. This file gives
-Python those operations and waits without the GIL.
+A submit, a claim and a completion write words in shared memory, without a message. This file
+provides these operations to Python, and waits without the GIL.
 """
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -21,23 +21,23 @@ DELAYED_FLAG = RECORD_DELAYED
 
 cdef inline int check(uint64_t oid) except -1:
     if not id_valid(oid):
-        raise ValueError(f"{oid:#x} is no local id")
+        raise ValueError(f"{oid:#x} is not a local id")
     return 0
 
 
 @cython.final
 cdef class Tasks:
-    """The task side of one client slot. Methods that change what it keeps privately, or the ring of a
-    queue, run in its critical section: see Client in _shm.pyx."""
+    """The task operations of one client slot. Methods that change its private state, or a queue's
+    ring, run in its critical section: see Client in _shm.pyx."""
     cdef char *c
-    cdef object keep            # the mapping's owner
+    cdef object keep            # owner of the mapping
     cdef readonly unsigned slot
-    cdef unsigned start         # the queue to look at first
+    cdef unsigned start         # the first queue to search
     cdef uint16_t tables[TABLES]  # own tables in which results are awaited
     cdef uint8_t watched[TABLES]
     cdef int n_tables
     cdef uint32_t parked[PARKS]
-    cdef uint64_t void_task     # what it ran was aborted: its result does not count
+    cdef uint64_t void_task     # the task that ran here was aborted: its result does not count
 
     def __cinit__(self, object client):
         self.keep = client
@@ -52,8 +52,8 @@ cdef class Tasks:
     # -- submitting ----------------------------------------------------------------------------
 
     def open_queue(self, unsigned pool, bint here=False) -> int:
-        """A ring of hints from this client to the workers of a pool; `here`: to those of this
-        host only."""
+        """A ring of hints from this client to the workers of a pool. `here`: only to workers of
+        this host."""
         cdef unsigned q
         if pool >= POOLS:
             raise ValueError(f"pool {pool}: there are {POOLS}")
@@ -75,13 +75,13 @@ cdef class Tasks:
 
     @cython.critical_section
     def watch(self, uint64_t oid) -> None:
-        """drain() reports this id (a result of ours that somebody else writes)."""
+        """drain() reports this id: a result of this client that another process writes."""
         check(oid)
         self.watch_table(ID_TABLE(oid))
 
     @cython.critical_section
     def watch_only(self, list tables) -> None:
-        """The node: just these tables, its own and adopted ones; others' news are not its."""
+        """For the node: only these tables, its own and adopted ones."""
         self.n_tables = 0
         memset(self.watched, 0, sizeof(self.watched))
         for table in tables:
@@ -91,10 +91,10 @@ cdef class Tasks:
     def submit(self, uint64_t oid, uint64_t function, bytes args, uint64_t args_oid, int retries,
                uint64_t timeout_ns, unsigned flags, bytes name, unsigned queue,
                bint ready, uint64_t output_owner=0, unsigned tries=0) -> bool:
-        """Writes a WAITING header's record; ready: QUEUED at once, with a hint.
+        """Writes a WAITING header's record. ready: QUEUED at once, with a hint.
 
         False: no hint was posted (not ready, or the ring is full: post() it later). `tries`: how
-        often it has been begun elsewhere.
+        often the task has begun elsewhere.
         """
         check(oid)
         cdef shm_record *r = record_of(self.c, oid)
@@ -120,7 +120,7 @@ cdef class Tasks:
 
     @cython.critical_section
     def post(self, uint64_t oid, unsigned queue) -> bool:
-        """WAITING -> QUEUED if it still is, and a hint; False: the ring is full."""
+        """WAITING -> QUEUED, and a hint. False: the ring is full."""
         check(oid)
         return self.queue(oid, queue)
 
@@ -129,27 +129,28 @@ cdef class Tasks:
         return queue_post(self.c, queue, oid)
 
     def cancel(self, uint64_t oid, bint force=False) -> int:
-        """1 cancelled before it ran, 2 (force) while it runs, 0 too late."""
+        """1: cancelled before it ran; 2 (force): while it ran; 0: too late."""
         check(oid)
         return cancel_task(self.c, oid, force)
 
     def take(self, uint64_t oid) -> bool:
-        """WAITING -> CLAIMED by this client: its own task will fail without having run."""
+        """WAITING -> CLAIMED by this client: its own task fails without having run."""
         check(oid)
         return change_state(self.c, oid, ST_WAITING, ST_CLAIMED, -1, self.slot)
 
     def claimant(self, uint64_t oid) -> int:
-        """The slot that runs (or ran) it."""
+        """The slot that runs, or ran, the task."""
         check(oid)
         return WORD_CLAIMANT(LOAD64(&header_of(self.c, oid).word))
 
     def set_taken(self, uint64_t oid) -> None:
-        """The refs inside the result are held by the submitter now."""
+        """The submitter now holds the refs inside the result."""
         check(oid)
         STORE64(&header_of(self.c, oid).taken, 1)
 
     def taken(self, uint64_t oid) -> bool:
-        """True also when nobody will take it: freed, deleted, cancelled, or that generation gone."""
+        """Also True if no process will take it: freed, deleted, cancelled, or another
+        generation."""
         check(oid)
         cdef shm_header *h = header_of(self.c, oid)
         cdef uint64_t w = LOAD64(&h.word)
@@ -160,7 +161,7 @@ cdef class Tasks:
 
     @cython.critical_section
     def drain(self) -> list[int]:
-        """Ids of ours that have become done since the last call."""
+        """Ids of this client that have become done since the last call."""
         cdef list found = []
         cdef uint64_t summary, bits, w
         cdef unsigned word, bit, index
@@ -180,28 +181,29 @@ cdef class Tasks:
                     bits &= bits - 1
                     index = word * 64 + bit
                     w = LOAD64(&header_at(self.c, self.tables[k], index).word)
-                    if state_done(WORD_STATE(w)):  # else a bit of an earlier life of this header
+                    if state_done(WORD_STATE(w)):  # otherwise a bit of an earlier generation
                         found.append(ID_MAKE(self.tables[k], index, WORD_GENERATION(w)))
         return found
 
     # -- working -------------------------------------------------------------------------------
 
     def next(self, unsigned pool, uint64_t timeout_ns) -> int:
-        """Waits for a hint and claims a task; 0: none came, look around and call again."""
+        """Waits for a hint and claims a task. 0: none came; the caller checks its state and calls
+        again."""
         cdef uint64_t oid
         with nogil:
             oid = task_next(self.c, pool, self.slot, &self.start, now_ns() + timeout_ns)
-        if not oid:  # a handler that raises must not take a claimed task with it
+        if not oid:  # a signal handler that raises must not lose a claimed task
             check_signals()
         return oid
 
     def take_queued(self, unsigned pool) -> int:
-        """As next(), without waiting: a task that was queued and is now claimed here; 0: none."""
+        """As next(), without waiting: claims a queued task. 0: none."""
         return queue_take(self.c, pool, self.slot, &self.start)
 
     def offer(self, unsigned pool, bint free) -> None:
-        """The node: to be woken for hints that no worker of this pool is idle for, or not. Look
-        with take_queued() afterwards: what was posted before woke nobody."""
+        """For the node: whether to wake it for hints without an idle worker in this pool. Call
+        take_queued() afterwards: earlier posts woke no one."""
         cdef uint64_t bit = 1ULL << (self.slot % 64)
         if free:
             OR64(&pool_of(self.c, pool).idle[self.slot // 64], bit)
@@ -209,7 +211,7 @@ cdef class Tasks:
             AND64(&pool_of(self.c, pool).idle[self.slot // 64], ~bit)
 
     def idle(self, unsigned pool) -> int:
-        """How many workers of this host wait for a task of that pool just now."""
+        """How many workers of this host are waiting for a task of the pool."""
         return pool_idle(self.c, pool)
 
     def claim(self, uint64_t oid) -> bool:
@@ -224,7 +226,7 @@ cdef class Tasks:
                 r.flags | r.concurrency << 16, r.timeout_ns, r.tries)
 
     def set_retry_delay(self, uint64_t oid, float first_s, float factor, float max_s) -> None:
-        """The pauses between the tries of a task with DELAYED_FLAG, before it is sent."""
+        """Sets the pauses between the tries of a task with DELAYED_FLAG, before it is sent."""
         check(oid)
         cdef shm_header *h = header_of(self.c, oid)
         h.delay_first_s, h.delay_factor, h.delay_max_s = first_s, factor, max_s
@@ -236,7 +238,7 @@ cdef class Tasks:
         return h.delay_first_s, h.delay_factor, h.delay_max_s
 
     def retry_pause(self, uint64_t oid) -> float:
-        """Seconds from the end of the last try of such a task to its next one."""
+        """Seconds from the end of such a task's last try to its next one."""
         check(oid)
         cdef shm_header *h = header_of(self.c, oid)
         cdef double pause = h.delay_first_s
@@ -248,12 +250,12 @@ cdef class Tasks:
         return min(pause, h.delay_max_s)
 
     def output_owner(self, uint64_t oid) -> int:
-        """The id of the host whose driver hears what it prints; 0: this host's."""
+        """The id of the host whose driver gets its output; 0: this host."""
         check(oid)
         return record_of(self.c, oid).output_owner
 
     def name(self, uint64_t oid) -> str:
-        """What its submitter called it; "" for what is no task."""
+        """The name that its submitter gave it; "" if it is not a task."""
         check(oid)
         if header_of(self.c, oid).kind != KIND_TASK:
             return ""
@@ -266,7 +268,7 @@ cdef class Tasks:
 
     @cython.critical_section
     def begin(self, uint64_t oid) -> int:
-        """Says what runs here (for deadlines and reports); returns what ran around it."""
+        """Records the running task, for deadlines and reports. Returns the enclosing task."""
         if oid:
             check(oid)
         cdef shm_client *me = client_of(self.c, self.slot)
@@ -287,9 +289,9 @@ cdef class Tasks:
         return before
 
     @cython.critical_section
-    def end(self, uint64_t before, int failed) -> None:  # -1: it failed, and is tried again
+    def end(self, uint64_t before, int failed) -> None:  # -1: it failed, and is retried
         cdef shm_client *me = client_of(self.c, self.slot)
-        if me.deadline_ns and me.deadline_id == me.running:  # not that of a task around this one
+        if me.deadline_ns and me.deadline_id == me.running:  # not an enclosing task's deadline
             STORE64(&me.deadline_ns, 0)
         trace_pop(self.c, self.slot, OUTCOME_CANCELLED if self.void_task == me.running
                   else OUTCOME_FAILED if failed else OUTCOME_DONE)
@@ -300,13 +302,14 @@ cdef class Tasks:
             me.tasks_done += 1
 
     def aborted(self, uint64_t oid) -> bool:
-        """Was the task that this client runs cancelled or deleted?"""
+        """Whether the task that this client runs was cancelled or deleted."""
         check(oid)
         cdef uint64_t w = LOAD64(&header_of(self.c, oid).word)
         return WORD_GENERATION(w) == ID_GENERATION(oid) and WORD_STATE(w) == ST_ABORTED
 
     def finish(self, uint64_t oid, bint failed) -> bool:
-        """CLAIMED -> SEALED or FAILED, after bind(). False: it was aborted, the result is void."""
+        """CLAIMED -> SEALED or FAILED, after bind(). False: it was aborted, and the result is
+        void."""
         check(oid)
         if finish(self.c, oid, self.slot, ST_FAILED if failed else ST_SEALED):
             return True
@@ -314,13 +317,13 @@ cdef class Tasks:
         return False
 
     def settle(self, uint64_t oid) -> bool:
-        """After finish() said False and the block was given back."""
+        """Called after finish() returned False and the block was returned."""
         check(oid)
         return settle_abort(self.c, oid, self.slot)
 
     @property
     def node_number(self) -> int:
-        """This host's node among the nodes of the cluster."""
+        """The number of this host's node in the cluster."""
         return LOAD32(&client_of(self.c, NODE_SLOT).pool)
 
     def running(self, unsigned slot) -> int:
@@ -333,7 +336,7 @@ cdef class Tasks:
         STORE32(&client_of(self.c, slot).pid, pid)
 
     def set_blocked(self, bint blocked) -> None:
-        """Inside a task, waiting: the node may start a replacement."""
+        """The process waits inside a task: the node may start a replacement."""
         STORE32(&client_of(self.c, self.slot).blocked, blocked)
         if blocked:
             wake_declined(self.c, self.slot)
@@ -348,16 +351,16 @@ cdef class Tasks:
         return LOAD32(&client_of(self.c, self.slot).retire) & 1
 
     def pool_state(self, unsigned pool) -> int:
-        """0 free, 1 open, 2 closing, 3 broken, 4 an actor's that has ended."""
+        """0 free, 1 open, 2 closing, 3 broken, 4 an ended actor's."""
         return LOAD32(&pool_of(self.c, pool).state)
 
     def owns_queue(self, unsigned queue, unsigned pool) -> bool:
-        """Is that queue still this client's, to that pool?"""
+        """Whether the queue is still this client's, and to that pool."""
         return (LOAD32(&queue_of(self.c, queue).owner) == self.slot + 1 and
                 LOAD32(&queue_of(self.c, queue).pool) == pool)
 
     def close_queues_to(self, unsigned pool) -> None:
-        """The node: nobody can submit to that pool any more."""
+        """For the node: no process can submit to that pool any longer."""
         for q in range(LOAD32(&root_of(self.c).queues_high)):
             if LOAD32(&queue_of(self.c, q).owner) and LOAD32(&queue_of(self.c, q).pool) == pool:
                 queue_close(self.c, q)
@@ -366,13 +369,13 @@ cdef class Tasks:
         """Wakes every worker of the pool that sleeps until there is a task."""
         cdef unsigned i
         cdef shm_client *w
-        for i in range(1, CLIENTS):  # what a node writes into its slot's `pool` is its number
+        for i in range(1, CLIENTS):  # a node writes its number into its slot's `pool`
             w = client_of(self.c, i)
             if LOAD32(&w.state) and w.kind == CLIENT_WORKER and w.pool == pool:
                 wake_for_task(self.c, i)
 
     def wake_pool_all(self) -> None:
-        """Wakes everybody, whatever they sleep on: the cluster is closing."""
+        """Wakes all clients, whatever they wait for: the cluster is closing."""
         cdef unsigned i
         for i in range(CLIENTS):
             if LOAD32(&client_of(self.c, i).state):
@@ -383,7 +386,7 @@ cdef class Tasks:
         wake_node(self.c)
 
     def wake(self, unsigned slot) -> None:
-        """Wakes what waits there for objects and events, not a worker that waits for a task."""
+        """Wakes threads of the client that wait for objects and events, not for tasks."""
         wake_client(self.c, slot)
 
     def wake_for_task(self, unsigned slot) -> None:
@@ -391,19 +394,19 @@ cdef class Tasks:
         wake_for_task(self.c, slot)
 
     def release_stand_ins(self, unsigned pool) -> None:
-        """The node: lets as many stand-ins begin tasks as workers of the pool's own wait inside
-        tasks."""
+        """For the node: lets as many stand-ins begin tasks as regular workers of the pool wait
+        inside tasks."""
         release_stand_ins(self.c, pool)
 
     # -- waiting -------------------------------------------------------------------------------
 
     def event(self) -> int:
-        """Read before looking at a condition, handed to wait_event() after."""
+        """Read it before checking a condition; pass it to wait_event() afterwards."""
         return LOAD32(&client_of(self.c, self.slot).event)
 
     def wait_event(self, uint32_t seen, uint64_t deadline_ns, bint spin, uint64_t oid=0) -> int:
-        """Sleeps until the event word differs; one slice at most, then AGAIN (2). `oid`: the object
-        that it is about, for who asks what hangs."""
+        """Sleeps until the event word differs; after one time slice returns AGAIN (2). `oid`: the
+        object of the wait, for `dump`."""
         cdef int n = 0, result
         if oid:
             says_waiting(client_of(self.c, self.slot), oid, 1, now_ns())
@@ -418,7 +421,8 @@ cdef class Tasks:
         return result
 
     def wait(self, list oids, int need, uint64_t deadline_ns, bint news) -> int:
-        """Until `need` of the ids are done: DONE, TIMEOUT, CLOSING; news: NEWS too (drain then).
+        """Waits until `need` of the ids are done: DONE, TIMEOUT, CLOSING; with news also NEWS (then
+        drain).
 
         The time is monotonic_ns; 0 polls.
         """
@@ -448,7 +452,8 @@ cdef class Tasks:
 
     @cython.critical_section
     def park(self, list oids) -> list[int]:
-        """Be woken when these (others') objects are done; unpark() what is returned."""
+        """Registers this client to be woken when these objects of others are done. unpark() what it
+        returns."""
         cdef list buckets = []
         cdef uint64_t oid
         cdef unsigned b
@@ -472,11 +477,11 @@ cdef class Tasks:
                 AND64(&park_of(self.c, b)[self.slot // 64], ~(1ULL << (self.slot % 64)))
 
     def bucket(self, uint64_t oid) -> int:
-        """In which park() has put it, if it is others'."""
+        """The bucket in which park() has put it, if it is another owner's."""
         return park_index(oid)
 
     def take_parked_news(self) -> list[int]:
-        """Buckets of this client in which something has become done since the last call."""
+        """Buckets of this client in which an object has become done since the last call."""
         cdef list found = []
         cdef uint64_t *news = client_of(self.c, self.slot).parked_news
         cdef uint64_t bits
@@ -498,9 +503,9 @@ cdef class Tasks:
         return self.is_done(oid)
 
     def ids_of(self, list items, type future, object submitter, type ref, uint64_t host_id) -> list:
-        """The local ids of many Futures and refs: 0 for each that is neither a Future of this
-        submitter nor the ref of an object of this host. The types are given, since this module
-        imports none."""
+        """The local ids of many Futures and refs; 0 for each that is neither a Future of this
+        submitter nor the ref of an object of this host. The types are arguments, because this
+        module imports none."""
         cdef list found = []
         cdef uint64_t words[2]  # of an object's public id: the host, the local id
         cdef bytes public
@@ -517,7 +522,7 @@ cdef class Tasks:
         return found
 
     def sort_out(self, list items, list oids, Py_ssize_t most) -> tuple[list, list]:
-        """(the first `most` that are done, the rest): the items in their order; oids[i] is the id of
+        """Returns (the first `most` items that are done, the rest), in order. oids[i] is the id of
         items[i]."""
         cdef list done = [], left = []
         cdef Py_ssize_t i, count = 0
@@ -533,12 +538,12 @@ cdef class Tasks:
 
     @property
     def tracing(self) -> bool:
-        """Is what this client does to be written down?"""
+        """Whether to record what this client does."""
         return tracing(self.c)
 
     def note_group_call(self, bytes name, uint64_t call, uint32_t rank, uint64_t begin_ns,
                         bint failed) -> None:
-        """A call of a Group that has just ended, if somebody traces."""
+        """Records the end of a Group's call, if a trace is running."""
         cdef shm_event event
         if not tracing(self.c) or not begin_ns:
             return
@@ -550,7 +555,7 @@ cdef class Tasks:
         trace_add(self.c, self.slot, &event)
 
     def unfinished(self, unsigned state, Py_ssize_t most) -> tuple[list[int], int]:
-        """Tasks in that state, at most so many of them, and how many there are."""
+        """Tasks in that state, at most `most`, and their total number."""
         cdef list found = []
         cdef Py_ssize_t count = 0
         cdef unsigned t, i
@@ -565,7 +570,7 @@ cdef class Tasks:
         return found, count
 
     def submitted_ns(self, uint64_t oid) -> int:
-        """When it was sent by its submitter; 0: not yet."""
+        """When its submitter sent it; 0: not yet."""
         check(oid)
         return record_of(self.c, oid).submitted_ns
 

@@ -1,7 +1,7 @@
-/* Cells: what is known under a key, how far it has come, and how it is let go.
+/* Cells: lookup by key, progress, and release.
  *
- * Every transfer and fold is triggered by a rising watermark. No thread may use the memory of a
- * closed cell any more when the engine reports to the owner that the cell is closed.
+ * Every transfer and fold is triggered by a rising watermark. When the engine reports a cell as
+ * closed, no thread uses its memory.
  */
 #include "engine_state.h"
 
@@ -30,7 +30,7 @@ static void grow(struct engine *engine) {
     free(old);
 }
 
-/* What is known under the key; made if there is nothing yet. */
+/* The entry of the key, made if needed. */
 struct spot *spot_at(struct engine *engine, const struct frame_key *key) {
     if (engine->spot_count >= engine->bucket_count) grow(engine);
     struct spot **bucket = &engine->buckets[bucket_of(engine, key)];
@@ -55,7 +55,7 @@ void spot_drop_if_unused(struct engine *engine, struct spot *spot) {
 }
 
 /* ---- Cells ----------------------------------------------------------------------------------- */
-/* The same on both sides of a link if both have the same block_bytes_max; nothing depends on it. */
+/* Equal on both sides of a link if their block_bytes_max are equal; nothing depends on that. */
 static uint64_t block_bytes_for(uint64_t nbytes, uint64_t block_bytes_max) {
     const uint64_t line = REDUCE_LINE_BYTES;
     const uint64_t wanted = (nbytes / BLOCKS_WANTED + line - 1) / line * line;
@@ -85,9 +85,9 @@ void cell_free(struct cell *cell) {
     free(cell);
 }
 
-/* How far a block reaches that begins at `from`: to the next whole block, or to the end. Counted
- * from the cell's begin, so that a pull that went on in the middle of a block is soon in step with
- * what comes in: no byte waits for more than the block that it lies in. */
+/* The end of the block that begins at `from`: the next block boundary, or the end of the cell.
+ * Counted from the cell's beginning, so that a pull that resumed inside a block is soon aligned
+ * with the incoming blocks, and no byte waits for more than its own block. */
 uint64_t cell_goal(const struct cell *cell, uint64_t from) {
     const uint64_t goal = (from / cell->block_bytes + 1) * cell->block_bytes;
     return goal < cell->nbytes ? goal : cell->nbytes;
@@ -99,7 +99,7 @@ uint64_t cell_goal(const struct cell *cell, uint64_t from) {
  * that it has verified: what is spoiled in this host's memory meanwhile is seen by its receivers. An
  * array that its owner gives where it lies may change, so there the checksum is computed each time.
  */
-enum { CHECKSUM_KNOWN = 32 }; /* the bit above a checksum that is known */
+enum { CHECKSUM_KNOWN = 32 }; /* the bit above a known checksum */
 
 /* NULL if that is not a whole block of the cell. */
 static uint64_t *checksum_of(struct cell *cell, uint64_t from, uint32_t length) {
@@ -110,7 +110,7 @@ static uint64_t *checksum_of(struct cell *cell, uint64_t from, uint32_t length) 
 }
 
 void cell_keep_checksum(struct cell *cell, uint64_t from, uint32_t length, uint32_t checksum) {
-    if (!cell->has_key) return; /* nobody pulls from it */
+    if (!cell->has_key) return; /* no peer pulls from it */
     uint64_t *known = checksum_of(cell, from, length);
     if (known) *known = 1ull << CHECKSUM_KNOWN | checksum;
 }
@@ -123,7 +123,7 @@ uint32_t cell_checksum(struct cell *cell, uint64_t from, uint32_t length) {
     return checksum;
 }
 
-/* Who has waited for the key is served. Python has seen to it that no open cell has the same. */
+/* Serves requests that waited for the key. Python ensures that no other open cell has the key. */
 void cell_open(struct engine *engine, struct cell *cell) {
     if (!cell->has_key) return;
     cell->spot = spot_at(engine, &cell->key);
@@ -136,7 +136,7 @@ void cell_open(struct engine *engine, struct cell *cell) {
     }
 }
 
-/* All that is held back is told, and its cells are on their own from now on. */
+/* Reports the full cells of the batch. Its cells are reported individually from now on. */
 static void batch_end(struct engine *engine, struct batch *batch) {
     const bool voted = batch->plan && !batch->unfilled && coll_cells_full(engine, batch);
     for (size_t i = 0; i < batch->count; i++) {
@@ -147,8 +147,8 @@ static void batch_end(struct engine *engine, struct batch *batch) {
     free(batch);
 }
 
-/* A cell that is in another batch leaves it, which ends that one. Invariant: no cell of a batch was
- * told before, and a batch has at least one cell that is not full. */
+/* Takes cells out of other batches, which ends those. Invariant: no cell of a batch was reported
+ * earlier, and a batch has at least one cell that is not full. */
 void batch_begin(struct engine *engine, struct batch *batch) {
     size_t kept = 0;
     for (size_t i = 0; i < batch->count; i++) {
@@ -161,7 +161,7 @@ void batch_begin(struct engine *engine, struct batch *batch) {
     if (!kept) batch_end(engine, batch);
 }
 
-/* Once: when the last byte has come, or when somebody asks to fill what is full. */
+/* Once: when the last byte has arrived, or when a full cell is to be filled. */
 void cell_tell_filled(struct engine *engine, struct cell *cell) {
     if (cell->told) return;
     cell->told = true;
@@ -171,7 +171,7 @@ void cell_tell_filled(struct engine *engine, struct cell *cell) {
         batch_end(engine, cell->batch);
 }
 
-/* The bytes before the new watermark are written; whoever reads it sees them. */
+/* The bytes before the new watermark are written and visible to its readers. */
 void cell_raise(struct engine *engine, struct cell *cell, uint64_t watermark) {
     atomic_store_explicit(&cell->watermark, watermark, memory_order_release);
     for (struct chain *at = cell->serves.next; at != &cell->serves; at = at->next)
@@ -181,13 +181,13 @@ void cell_raise(struct engine *engine, struct cell *cell, uint64_t watermark) {
     if (watermark == cell->nbytes) cell_tell_filled(engine, cell);
 }
 
-/* The owner has written up to there himself. */
+/* The owner has written the cell up to there. */
 void cell_advance(struct engine *engine, struct cell *cell, uint64_t watermark) {
     if (watermark > atomic_load_explicit(&cell->watermark, memory_order_relaxed))
         cell_raise(engine, cell, watermark);
 }
 
-/* A thread that drives a link has given the memory back. */
+/* A thread that drives a link has returned the memory. */
 void cell_let_go(struct engine *engine, struct cell *cell) {
     if (cell->closing && !cell->holds) engine_tell(engine, EVENT_CLOSED, cell->number, 0, "");
 }

@@ -1,6 +1,6 @@
-/* The machine of small calls: see engine_coll.h for the protocol and why it is safe.
+/* The state machine of small calls: see engine_coll.h for the protocol and its safety.
  *
- * The protocol's decisions stand in one file that has nothing else in it.
+ * This file contains only the protocol's decisions.
  */
 #include "engine_coll.h"
 
@@ -89,17 +89,17 @@ static struct coll_slot *slot_of(struct coll_node *node, uint64_t call) {
     return &node->slots[call & 1];
 }
 
-/* Does a frame of the node about the call in progress lie here? */
+/* Whether the slot has the node's frame about the call in progress. */
 static bool is_current(const struct coll_group *group, const struct coll_slot *slot) {
     return slot->here && slot->version == group->version && slot->call == group->call;
 }
 
-/* Is it the last one that the node sends about this call? */
+/* Whether it is the node's last frame about this call. */
 static bool is_last_word(const struct coll_group *group, const struct coll_slot *slot) {
     return is_current(group, slot) && slot->phase != COLL_BEGUN;
 }
 
-/* Is that node one of the members', other than this one? */
+/* Whether the node is another node with members. */
 bool coll_takes_part(const struct coll_group *group, uint32_t number) {
     if (number == group->me) return false;
     for (uint32_t rank = 0; rank < group->size; rank++)
@@ -152,7 +152,7 @@ static struct coll_slot *begin_own(struct coll_group *group, uint8_t phase, uint
     return slot;
 }
 
-/* All members here have called: their parts go to the other nodes. */
+/* All members here have called: sends their parts to the other nodes. */
 static void give(struct coll_calls *all, struct coll_group *group) {
     struct coll_slot *slot = begin_own(group, COLL_GIVES, 0);
     uint32_t nbytes = 0;
@@ -174,7 +174,7 @@ static void give(struct coll_calls *all, struct coll_group *group) {
     send_to_all(all, group, slot);
 }
 
-/* Do all nodes' last words about the call in progress lie here? */
+/* Whether all nodes' last frames about the call in progress are here. */
 static bool all_here(struct coll_group *group, bool *yields) {
     bool here = is_last_word(group, slot_of(&group->own, group->call));
     for (uint32_t rank = 0; rank < group->size; rank++) {
@@ -189,7 +189,7 @@ static bool all_here(struct coll_group *group, bool *yields) {
     return here;
 }
 
-/* Has another node given parts, or named another plan than the one by which this node moves? */
+/* Whether another node has given parts, or has named another plan than this node's. */
 static bool is_other_call(struct coll_group *group, const struct coll_slot *own) {
     for (struct coll_node *node = group->others; node; node = node->next) {
         const struct coll_slot *slot = slot_of(node, group->call);
@@ -212,7 +212,7 @@ static void commit_coll(struct coll_calls *all, struct coll_group *group) {
 static bool commit_moved(struct coll_calls *all, struct coll_group *group) {
     if (!group->result) return false;
     group->call++;
-    group->has_last = false; /* Python has it, because it hears of this before it hears TAKEN */
+    group->has_last = false; /* Python has it: this event precedes TAKEN */
     all->ports.commit_moved(all->ports.context, group);
     all->ports.tell(all->ports.context, group, COLL_MOVED, group->call - 1, NULL, 0);
     group->result = 0;
@@ -225,8 +225,8 @@ static void advance(struct coll_calls *all, struct coll_group *group) {
         const struct coll_slot *own = slot_of(&group->own, group->call);
         const bool begun = is_current(group, own) && own->phase == COLL_BEGUN;
         const bool yielding = group->yields && group->yield_at == group->call;
-        /* After its last word no node yields: the others may have committed the call by now. If
-         * they have not, because one of them yields, its frame says so. */
+        /* No node yields after its last frame, because others may have committed the call by now.
+         * If they have not, because one of them yields, its frame says so. */
         if ((yielding && !is_last_word(group, own)) || (begun && is_other_call(group, own))) {
             send_to_all(all, group, begin_own(group, COLL_YIELDS, 0));
             take(all, group);
@@ -272,7 +272,7 @@ void coll_open(struct coll_calls *all, struct coll_group *group, uint64_t versio
         group->ranks |= bit(rank);
         if (nodes[rank] == group->me) group->here |= bit(rank);
     }
-    give_if_all(all, group); /* members here may have called already */
+    give_if_all(all, group); /* members here may already have called */
     advance(all, group);
 }
 
@@ -288,7 +288,7 @@ void coll_yield(struct coll_calls *all, struct coll_group *group, uint64_t call)
     advance(all, group);
 }
 
-/* Does this node say the next word about the call in progress? */
+/* Whether this node may send its next frame about the call in progress. */
 static bool may_say(struct coll_group *group, uint64_t call) {
     return group->open && call == group->call &&
            !is_last_word(group, slot_of(&group->own, group->call));
@@ -321,7 +321,7 @@ void coll_given(struct coll_calls *all, struct coll_group *group, uint64_t call,
                  const struct coll_part *part, const char *bytes) {
     if (part->rank >= group->size) return;
     struct coll_member *member = &group->members[part->rank];
-    if (call + 1 <= member->seq) return; /* known */
+    if (call + 1 <= member->seq) return; /* already known */
     member->seq = call + 1;
     member->part = *part;
     keep(&member->bytes, &member->room, bytes, part->nbytes);
@@ -354,13 +354,14 @@ const char *coll_receive(struct coll_calls *all, uint64_t generation, uint32_t n
     const char *fault = fault_of(parts, nbytes);
     if (fault) return fault;
     struct coll_group *group = coll_find(all, generation);
-    if (!group || number == group->me) return NULL; /* it is over, or this node has left it */
+    /* the Group has ended, or this node has left it */
+    if (!group || number == group->me) return NULL;
     struct coll_slot *slot = slot_of(node_of(group, number), call);
     const bool same = version == slot->version && call == slot->call;
     const bool newer = !slot->here || version > slot->version ||
                        (version == slot->version && call > slot->call) ||
                        (same && slot->phase == COLL_BEGUN && phase != COLL_BEGUN);
-    if (!newer) return NULL; /* sent twice */
+    if (!newer) return NULL; /* a duplicate */
     slot->here = true;
     slot->phase = phase;
     slot->plan = plan;

@@ -1,13 +1,13 @@
-# Small calls of Groups, as the part of Engine that is about them. engine_coll.h has the protocol.
+# The part of Engine for small calls of Groups. engine_coll.h has the protocol.
 
 
 @cython.no_gc
 cdef class _EngineCalls:
-    """What Python asks of an engine about small calls; all is posted, and answered by events."""
+    """Requests to an engine about small calls. All are posted, and answered by events."""
 
     cdef engine_t *engine
     cdef int fork_mark
-    cdef object memory  # where the boards lie
+    cdef object memory  # the memory of the boards
 
     cdef int check(self) except -1:
         if self.fork_mark != fork_count:
@@ -25,9 +25,10 @@ cdef class _EngineCalls:
         return asked
 
     def coll_add(self, generation: int, size: int, node: int, client, board: int) -> None:
-        """A Group with members on this host, whose board lies in the control memory of `client`.
+        """Adds a Group with members on this host, whose board is in the control memory of `client`.
 
-        Python owns its calls until coll_open(). What members here publish comes as COLL_PART.
+        Python owns its calls until coll_open(). Parts published by members here arrive as
+        COLL_PART.
         """
         cdef uint64_t address = client.control_address
         if not 1 <= size <= MEMBERS:
@@ -50,13 +51,13 @@ cdef class _EngineCalls:
 
     @cython.critical_section
     def coll_open(self, generation: int, version: int, call: int, nodes) -> None:
-        """The engine owns the calls from this one on. `nodes`: of each rank, None for nobody.
+        """The engine owns the calls from this one on. `nodes`: by rank; None: no node.
 
-        It ends by COLL_TAKEN.
+        Ends with COLL_TAKEN.
         """
         cdef list numbers = list(nodes)
         if len(numbers) > MEMBERS:
-            raise ValueError(f"{len(numbers)} ranks: a board has {MEMBERS}")
+            raise ValueError(f"{len(numbers)} ranks exceed the {MEMBERS} of a board")
         cdef uint64_t version_word = version
         cdef uint64_t call_word = call
         cdef coll_request *asked = self.request(COLL_ASK_OPEN, generation)
@@ -70,13 +71,13 @@ cdef class _EngineCalls:
 
     @cython.critical_section
     def coll_close(self, generation: int) -> None:
-        """The freeze: no call is committed after COLL_TAKEN, until coll_open()."""
+        """The freeze: no call is committed between COLL_TAKEN and coll_open()."""
         engine_post_coll(self.engine, self.request(COLL_ASK_CLOSE, generation))
 
     @cython.critical_section
     def coll_yield(self, generation: int, call: int) -> None:
-        """Python shall own the calls from this one on, unless this node has given its parts of it
-        already: then it is committed, or another node yields it."""
+        """Gives the calls from this one on to Python, unless this node has already given its parts
+        of the call: then it is committed, or another node yields it."""
         cdef uint64_t word = call
         cdef coll_request *asked = self.request(COLL_ASK_YIELD, generation)
         asked.call = word
@@ -84,25 +85,25 @@ cdef class _EngineCalls:
 
     @cython.critical_section
     def coll_forget(self, generation: int) -> None:
-        """The group is over."""
+        """The Group has ended."""
         engine_post_coll(self.engine, self.request(COLL_ASK_FORGET, generation))
 
     @cython.critical_section
     def coll_begin(self, generation: int, call: int, plan: int) -> None:
-        """Python moves the bytes of a call that the engine owns. Nodes whose plan is the same name
-        the same number, which has 32 bits and is not 0."""
+        """Python moves the bytes of a call that the engine owns. Nodes with the same plan pass the
+        same number, which has 32 bits and is not 0."""
         self.about_plan(COLL_ASK_BEGIN, generation, call, plan)
 
     @cython.critical_section
     def coll_vote(self, generation: int, call: int, plan: int) -> None:
-        """This node has all that it should receive of that call. It is committed when all nodes
+        """This node has received all its bytes of the call. The call is committed when all nodes
         have voted for the same plan, and coll_result() was called: COLL_MOVED."""
         self.about_plan(COLL_ASK_VOTE, generation, call, plan)
 
     cdef int about_plan(self, int kind, uint64_t generation, uint64_t call,
                         uint32_t plan) except -1:
         if not plan:
-            raise ValueError("0 is no plan's number")
+            raise ValueError("plan must not be 0")
         cdef coll_request *asked = self.request(kind, generation)
         asked.call = call
         asked.plan = plan
@@ -111,12 +112,12 @@ cdef class _EngineCalls:
 
     @cython.critical_section
     def coll_result(self, generation: int, call: int, result: int, awaited: bool = False) -> None:
-        """The object (not 0) that members here are to read as that call's result. awaited: a member
-        waits until COLL_MOVED is heard, which else comes some milliseconds later."""
+        """The object (not 0) that members here must read as the call's result. awaited: a member
+        waits for COLL_MOVED, which otherwise comes some milliseconds later."""
         cdef uint64_t call_word = call
         cdef uint64_t result_word = result
         if not result_word:
-            raise ValueError("0 is no object")
+            raise ValueError("result must not be 0")
         cdef coll_request *asked = self.request(COLL_ASK_RESULT, generation)
         asked.call = call_word
         asked.result = result_word
@@ -126,7 +127,7 @@ cdef class _EngineCalls:
     @cython.critical_section
     def coll_frame(self, generation: int, node: int, version: int, call: int, phase: int,
                     plan: int, parts: bytes) -> None:
-        """A frame that COLL_SEND has named at that node."""
+        """A frame from COLL_SEND of that node."""
         cdef uint32_t sender = node
         cdef uint64_t version_word = version
         cdef uint64_t call_word = call
@@ -148,7 +149,7 @@ cdef class _EngineCalls:
 
     @cython.critical_section
     def coll_doorbell(self, generation: int, rank: int, fd: int) -> None:
-        """The eventfd to which the member of that rank writes; it is the engine's from now on."""
+        """The eventfd to which the member of that rank writes. The engine takes it over."""
         cdef uint32_t place = rank
         cdef coll_request *asked = self.request(COLL_ASK_BELL, generation)
         asked.size = place
@@ -157,11 +158,11 @@ cdef class _EngineCalls:
 
     @cython.critical_section
     def coll_look(self) -> None:
-        """Look at all boards: for an engine without a thread, which hears no doorbell."""
+        """Checks all boards, for an engine without a thread, which watches no doorbell."""
         engine_post_coll(self.engine, self.request(COLL_ASK_LOOK, 0))
 
     def is_quiet(self) -> bool:
-        """Of an engine without a thread: has events() nothing but what is to be told late?"""
+        """For an engine without a thread: whether all events in events() may be delayed."""
         self.check()
         return self.engine.events != NULL and not self.engine.signalled
 

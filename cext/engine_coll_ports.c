@@ -1,6 +1,6 @@
-/* Boards and doorbells of members, links to nodes, and events for Python, as engine_coll.c uses them.
+/* The ports of engine_coll.c: boards and doorbells of members, links to nodes, events for Python.
  *
- * engine_coll.c itself accesses none of them. A member writes its part into its place on the board
+ * engine_coll.c itself accesses none of them. A member writes its part to its place on the board,
  * and then to its doorbell, an eventfd that the engine's thread watches. The result of the call is
  * written to the board, and the members are woken at their event words. A frame is sent over any
  * link to its node; without a link Python sends it. Frames that may have been lost with a link are
@@ -21,19 +21,19 @@ struct bell {
     uint32_t rank;
     int fd;
     bool rung;
-    bool unheard; /* the system does not let epoll watch it: it is looked at again and again */
+    bool unheard; /* epoll cannot watch it, so it is polled */
 };
 
 struct coll_world {
     struct coll_calls calls;
     struct engine *engine;
     struct bell *bells;
-    uint32_t unheard; /* how many of them */
+    uint32_t unheard; /* their number */
     char *control;
 };
 
-/* Between two looks for doorbells that epoll cannot watch. Lower: less delay for calls of such
- * members, and a processor that is woken more often. */
+/* Polling interval of doorbells that epoll cannot watch. Lower: less delay for calls of their
+ * members, and more wake-ups of a processor. */
 enum { UNHEARD_LOOK_MS = 2 };
 
 void coll_play(void *play) { played = play; }
@@ -127,7 +127,7 @@ static void tell(void *context, struct coll_group *group, int news, uint64_t num
 }
 
 /* ---- Boards and doorbells ----------------------------------------------------------------------- */
-/* The seq is written last, and the member waits from then on, so what stands there is whole. */
+/* The seq is written last, and the member waits from then on, so the part is complete. */
 static void look_at(struct coll_world *world, struct coll_group *group, uint32_t rank) {
     const shm_coll *small = group->board;
     const shm_coll_part *given = &small->parts[rank];
@@ -137,7 +137,8 @@ static void look_at(struct coll_world *world, struct coll_group *group, uint32_t
         rank, given->nbytes, given->offset, given->kind, given->op, given->dtype, given->root,
     };
     const uint32_t share = coll_share(group->size);
-    if (part.nbytes > share || part.offset > part.nbytes) return; /* no client of ours wrote it */
+    /* malformed, so not written by a client of ours */
+    if (part.nbytes > share || part.offset > part.nbytes) return;
     coll_given(&world->calls, group, seq - 1, &part, small->given + (size_t)rank * share);
 }
 
@@ -164,13 +165,13 @@ static void hang_bell(struct coll_world *world, struct coll_group *group, uint32
     struct bell *bell = engine_memory(sizeof *bell);
     *bell = (struct bell){.next = world->bells, .group = group, .rank = rank, .fd = fd};
     world->bells = bell;
-    /* An edge for each write: nobody reads it. The lowest bit tells it from links. */
+    /* An edge for each write, without reads. The lowest bit distinguishes it from links. */
     struct epoll_event wanted = {
         .events = EPOLLIN | EPOLLET,
         .data.ptr = (char *)bell + 1,
     };
     if (world->engine->threaded && epoll_ctl(world->engine->epoll_fd, EPOLL_CTL_ADD, fd, &wanted)) {
-        bell->unheard = true; /* the user has as many watches as the system allows, or no memory is left */
+        bell->unheard = true; /* the user's limit of watches is reached, or there is no memory */
         world->unheard++;
     }
     look_at(world, group, rank);
@@ -186,7 +187,7 @@ bool coll_rung(void *pointer) {
     return true;
 }
 
-/* After the commands, so that what was opened before a member was woken is open. */
+/* After the commands, so that everything opened before a member was woken is open. */
 void coll_answer(struct engine *engine) {
     struct coll_world *world = engine->small;
     if (!world) return;
@@ -265,7 +266,7 @@ void coll_execute(struct engine *engine, struct coll_request *asked) {
     case COLL_ASK_FORGET:
         if (group) forget(world, asked->generation);
         break;
-    case COLL_ASK_FRAME: /* Python has carried it, and checked nothing */
+    case COLL_ASK_FRAME: /* Python has forwarded it unchecked */
         if (group)
             (void)coll_receive(&world->calls, asked->generation, asked->node, asked->version,
                                 asked->call, asked->phase, asked->plan, asked->bytes,

@@ -1,6 +1,6 @@
-/* What the engine and _engine.pyx call of small calls; engine_coll.h has the protocol.
+/* The functions of small calls for the engine and _engine.pyx; engine_coll.h has the protocol.
  *
- * Requests are posted as any command of the engine; the rest is called by its thread.
+ * Requests are posted like any command of the engine. Its thread calls the rest.
  */
 #ifndef ENGINE_COLL_PORTS_H
 #define ENGINE_COLL_PORTS_H
@@ -19,7 +19,7 @@ enum coll_ask {
     COLL_ASK_RESULT, /* generation, call, result, awaited */
     COLL_ASK_FRAME,  /* generation, node (its sender), version, call, phase, plan, bytes */
     COLL_ASK_BELL,   /* generation, size (the rank), fd */
-    COLL_ASK_LOOK,   /* an engine without a thread looks at all boards */
+    COLL_ASK_LOOK,   /* an engine without a thread checks all boards */
 };
 
 typedef struct coll_request {

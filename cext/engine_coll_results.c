@@ -1,7 +1,6 @@
-/* What comes of the parts of a small call: they are compared, folded or gathered, and recorded.
+/* The results of small calls: compares, folds or gathers their parts, and records them.
  *
- * Every node finds the same for itself, so none has to send a result. The protocol is in
- * engine_coll.c.
+ * Every node computes the same result, so none is sent. The protocol is in engine_coll.c.
  */
 #include "engine_coll.h"
 
@@ -27,7 +26,7 @@ struct found {
     uint64_t ranks;
 };
 
-/* False: a rank twice, or of another node. The lengths were checked when it came. */
+/* False: a duplicate rank, or a rank of another node. The lengths were checked on receipt. */
 static bool find_parts(const struct coll_group *group, const struct coll_node *node,
                        struct found *found) {
     const struct coll_slot *slot = &node->slots[group->call & 1];
@@ -55,7 +54,7 @@ static const struct reduce_kernel *kernel_of(const struct coll_part *part) {
     return elements % reduce_source_bytes(kernel) ? NULL : kernel;
 }
 
-/* Do all parts belong to one call that has a result? If not, Python finds the words for it. */
+/* Whether all parts belong to one call that has a result. If not, Python makes the error. */
 static bool agree(const struct coll_group *group, const struct found *found) {
     if (found->ranks != group->ranks) return false;
     const uint32_t lowest = first_rank(group->ranks);

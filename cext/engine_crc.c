@@ -1,19 +1,18 @@
-/* crc32c, and the check of a header that rests on it.
+/* crc32c, and the header check that uses it.
  *
- * TCP's own checksum has 16 bits and is often left to the network card; a block that a switch has
- * spoiled must not become part of a sum. crc32c because CPUs have an instruction.
+ * TCP's own checksum has 16 bits, and the network card often computes it. A block that a switch has
+ * corrupted must not become part of a sum. crc32c, because CPUs have an instruction for it.
  *
- * The idea: that instruction takes 8 bytes a cycle but answers after 3, so three parts of the data
- * are worked on in turn and joined: crc(A B) = shift(crc(A), len B) ^ crc(B), where shift appends
- * zeros. Appending a fixed number of zeros is linear in the crc, hence four tables of 256 words.
- * Source of the method: V. Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32
+ * Method: the instruction takes 8 bytes per cycle, but has a latency of 3 cycles. So three parts of
+ * the data are processed in turn and joined: crc(A B) = shift(crc(A), len B) ^ crc(B), where shift
+ * appends zeros. Appending a fixed number of zeros is linear in the crc, hence four tables of 256
+ * words. Source: V. Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32
  * Instruction" (Intel, 2011), and M. Adler's crc32c.c.
  *
- * CPUs that multiply four pairs of polynomials at once (VPCLMULQDQ) do it twice as fast: 64 bytes are
- * a polynomial, and to move it by D bits to those that follow there means to multiply it by x^D, of
- * which the remainder by the crc's polynomial is enough. Source: V. Gopal et al., "Fast CRC
- * Computation for Generic Polynomials Using PCLMULQDQ Instruction" (Intel, 2009), for bits reversed.
- * Which way is taken is chosen at run time.
+ * CPUs that multiply four pairs of polynomials at once (VPCLMULQDQ) are twice as fast: 64 bytes are
+ * a polynomial, which is moved by D bits to the following bytes by a multiplication with x^D modulo
+ * the crc's polynomial. Source: V. Gopal et al., "Fast CRC Computation for Generic Polynomials
+ * Using PCLMULQDQ Instruction" (Intel, 2009), for reversed bits. The method is chosen at run time.
  *
  */
 #include "engine_frames.h"
@@ -32,10 +31,10 @@
 
 enum {
     POLYNOMIAL = 0x82f63b78, /* Castagnoli, bits reversed */
-    PART_BYTES_LONG = 4096,  /* three of them at once, then three short ones, then the rest */
+    PART_BYTES_LONG = 4096,  /* three parts, then three short ones, then the rest */
     PART_BYTES_SHORT = 256,
-    WIDE_BYTES = 64,              /* of one register, which holds four parts of 16 bytes */
-    STRIDE_BYTES = 4 * WIDE_BYTES, /* four registers at once, because a product takes 6 cycles */
+    WIDE_BYTES = 64,              /* one register: four parts of 16 bytes */
+    STRIDE_BYTES = 4 * WIDE_BYTES, /* four registers, because a product takes 6 cycles */
 };
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -46,11 +45,11 @@ static int have_instruction;
 #endif
 #ifdef HAVE_WIDE
 static int have_wide;
-/* What moves a polynomial by that many bytes, for its lower and its upper half. */
+/* The factors that move a polynomial by that many bytes, for its lower and its upper half. */
 static uint64_t by_stride[2], by_wide[2], by_parts[3][2];
 #endif
 
-/* The crc register after `bytes` zero bytes, from `crc`, bit by bit: only to make the tables. */
+/* The crc register after `bytes` zero bytes, from `crc`, bit by bit; only to make the tables. */
 static uint32_t append_zeros(uint32_t crc, size_t bytes) {
     while (bytes--) crc = slices[0][crc & 255] ^ (crc >> 8);
     return crc;
@@ -69,8 +68,8 @@ static void make_shift(uint32_t table[4][256], size_t bytes) {
 }
 
 #ifdef HAVE_WIDE
-/* x^exponent modulo the polynomial, one bit further up, because a product of reversed bits is one bit
- * short. */
+/* x^exponent modulo the polynomial, one bit further up, because a product of reversed bits is one
+ * bit short. */
 static uint64_t power(unsigned exponent) {
     uint32_t remainder = 1u << 31;
     while (exponent--) remainder = remainder & 1 ? remainder >> 1 ^ POLYNOMIAL : remainder >> 1;
@@ -114,7 +113,7 @@ static inline uint64_t load64(const uint8_t *data) {
     return word;
 }
 
-/* Eight bytes a step through eight tables. `crc` here is the register, not inverted. */
+/* Eight bytes per step, with eight tables. `crc` is the register, not inverted. */
 static uint32_t register_by_table(uint32_t crc, const uint8_t *data, size_t bytes) {
     for (; bytes >= 8; bytes -= 8, data += 8) {
         const uint64_t word = load64(data) ^ crc;
@@ -163,7 +162,7 @@ static __attribute__((target("sse4.2"))) uint32_t register_by_cpu(uint32_t start
 #endif
 
 #ifdef HAVE_WIDE
-/* `data` ^ the sum of both halves of `folded`, moved. */
+/* `data` ^ the sum of both moved halves of `folded`. */
 static inline WIDE __m512i moved(__m512i folded, __m512i move, __m512i data) {
     enum { XOR_OF_THREE = 0x96 };
     return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(folded, move, 0x00),
@@ -235,7 +234,7 @@ void frame_seal(struct frame *frame) {
 }
 
 const char *frame_fault(const struct frame *frame) {
-    if (frame->magic != FRAME_MAGIC) return "what came is no frame of this version";
+    if (frame->magic != FRAME_MAGIC) return "received bytes are not a frame of this version";
     if (frame->header_crc != crc32c(0, frame, offsetof(struct frame, header_crc)))
         return "a header does not match its checksum";
     if (frame->type < FRAME_REQUEST || frame->type >= FRAME_TYPE_END)

@@ -1,4 +1,4 @@
-# The parts of engine_state.h that _engine.pyx calls; the header says what they do.
+# The parts of engine_state.h that _engine.pyx calls; the header documents them.
 
 cdef extern from "pthread.h" nogil:
     int pthread_atfork(void (*)() noexcept nogil, void (*)() noexcept nogil,

@@ -1,10 +1,10 @@
-/* Links whose bytes Python threads move, one thread for each direction, through TLS.
+/* Links whose bytes Python threads move through TLS, one thread for each direction.
  *
  * Python's SSLSocket does the TLS (OpenSSL is not linked here), but only the engine's thread
- * decides which frame is sent next and where received bytes go. So that thread *gives*: a frame to
- * send, a place to receive into. Until the memory is given back, the driving thread may use it,
- * and a cell that is closed meanwhile says CLOSED only after it has come back. One exchange a frame
- * and two a block received: block_bytes_max of 1 MiB suits such links.
+ * decides which frame is sent next and where received bytes go. That thread *gives* a frame to
+ * send, or a place to receive into. The driving thread may use the memory until it returns it, and
+ * a cell that is closed meanwhile reports CLOSED only then. One exchange per sent frame and two per
+ * received block: block_bytes_max of 1 MiB suits such links.
  */
 #include "engine_state.h"
 
@@ -72,7 +72,7 @@ void driven_sent(struct engine *engine, struct link *link) {
     let_go(engine, cell);
 }
 
-/* 0 bytes: the thread gives the place back and will not go on. */
+/* 0 bytes: the thread returns the place and will not continue. */
 void driven_received(struct engine *engine, struct link *link, uint32_t bytes) {
     struct cell *cell = link->place_cell;
     link->place_out = false;
@@ -84,7 +84,7 @@ void driven_received(struct engine *engine, struct link *link, uint32_t bytes) {
     let_go(engine, cell);
 }
 
-/* Who waits comes back, and what nobody has taken is not in anybody's hands. */
+/* Wakes waiting threads, and takes back what no thread has taken. */
 void driven_lose(struct engine *engine, struct link *link, const char *reason) {
     pthread_mutex_lock(&engine->lock);
     link->lost = true;
@@ -112,8 +112,8 @@ static struct timespec deadline_in(double timeout_s) {
     return at;
 }
 
-/* Called by a thread before it waits, while nothing can stop the engine yet: from now on the engine is
- * not freed until that thread has come back. */
+/* A thread calls this before it waits, while nothing can stop the engine yet. The engine is then
+ * not freed until the thread has returned. */
 void driven_enter(struct engine *engine) {
     pthread_mutex_lock(&engine->lock);
     engine->drivers++;
@@ -124,8 +124,8 @@ void driven_enter(struct engine *engine) {
 static int wait_for(struct engine *engine, struct link *link, bool *given, double timeout_s,
                     char *reason) {
     const struct timespec deadline = deadline_in(timeout_s);
-    /* A caller that gives no time is answered at once: the kernel takes 50 us for a wait that is over
-     * when it begins. */
+    /* Without a timeout, return at once: the kernel takes 50 us for a wait that has already
+     * expired. */
     while (timeout_s > 0 && !link->lost && !*given)
         if (pthread_cond_timedwait(&link->changed, &engine->lock, &deadline) == ETIMEDOUT) break;
     if (link->lost) snprintf(reason, REASON_BYTES, "%s", link->reason);
@@ -143,7 +143,7 @@ int driven_wait_frame(struct engine *engine, struct link *link, double timeout_s
         *frame = link->out;
         *cell_number = link->frame_cell ? link->frame_cell->number : 0;
         *small = NULL;
-        if (frame->type == FRAME_COLL && frame->length) { /* it is freed if the link is lost */
+        if (frame->type == FRAME_COLL && frame->length) { /* freed if the link is lost */
             *small = engine_memory(frame->length);
             memcpy(*small, link->out_block, frame->length);
         }
@@ -166,7 +166,7 @@ int driven_wait_place(struct engine *engine, struct link *link, double timeout_s
     return found;
 }
 
-/* The place is in the caller's hands: the thread does not look at it. */
+/* The caller owns the place: the thread does not read it. */
 void driven_header(struct link *link, const char *header) {
     memcpy(&link->in, header, FRAME_BYTES);
 }
@@ -175,7 +175,7 @@ void driven_coll(struct link *link, const char *bytes, size_t nbytes) {
     memcpy(link->in_coll + link->in_block_bytes, bytes, nbytes);
 }
 
-/* All links are lost, so all who wait come back. */
+/* All links are lost, so all waiting threads return. */
 void driven_wait_for_nobody(struct engine *engine) {
     pthread_mutex_lock(&engine->lock);
     while (engine->drivers) pthread_cond_wait(&engine->undriven, &engine->lock);

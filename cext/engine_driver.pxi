@@ -1,10 +1,10 @@
-# The face of engine_driven.c: what the two Python threads call that move the bytes of a link.
+# The Python interface of engine_driven.c, for the two threads that move the bytes of a link.
 
 
 @cython.no_gc
 @cython.final
 cdef class Driver:
-    """A link over TLS, made by Engine.drive(): one thread sends, another one receives.
+    """A link over TLS, made by Engine.drive(). One thread sends, another one receives.
 
         while True:                                     while True:
             frame = driver.next_frame(1.0)                  place = driver.receive_into(1.0)
@@ -13,10 +13,10 @@ cdef class Driver:
                     tls.sendall(part)                           driver.received(n)
                 driver.sent()
 
-    A part or place is in the thread's hands until sent() or received(): its cell is CLOSED only
-    afterwards. After the link's end all raise ConnectionError with the reason. A thread that
-    fails by itself calls received(0), or disconnect(driver.link) and then sent(). Who drops the
-    last reference ends the link.
+    The thread owns a part or place until sent() or received(): its cell is CLOSED only afterwards.
+    After the link's end all methods raise ConnectionError with the reason. A thread that fails by
+    itself calls received(0), or disconnect(driver.link) and then sent(). Dropping the last
+    reference ends the link.
     """
 
     cdef Engine engine
@@ -47,11 +47,11 @@ cdef class Driver:
 
     cdef int check(self) except -1:
         if self.joined is None:
-            raise TypeError("Engine.drive() makes it")
+            raise TypeError("use Engine.drive()")
         return self.engine.check()
 
     cdef engine_t *enter(self) except NULL:
-        """The engine, which nobody frees until this thread has waited for its link."""
+        """The engine, which is not freed before the end of this thread's wait."""
         with cython.critical_section(self.engine):
             self.engine.check()
             driven_enter(self.engine.engine)
@@ -64,7 +64,8 @@ cdef class Driver:
         return 0
 
     def next_frame(self, timeout: float) -> list[bytes | memoryview] | None:
-        """The parts of the next frame: header, and block if it has one; None: not within seconds."""
+        """The parts of the next frame: the header, and its block if any. None: timeout (in
+        seconds)."""
         cdef frame_t frame
         cdef uint64_t cell = 0
         cdef char *small = NULL
@@ -76,7 +77,7 @@ cdef class Driver:
         cdef Py_ssize_t at
         self.check()
         if self.frame_out:
-            raise RuntimeError("sent() was not called for the frame before")
+            raise RuntimeError("sent() was not called for the previous frame")
         engine, link = self.enter(), self.joined.link
         with nogil:
             found = driven_wait_frame(engine, link, seconds, &frame, &cell, &small,
@@ -99,15 +100,15 @@ cdef class Driver:
         return [header, self.block]
 
     def sent(self) -> None:
-        """All parts of the frame were sent, and are not looked at any more."""
+        """All parts of the frame were sent, and are no longer read."""
         self.check()
         if not self.frame_out:
-            raise RuntimeError("there is no frame that was to be sent")
+            raise RuntimeError("no frame is being sent")
         self.frame_out, self.block = False, None
         self.post(COMMAND_SENT, 0)
 
     def receive_into(self, timeout: float) -> memoryview | None:
-        """Where the next bytes of the stream go, at least one; None: not within seconds."""
+        """Memory for the next bytes of the stream, at least one. None: timeout (in seconds)."""
         cdef uint64_t cell = 0
         cdef uint64_t offset = 0
         cdef char reason[REASON_BYTES]
@@ -135,13 +136,13 @@ cdef class Driver:
         return self.place[self.place_done :]
 
     def received(self, nbytes: int) -> None:
-        """So many bytes of the place were written; 0: the stream has ended."""
+        """This many bytes of the place were written; 0: the stream has ended."""
         cdef uint32_t amount
         self.check()
         if not self.place_out:
-            raise RuntimeError("there is no place that was to be written")
+            raise RuntimeError("no place is being written")
         if not 0 <= nbytes <= self.place_bytes - self.place_done:
-            raise ValueError(f"{nbytes} bytes in a place of {self.place_bytes - self.place_done}")
+            raise ValueError(f"{nbytes} bytes exceed the {self.place_bytes - self.place_done} given")
         self.place_done += nbytes
         if nbytes and self.place_done < self.place_bytes:
             return

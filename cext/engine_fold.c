@@ -1,8 +1,8 @@
-/* Folds: a cell := op over other cells, as far as all of them have come.
+/* Folds: a cell := op over other cells, as far as all of them have arrived.
  *
- * A reduction travels while it is computed. The kernels and what they mean are those of
- * reduce_kernels.h; here they are fed from cells, a bounded step at a time, in the order of the
- * sources, so that the bits are those of one left fold over all contributions:
+ * A reduction travels while it is computed. The kernels are those of reduce_kernels.h. They are fed
+ * from cells, a bounded step at a time, in the order of the sources, so that the result has the
+ * bits of one left fold over all contributions:
  *
  *     raw source ──widen, fold──► accumulator ──divide──► narrow ──► final result
  *     accumulated source ─copy, fold──► │                └────────► partial result, which travels
@@ -31,7 +31,7 @@ static const struct reduce_kernel *accumulator_kernel(int op, int dtype) {
     return reduce_kernel_find(op == REDUCE_MEAN ? REDUCE_SUM : op, accumulator);
 }
 
-/* Bytes of an element: of a source (raw or accumulated), or of a result (final or partial). */
+/* Bytes of an element of a source (raw or accumulated) or of a result (final or partial). */
 size_t fold_item_bytes(int op, int dtype, bool accumulated, bool is_result) {
     const struct reduce_kernel *kernel = reduce_kernel_find(op, dtype);
     if (!kernel) return 0;
@@ -92,7 +92,7 @@ void fold_begin(struct engine *engine, struct fold *fold) {
     fold_look(engine, fold);
 }
 
-/* Elements that are done, and how far all sources have come. */
+/* Folded elements; and the elements that all sources have. */
 static uint64_t items_done(const struct fold *fold) {
     return atomic_load_explicit(&fold->cell->watermark, memory_order_relaxed) / fold->item_bytes;
 }
@@ -109,8 +109,8 @@ static uint64_t items_there(const struct fold *fold) {
     return least;
 }
 
-/* A step ends where a block of the cell does, or FOLD_BYTES_MAX, counted from the cell's begin: the
- * watermarks that a fold can ever show do not depend on how its sources have come. */
+/* A step ends at the end of a block of the cell, or at FOLD_BYTES_MAX, counted from the cell's
+ * beginning, so the possible watermarks of a fold do not depend on the arrival of its sources. */
 static uint64_t goal(const struct fold *fold) {
     const struct cell *cell = fold->cell;
     const uint64_t most = FOLD_BYTES_MAX;
@@ -121,7 +121,7 @@ static uint64_t goal(const struct fold *fold) {
 }
 _Static_assert(FOLD_BYTES_MAX % REDUCE_LINE_BYTES == 0, "whole elements, as blocks are");
 
-/* If the next step can be made, the fold takes its turn. */
+/* Queues the fold if its next step is possible. */
 void fold_look(struct engine *engine, struct fold *fold) {
     if (chain_empty(&fold->in_ready) && items_there(fold) >= goal(fold) / fold->item_bytes)
         chain_append(&engine->folds, &fold->in_ready);
@@ -145,7 +145,7 @@ static void next_source(const struct fold *fold, size_t i, void *accumulator, co
     stage(accumulator, from, units);
 }
 
-/* A block that fits the first-level cache: `items` elements from element `at`. */
+/* A block that fits into the first-level cache: `items` elements from element `at`. */
 static void fold_block(const struct fold *fold, uint64_t at, size_t items) {
     _Alignas(REDUCE_LINE_BYTES) char accumulator[REDUCE_BLOCK_BYTES];
     _Alignas(REDUCE_LINE_BYTES) char narrowed[REDUCE_BLOCK_BYTES / 2];
@@ -166,14 +166,14 @@ static void fold_block(const struct fold *fold, uint64_t at, size_t items) {
            items * fold->item_bytes);
 }
 
-/* One input that is not divided is copied, as reduce_run does: its bits stay, even a NaN's. */
+/* An undivided single input is copied, as in reduce_run: its bits stay, even a NaN's. */
 static bool is_copy(const struct fold *fold) {
     return fold->source_count == 1 && fold->divisor <= 1 &&
            fold->sources[0].accumulated != fold->final &&
            (!fold->kernel->widen || fold->kernel->narrow || !fold->final);
 }
 
-/* One step; fold_look has seen that it can be made, and watermarks only rise. */
+/* One step. fold_look has checked that it is possible, and watermarks only rise. */
 void fold_step(struct engine *engine, struct fold *fold) {
     struct cell *cell = fold->cell;
     const uint64_t done = items_done(fold), end = goal(fold) / fold->item_bytes;

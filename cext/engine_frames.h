@@ -1,7 +1,7 @@
-/* The frames that two engines exchange over a link, drawn.
+/* The frames between two engines.
  *
- * Everything that a peer can make this process do is said by these 64 bytes. They are checked here,
- * before anything looks at what they mean.
+ * These 64 bytes contain everything that a peer can make this process do. They are checked here,
+ * before they are interpreted.
  *
  *      0        2      3        4        8
  *      ┌────────┬──────┬────────┬────────┬─────────────────────────┐
@@ -38,9 +38,9 @@ enum {
     FRAME_BYTES = 64,
     FRAME_MAGIC = 0x4801, /* 'H' and the version */
     FRAME_COLL_PHASES = 4, /* COLL_PHASE_END of engine_coll.h */
-    /* The longest block: a peer is delayed by one at most when streams take turns. */
+    /* The longest block, which is the longest delay of a peer when streams take turns. */
     FRAME_BLOCK_BYTES_MAX = 1024 * 1024,
-    FRAME_COLL_BYTES_MAX = 65 * 1024, /* as much as engine_coll.h ever sends */
+    FRAME_COLL_BYTES_MAX = 65 * 1024, /* the maximum that engine_coll.h sends */
 };
 
 enum frame_type { FRAME_REQUEST = 1, FRAME_DATA, FRAME_REFUSED, FRAME_CANCEL, FRAME_COLL,
@@ -49,8 +49,8 @@ enum frame_type { FRAME_REQUEST = 1, FRAME_DATA, FRAME_REFUSED, FRAME_CANCEL, FR
 enum frame_reason {
     REASON_NONE,
     REASON_CLOSED,    /* the cell was closed while it was served */
-    REASON_SIZE,      /* the cell ends before what is asked for */
-    REASON_FULL,      /* too many requests of this link wait already */
+    REASON_SIZE,      /* the cell ends before the requested bytes */
+    REASON_FULL,      /* too many requests of this link are waiting */
     REASON_CANCELLED, /* the answer to CANCEL */
     REASON_END
 };
@@ -78,10 +78,10 @@ _Static_assert(offsetof(struct frame, block_crc) == 56, "as drawn");
 _Static_assert(offsetof(struct frame, header_crc) == FRAME_BYTES - 4, "the last word");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the header is copied as it stands");
 
-/* The crc32c (Castagnoli) of `bytes` bytes, going on from `crc`; the first call starts with 0. */
+/* The crc32c (Castagnoli) of `bytes` bytes, continued from `crc`; the first call starts with 0. */
 uint32_t crc32c(uint32_t crc, const void *data, size_t bytes);
-/* The same without products of polynomials, and without the CPU's instruction: for other CPUs, and
- * to test each way by the others. */
+/* The same without carry-less products, and without the CPU's instruction: for other CPUs, and to
+ * test the methods against each other. */
 uint32_t crc32c_by_instruction(uint32_t crc, const void *data, size_t bytes);
 uint32_t crc32c_by_table(uint32_t crc, const void *data, size_t bytes);
 

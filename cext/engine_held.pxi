@@ -1,4 +1,4 @@
-# What an Engine keeps of its cells and links: numbers become structures here, and buffers are held.
+# An Engine's records of cells and links: translates numbers into structures, and holds buffers.
 
 
 cdef int read_key(object key, frame_key *into) except -1:
@@ -16,7 +16,7 @@ cdef int read_key(object key, frame_key *into) except -1:
 
 
 cdef uint64_t bytes_there(object filled, uint64_t size) except? 1:
-    """How much of a cell of that size is there."""
+    """The number of present bytes of a cell of that size."""
     watermark = (size if filled else 0) if isinstance(filled, bool) else filled
     if not 0 <= watermark <= size:
         raise ValueError(f"filled must be from 0 to {size} bytes, not {watermark}")
@@ -26,7 +26,7 @@ cdef uint64_t bytes_there(object filled, uint64_t size) except? 1:
 @cython.no_gc
 @cython.final
 cdef class _Held:
-    """A cell and the buffer that it lies in, until the thread has let go of both."""
+    """A cell and its buffer, until the thread has released both."""
 
     cdef cell_t *cell
     cdef Py_buffer buffer
@@ -34,16 +34,16 @@ cdef class _Held:
     cdef bint open, has_buffer
 
     cdef int hold(self, object buffer, Py_ssize_t offset, bint only_read) except -1:
-        """Holds the buffer from now on; checks that the offset lies in it."""
+        """Holds the buffer. Checks that the offset is inside."""
         PyObject_GetBuffer(buffer, &self.buffer, PyBUF_SIMPLE if only_read else PyBUF_WRITABLE)
         self.has_buffer = True
         if not 0 <= offset <= self.buffer.len:
-            raise ValueError(f"offset {offset} in a buffer of {self.buffer.len} bytes")
+            raise ValueError(f"offset {offset} exceeds a buffer of {self.buffer.len} bytes")
         return 0
 
     cdef int check_writable(self) except -1:
         if self.buffer.readonly:
-            raise ValueError("the cell lies in read-only memory")
+            raise ValueError("the cell is in read-only memory")
         return 0
 
     cdef void let_go(self) noexcept:
@@ -66,7 +66,7 @@ cdef class _Joined:
     """A link."""
 
     cdef link_t *link
-    cdef bint driven, lost  # there is a Driver; LINK_LOST was taken
+    cdef bint driven, lost  # it has a Driver; LINK_LOST was taken
 
 
 cdef uint64_t watermark_of(_Held held) noexcept:

@@ -1,4 +1,4 @@
-# What the engine folds and checks by, under the names that Python has for it.
+# The engine's kernels and checksums, under their Python names.
 
 cdef int number_in(tuple names, str name, str what) except -1:
     try:
@@ -16,14 +16,14 @@ cdef size_t item_bytes_of(str op, str dtype, bint accumulated, bint is_result) e
 
 
 def accumulator_dtype(op: str, dtype: str) -> str:
-    """The dtype in which partial results of this reduction travel."""
+    """The dtype of this reduction's partial results."""
     item_bytes_of(op, dtype, False, False)
     return DTYPES[fold_accumulator(number_in(OPS, op, "op"), number_in(DTYPES, dtype, "dtype"))]
 
 
 def crc32c(data, crc: int = 0, way: str = "") -> int:
-    """The checksum of blocks. `way`: "instruction" or "table", as on a CPU that multiplies no
-    polynomials, or has no instruction for it at all."""
+    """The checksum of blocks. `way`: "instruction" or "table", as on CPUs without carry-less
+    products, or without a crc instruction."""
     cdef const unsigned char[::1] view = memoryview(data).cast("B")
     cdef size_t nbytes = view.shape[0]
     cdef uint32_t start = crc

@@ -1,9 +1,9 @@
-/* Links: the next frame that goes, and what to do with the bytes that come.
+/* Links: choose the next frame to send, and handle the bytes received.
  *
- * A link's bytes are moved by the engine's thread through a socket, or by Python threads through
- * TLS. Both ask here where the next bytes go and which frame is next, so a peer is judged in one
- * place: whatever breaks the rules of engine_frames.h ends the link, and bytes are written nowhere
- * but into the place that a pull of ours has asked for.
+ * The engine's thread moves a link's bytes through a socket, or Python threads do, through TLS.
+ * Both ask here for the next place and the next frame, so peers are checked in one place: any
+ * violation of engine_frames.h ends the link, and bytes are only written where a pull of ours has
+ * requested them.
  */
 #include "engine_state.h"
 
@@ -65,10 +65,10 @@ static void end_streams(struct engine *engine, struct link *link, const char *re
     }
 }
 
-/* The one end of every link. What others know of it is still there until FREE. */
+/* The single end of every link. Others may still refer to it until FREE. */
 void link_lose(struct engine *engine, struct link *link, const char *reason) {
     if (link->lost) return;
-    char words[REASON_BYTES]; /* `reason` may be the link's own */
+    char words[REASON_BYTES]; /* `reason` may be in the link itself */
     snprintf(words, sizeof words, "%s", reason);
     driven_lose(engine, link, words);
     chain_remove(&link->in_active);
@@ -116,7 +116,7 @@ static void seal(const struct engine *engine, struct link *link) {
     link->out_full = true;
 }
 
-/* The stream whose turn it is; NULL: none has a block. */
+/* The stream with the next turn; NULL: none has a block. */
 static struct serve *next_serve(struct link *link) {
     const bool folded = !chain_empty(&link->ready_folded);
     if (!folded) link->before_folded = 0;
@@ -157,7 +157,7 @@ static void next_block(struct engine *engine, struct link *link, struct serve *s
     seal(engine, link);
 }
 
-/* Notices first, then one block of the stream whose turn it is. False: nothing to send. */
+/* Notices first, then one block of the next stream. False: nothing to send. */
 bool link_next_frame(struct engine *engine, struct link *link) {
     if (!chain_empty(&link->notices)) {
         struct notice *notice = FROM(link->notices.next, struct notice, in_notices);
@@ -183,8 +183,8 @@ void link_frame_sent(struct engine *engine, struct link *link) {
     link->out_full = false;
 }
 
-/* The cell's memory goes away. What is left of its block is promised by a header that is on its
- * way, and a peer may be slow: the rest is copied, so that nobody waits for that peer. */
+/* The cell's memory goes away. A header already promises the rest of its block, and a peer may be
+ * slow: the rest is copied, so that no one waits for that peer. */
 void link_let_go_of(struct link *link, struct cell *cell) {
     if (link->out_cell != cell || link->frame_out) return;
     const uint32_t sent = link->out_sent > FRAME_BYTES ? link->out_sent - FRAME_BYTES : 0;
@@ -215,10 +215,10 @@ static const char *begin_block(struct link *link) {
     const struct frame *frame = &link->in;
     const struct frame_key key = frame_key(frame);
     struct pull *pull = pull_of(link, frame->pull);
-    if (!pull) return "bytes that nobody has asked for";
+    if (!pull) return "bytes that were not requested";
     if (!frame_key_equal(&key, &pull->key) || frame->end != pull->end)
-        return "bytes of another cell than the one asked for";
-    if (frame->offset != pull->next) return "bytes that do not continue what has come";
+        return "bytes of another cell than the requested one";
+    if (frame->offset != pull->next) return "bytes that do not continue the stream";
     link->in_pull = pull;
     link->in_block = true;
     link->in_block_bytes = 0;
@@ -239,9 +239,9 @@ static const char *begin_coll(struct engine *engine, struct link *link) {
     return NULL;
 }
 
-/* A block that does not match its checksum was spoiled on its way, or written at its source while it
- * was sent (an array that its owner gives where it lies). The stream goes on behind it, so this pull
- * alone fails, and whoever wants the cell pulls the rest anew. */
+/* A block with a wrong checksum was corrupted in transit, or written at its source while it was
+ * sent (an array that its owner shares in place). The stream continues after it, so only this pull
+ * fails, and the owner of the cell pulls the rest again. */
 static void end_spoiled(struct engine *engine, struct pull *pull) {
     if (pull->cell)
         engine_tell(engine, EVENT_PULL_FAILED, pull->cell->number, 0,
@@ -258,7 +258,8 @@ static const char *end_block(struct engine *engine, struct link *link) {
     link->in_block = false;
     link->in_pull = NULL;
     link->in_header_bytes = 0;
-    if (link->in.type == FRAME_COLL) /* nobody would ask for it again: it is lost with its link */
+    /* a small call is not requested again: it is lost with its link */
+    if (link->in.type == FRAME_COLL)
         return spoiled ? "a small call does not match its checksum"
                        : coll_frame(engine, link, &link->in, link->in_coll);
     pull->next += link->in.length;
@@ -284,7 +285,7 @@ static const char *const REASONS[REASON_END] = {
 
 static const char *take_refusal(struct engine *engine, struct link *link) {
     struct pull *pull = pull_of(link, link->in.pull);
-    if (!pull) return "a refusal of what nobody has asked for";
+    if (!pull) return "a refusal of no request";
     if (pull->cell) {
         if (link->in.reason == REASON_CANCELLED) return "the answer to a CANCEL that was not sent";
         engine_tell(engine, EVENT_PULL_FAILED, pull->cell->number, 0, REASONS[link->in.reason]);
@@ -309,7 +310,7 @@ static const char *take_header(struct engine *engine, struct link *link) {
     return NULL;
 }
 
-/* So many bytes were written to the place. False: the link is lost. */
+/* This many bytes were written to the place. False: the link is lost. */
 bool link_took(struct engine *engine, struct link *link, size_t bytes) {
     const char *fault = NULL;
     if (link->in_block) {

@@ -1,8 +1,8 @@
-/* The engine's thread, what others post to it and what it tells them.
+/* The engine's thread: its commands and its events.
  *
- * One thread gives every link and every fold its turn; no turn is longer than about a block, so
- * nobody waits for a peer that is slow or for a sum that is large. It sleeps in epoll when there is
- * nothing to do, and is woken by a command or a socket.
+ * One thread gives every link and every fold its turn. A turn takes no longer than about a block,
+ * so no one waits for a slow peer or a large sum. The thread sleeps in epoll when it is idle, and
+ * is woken by a command or a socket.
  */
 #include "engine_coll_ports.h"
 #include "engine_state.h"
@@ -22,7 +22,7 @@ enum { EVENTS_A_TURN = 64 };
 void *engine_memory(size_t bytes) {
     void *memory = calloc(1, bytes ? bytes : 1);
     if (memory) return memory;
-    fprintf(stderr, "hoplite_mp: the engine got no %zu bytes of memory for its own lists\n", bytes);
+    fprintf(stderr, "hoplite_mp: the engine could not allocate %zu bytes for its own lists\n", bytes);
     abort();
 }
 
@@ -37,7 +37,7 @@ static void clear_fd(int fd) {
     while (read(fd, &count, sizeof count) < 0 && errno == EINTR) {}
 }
 
-/* Under the lock: is the thread to be woken now? */
+/* Under the lock: whether to wake the thread now. */
 static bool wakes(struct engine *engine) {
     if (engine->woken || !engine->commands) return false;
     engine->woken = true;
@@ -96,14 +96,14 @@ static uint64_t monotonic_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Under the lock. The descriptor is readable from then on until the events are taken. */
+/* Under the lock. The descriptor stays readable until the events are taken. */
 static void signal_events(struct engine *engine) {
     if (engine->signalled || !engine->events) return;
     engine->signalled = true;
     if (engine->threaded) signal_fd(engine->event_fd);
 }
 
-/* quiet: whoever takes events is woken for the next event that is not quiet, or after QUIET_NS. */
+/* quiet: the reader of events is woken for the next event that is not quiet, or after QUIET_NS. */
 static void tell(struct engine *engine, const struct event *told, bool quiet) {
     struct event *event = engine_memory(sizeof *event);
     *event = *told;
@@ -120,8 +120,8 @@ static void tell(struct engine *engine, const struct event *told, bool quiet) {
     pthread_mutex_unlock(&engine->lock);
 }
 
-/* Tells of quiet events that have waited for QUIET_NS. Returns how long the thread may sleep until
- * others have; -1: for ever. */
+/* Reports quiet events that have waited for QUIET_NS. Returns how long the thread may sleep before
+ * the next ones; -1: forever. */
 static int end_quiet_ms(struct engine *engine) {
     if (!engine->quiet_until_ns) return -1;
     const uint64_t now = monotonic_ns();
@@ -220,7 +220,7 @@ static void execute_all(struct engine *engine) {
     }
 }
 
-/* Edges: a link stays readable and writable until a call has said otherwise. */
+/* Edges: a link stays readable and writable until a call reports otherwise. */
 static void look_at_sockets(struct engine *engine, bool sleep) {
     struct epoll_event events[EVENTS_A_TURN];
     const int look_ms = coll_sleep_ms(engine), quiet_ms = end_quiet_ms(engine);
@@ -264,7 +264,7 @@ static void take_turns(struct engine *engine) {
         fold_step(engine, FROM(engine->folds.next, struct fold, in_ready));
 }
 
-/* The loop of an engine that has no thread, once round. All its links are driven. */
+/* One turn of the loop of an engine without a thread. All its links are driven. */
 bool engine_step(struct engine *engine) {
     execute_all(engine);
     take_turns(engine);
@@ -327,7 +327,7 @@ struct engine *engine_new(uint64_t incarnation, uint32_t block_bytes_max,
     return NULL;
 }
 
-/* After the last command of everybody else. The cells are their owner's. */
+/* After the last command of all others. The cells belong to their owners. */
 void engine_stop(struct engine *engine) {
     if (engine->threaded) {
         engine_post(engine, COMMAND_STOP, NULL, NULL, NULL, NULL, 0);

@@ -1,8 +1,8 @@
-/* A link's bytes through its socket: as much a turn as keeps the turns short.
+/* Moves a link's bytes through its socket, a bounded amount in each turn.
  *
- * One thread serves all links, so none may be waited for. Every call returns at once (MSG_DONTWAIT:
- * the descriptor's own mode is its owner's), and a link has moved about one block in each direction
- * when the next one gets its turn.
+ * One thread serves all links, so it must not wait for any. Every call returns at once
+ * (MSG_DONTWAIT: the descriptor's own mode is its owner's), and a link has moved about one block in
+ * each direction when the next one gets its turn.
  */
 #include "engine_state.h"
 
@@ -33,7 +33,7 @@ static void send_ahead(struct link *link, int bytes) {
     setsockopt(link->fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
 }
 
-/* How long a byte and its acknowledgement take while no queue delays them; 0: not known. */
+/* The round trip of a byte and its acknowledgement without queueing; 0: unknown. */
 static uint64_t way_ns(const struct link *link) {
     struct tcp_info info;
     socklen_t bytes = sizeof info;
@@ -44,9 +44,9 @@ static uint64_t way_ns(const struct link *link) {
     return info.tcpi_min_rtt * (uint64_t)1000;
 }
 
-/* As much as the link carries in AHEAD_NS and on its way: a link that the buffer holds back carries
- * about twice that (Linux doubles what it is told), so the buffer grows until something else does.
- * It never shrinks: a socket that holds more than its limit does not send again what was lost. */
+/* As much as the link carries in AHEAD_NS and a round trip. A link that the buffer limits carries
+ * about twice that (Linux doubles the requested size), so the buffer grows until something else is
+ * the limit. It never shrinks: a socket that holds more than its limit does not retransmit. */
 static void look_ahead(struct link *link) {
     const uint64_t bytes = atomic_load_explicit(&link->backlogged_bytes, memory_order_relaxed);
     const uint64_t ns = atomic_load_explicit(&link->backlogged_ns, memory_order_relaxed);
@@ -60,15 +60,15 @@ static void look_ahead(struct link *link) {
     if (wanted > link->ahead_bytes + link->ahead_bytes / 4) send_ahead(link, wanted);
 }
 
-/* A descriptor of its own: the caller closes his. The options are for TCP alone, and only make it
- * better, so a socket that does not know them is as good. */
+/* Duplicates the descriptor: the caller closes its own. The options are for TCP and only improve
+ * performance, so a socket that lacks them is accepted. */
 const char *socket_take(struct link *link, int fd) {
     const int one = 1, unsent = UNSENT_BYTES_MAX;
     struct sockaddr_storage name;
     socklen_t name_bytes = sizeof name;
     int type = 0;
     socklen_t type_bytes = sizeof type;
-    if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &type_bytes)) return "this is no socket";
+    if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &type_bytes)) return "not a socket";
     errno = ENOTCONN;
     if (type != SOCK_STREAM) return "a link needs a stream socket";
     if (getpeername(fd, (struct sockaddr *)&name, &name_bytes)) return "the socket is not connected";
@@ -80,8 +80,8 @@ const char *socket_take(struct link *link, int fd) {
     return NULL;
 }
 
-/* The end must not depend on copies of the descriptor that a forked child may have: the peer sees
- * it by the shutdown, and epoll would go on naming a link that is gone. */
+/* The end must not depend on copies of the descriptor in a forked child: the peer sees the
+ * shutdown, and epoll would keep reporting a link that is gone. */
 void socket_close(struct engine *engine, struct link *link) {
     if (link->fd < 0) return;
     epoll_ctl(engine->epoll_fd, EPOLL_CTL_DEL, link->fd, NULL);
@@ -91,9 +91,9 @@ void socket_close(struct engine *engine, struct link *link) {
 }
 
 /* ---- What comes ------------------------------------------------------------------------------- */
-/* A block counts only when it is whole, so the thread is not woken for each of its packets. Only
- * bytes that must follow are waited for: behind a block nothing may come for a long time. Linux
- * signals at once if so many bytes are there already. */
+/* A block counts only when it is complete, so the thread is not woken for each of its packets. Only
+ * bytes that must follow are waited for, because nothing may follow a block for a long time. Linux
+ * signals at once if that many bytes are already there. */
 static void wake_after(struct link *link) {
     uint32_t bytes = 1;
     if (link->in_block) bytes = link->in.length - link->in_block_bytes;
@@ -117,10 +117,10 @@ static bool spread(struct engine *engine, struct link *link, const char *bytes, 
     return true;
 }
 
-/* One call takes the rest of a block and the header behind it, or a header and the beginning of what
- * follows, which is all of a small call's frame. Returns false if that is all: fewer bytes than
- * there was place for are all that was there (epoll(7)), but after them the end of the stream may
- * have come with the same edge. */
+/* One call takes the rest of a block and the next header, or a header and the beginning of what
+ * follows, which includes all of a small call's frame. Returns false if nothing is left: fewer
+ * bytes than requested are all that there was (epoll(7)), but the end of the stream may follow them
+ * with the same edge. */
 static bool receive_once(struct engine *engine, struct link *link, size_t *bytes) {
     char ahead[AHEAD_READ_BYTES];
     struct iovec places[2] = {link_place(engine, link), {ahead, FRAME_BYTES}};
@@ -158,7 +158,7 @@ static void count_backlog(struct link *link, bool goes_on) {
     look_ahead(link);
 }
 
-/* After a failure nothing is sent, but what the peer has sent before it left is still read. */
+/* After a failure nothing is sent, but bytes that the peer sent before it left are still read. */
 static void go_deaf(struct link *link) {
     strerror_r(errno, link->reason, sizeof link->reason);
     link->deaf = link->readable = true;
@@ -197,10 +197,10 @@ static bool send_once(struct engine *engine, struct link *link, size_t *bytes) {
     if (link->backlogged_since_ns) count(&link->backlogged_bytes, (uint64_t)went);
     link->out_sent += (uint32_t)went;
     if (link->out_sent == FRAME_BYTES + length) link_frame_sent(engine, link);
-    return true; /* also after a part: only EAGAIN says that the kernel will signal */
+    return true; /* also after a part: only EAGAIN means that the kernel will signal */
 }
 
-/* Both directions, a bounded part of each; stays active while there may be more. */
+/* Both directions, a bounded part of each. Stays active while there may be more. */
 void socket_turn(struct engine *engine, struct link *link) {
     size_t bytes = 0;
     while (link->readable && bytes < engine->block_bytes_max)

@@ -1,6 +1,6 @@
-/* What an engine is made of: cells, links, pulls, serves, folds, and who may touch what.
+/* The engine's data: cells, links, pulls, serves, folds, and which thread may touch them.
  *
- * Bulk bytes move between hosts, and are added up on the way, without the GIL and without a Python
+ * Bulk bytes move between hosts, and are summed on the way, without the GIL and without a Python
  * call for each block. One rule moves everything: a block moves when the watermarks of its inputs
  * have passed it.
  *
@@ -11,15 +11,15 @@
  *     fold    fills a cell with the element-wise reduction of other cells
  *     spot    what is known under a key: the cell that has it, the requests that wait for it
  *
- * Who may touch what. Everything below belongs to the engine's one thread. Others reach it by
- * commands alone, which they post under `lock` and which are executed in the order posted; they
- * read nothing but a cell's watermark and a link's counters (atomics), and take events under
- * `lock`. The lock is never held while bytes move. A cell or link is made by the poster of its
- * first command; a cell is freed by whoever takes its CLOSED event, a link by the command FREE,
- * which is posted after its end was taken notice of.
+ * Who may touch what. Everything below belongs to the engine's one thread. Other threads reach it
+ * only by commands, which they post under `lock` and which are executed in order. They read only a
+ * cell's watermark and a link's counters (atomics), and take events under `lock`. The lock is never
+ * held while bytes move. The poster of its first command makes a cell or link. The taker of its
+ * CLOSED event frees a cell; the command FREE, which is posted after its end was noticed, frees a
+ * link.
  *
- * Memory for these few dozen bytes each is not optional: without it the process is ended, with a
- * line that says so. Blocks are never allocated by a length that a peer has sent.
+ * A failed allocation of these small structures ends the process with a message. Blocks are never
+ * allocated by a length that a peer has sent.
  *
  */
 #ifndef ENGINE_STATE_H
@@ -36,44 +36,43 @@
 #include "reduce_kernels.h"
 
 enum {
-    /* Cells are cut into about 8 blocks, so that hosts in a row work at the same time, but not
-     * below this: a frame costs some 5 us however short it is. */
+    /* Cells are cut into about 8 blocks, so that hosts in a row work concurrently, but not below
+     * this size: a frame costs some 5 us however short it is. */
     BLOCK_BYTES_MIN = 16 * 1024,
     BLOCKS_WANTED = 8,
-    /* Memory that a fold writes between two looks at the sockets: some 100 us. */
+    /* Bytes that a fold writes between two polls of the sockets: some 100 us. */
     FOLD_BYTES_MAX = 256 * 1024,
-    /* Pulls at one time over one link, and so requests that a peer may have here. A pull's number
-     * is its place below this and, in the upper half, a count that tells its users apart. */
+    /* Concurrent pulls over one link, which is also the limit of a peer's requests here. A pull's
+     * number is its place below this and, in the upper half, a count that distinguishes users. */
     LINK_PULLS_MAX = 1 << 16,
-    /* Where bytes go that nobody wants any more. */
+    /* Receives bytes that are no longer needed. */
     SCRATCH_BYTES = 64 * 1024,
-    /* Unsent bytes in the kernel, beyond which the socket counts as full: what was handed over
-     * cannot be overtaken by another stream's block. Less, and the sender is woken too often. */
+    /* Unsent bytes in the kernel above which the socket counts as full: another stream's block
+     * cannot overtake them. Lower: the sender is woken too often. */
     UNSENT_BYTES_MAX = 256 * 1024,
-    /* A socket's send buffer holds what its link carries in so long, and until the first byte of
-     * that is acknowledged: what stands in a queue on the way delays every other stream from this
-     * host, and streams that meet at a receiver share its link evenly only while queues are short.
-     * Less: a sender that is late leaves the link idle. The kernel's own tuning would fill any
-     * queue. */
+    /* A socket's send buffer holds what its link carries in this time plus a round trip. Bytes in a
+     * queue on the way delay every other stream from this host, and streams that meet at a receiver
+     * share its link evenly only while queues are short. Lower: a late sender leaves the link idle.
+     * The kernel's own tuning would fill any queue. */
     AHEAD_NS = 250000,
     AHEAD_BYTES_MIN = 64 * 1024,
     AHEAD_BYTES_MAX = 4 * 1024 * 1024,
-    /* The rate is taken over so much time of being backlogged. */
+    /* The rate is averaged over this much backlogged time. */
     AHEAD_LOOK_NS = 4000000,
-    /* Of a block that is coming in, the thread is woken when so much more is there. More: fewer
-     * wake-ups, some 10 us each, but a longer time for the last bytes' copy. */
+    /* During a block, the thread is woken for each such number of further bytes. Higher: fewer
+     * wake-ups, some 10 us each, but the last bytes take longer to copy. */
     WAKE_BYTES_MAX = 128 * 1024,
-    /* Contributions go before results of folds, because every result waits for the last one of its
-     * contributions: a pair of hosts that is late then delays nobody, as long as results of earlier
-     * blocks are left to send. But one block of a result goes after so many of the others, so that
-     * a stream of contributions without end keeps back no result for ever. */
+    /* Contributions precede results of folds, because every result waits for the last of its
+     * contributions: a late pair of hosts then delays no one, as long as results of earlier blocks
+     * are left to send. But one block of a result follows this many others, so that an endless
+     * stream of contributions cannot block results forever. */
     BEFORE_FOLDED_MAX = 16,
-    /* Behind a header that nobody has waited for, so much is read along, and copied once more: more
-     * than a small call of 1 KiB needs, and little of a block. */
+    /* Bytes that are read along with an unexpected header, and copied once more: enough for a small
+     * call of 1 KiB, and little of a block. */
     AHEAD_READ_BYTES = 4 * 1024,
-    /* For so long, and up to a millisecond more, Python is not woken by news for which nobody waits,
-     * because members of a Group want the processors at that moment. Longer: memory of calls that
-     * are over is freed later. */
+    /* For this time, and up to a millisecond more, Python is not woken by events for which no one
+     * waits, because members of a Group need the processors then. Higher: memory of ended calls is
+     * freed later. */
     QUIET_NS = 4000000,
     REASON_BYTES = 96,
 };
@@ -93,7 +92,7 @@ static inline void chain_append(struct chain *head, struct chain *element) {
     head->before->next = element;
     head->before = element;
 }
-/* Leaves the element by itself: to take it out once more does nothing. */
+/* The element is then its own ring: removing it again has no effect. */
 static inline void chain_remove(struct chain *element) {
     element->before->next = element->next;
     element->next->before = element->before;
@@ -113,11 +112,11 @@ struct cell {
     struct frame_key key;
     bool has_key, told, closing;
     bool folded;         /* a fold fills it, or has begun to */
-    uint32_t holds;      /* threads that drive a link and have its memory in their hands */
-    uint64_t *checksums; /* of its blocks; 0: not known. NULL: of none */
+    uint32_t holds;      /* threads that drive a link and are using its memory */
+    uint64_t *checksums; /* of its blocks; 0: unknown. NULL: none */
     struct spot *spot;   /* if it has a key */
-    struct batch *batch; /* NULL: it is told by itself when it is full */
-    struct pull *pull;   /* what fills it now; not both */
+    struct batch *batch; /* NULL: it is reported alone when it is full */
+    struct pull *pull;   /* what fills it now; never both */
     struct fold *fold;
     struct chain serves; /* struct serve.in_source */
     struct chain feeds;  /* struct fold_source.in_cell */
@@ -126,12 +125,12 @@ struct cell {
 struct spot {
     struct spot *next; /* of the same bucket */
     struct frame_key key;
-    struct cell *cell;    /* NULL: nobody has made it yet */
+    struct cell *cell;    /* NULL: not made yet */
     struct chain waiting; /* struct serve.in_source */
 };
 
-/* Cells of which is told together: who waits for all of them is woken once. With a `plan` (not 0),
- * this node votes for that call of the Group `generation` when the last one is full. */
+/* Cells that are reported together: their waiter is woken once. With a `plan` (not 0), this node
+ * votes for that call of the Group `generation` when the last cell is full. */
 struct batch {
     uint64_t generation, call;
     uint32_t plan;
@@ -142,7 +141,7 @@ struct batch {
 /* ---- Pulls and serves ------------------------------------------------------------------------ */
 struct pull {
     struct link *link;
-    struct cell *cell; /* NULL: cancelled; what still comes goes nowhere */
+    struct cell *cell; /* NULL: cancelled; further bytes are discarded */
     struct frame_key key;
     uint32_t number;
     uint64_t next, end;
@@ -150,7 +149,7 @@ struct pull {
 
 struct serve {
     struct link *link;
-    struct cell *cell; /* one of these two: what is served, or where it waits */
+    struct cell *cell; /* one of these two: the served cell, or the key for which it waits */
     struct spot *spot;
     struct chain in_source; /* of cell->serves or spot->waiting */
     struct chain in_ready;  /* of link->ready or link->ready_folded */
@@ -158,11 +157,11 @@ struct serve {
     uint64_t next, end;
 };
 
-/* REQUEST, REFUSED, CANCEL and SMALL wait here until they are sent; they go before any block. */
+/* REQUEST, REFUSED, CANCEL and SMALL are queued here until they are sent, before any block. */
 struct notice {
     struct chain in_notices;
     struct frame frame;
-    char *block; /* of SMALL: what follows the header */
+    char *block; /* of SMALL: the bytes after the header */
 };
 
 /* Where the next bytes go, for threads that drive a link. */
@@ -174,24 +173,24 @@ struct link {
     int fd;                                  /* -1: Python threads drive it, or it is lost */
     bool driven, checksum, lost, readable, writable, deaf;
     bool ending;         /* the peer sends no more, or the socket has failed */
-    uint32_t wake_bytes; /* the socket's SO_RCVLOWAT; 0: as it was made */
+    uint32_t wake_bytes; /* the socket's SO_RCVLOWAT; 0: the default */
     struct chain in_links, in_active;
 
-    /* What comes: a header, then its block. */
+    /* Incoming: a header, then its block. */
     struct frame in;
-    uint32_t in_header_bytes, in_block_bytes; /* how much of each is here */
+    uint32_t in_header_bytes, in_block_bytes; /* how much of each has arrived */
     bool in_block;
     struct pull *in_pull;
     uint32_t in_crc;
     char *in_coll; /* the parts of a SMALL frame */
 
-    /* What goes: one frame at a time. */
+    /* Outgoing: one frame at a time. */
     struct frame out;
     bool out_full;
     uint32_t out_sent; /* of the header and the block together */
     const char *out_block;
-    struct cell *out_cell; /* whose memory that is; NULL: out_copy, or no block */
-    char *out_copy;        /* the rest of the block of a cell that was closed */
+    struct cell *out_cell; /* the owner of that memory; NULL: out_copy, or no block */
+    char *out_copy;        /* the rest of the block of a closed cell */
     struct chain notices, ready, ready_folded;
     uint32_t before_folded; /* blocks sent while one of ready_folded waited */
 
@@ -200,17 +199,17 @@ struct link {
     uint32_t pulls_length, serves_length, pull_count, pull_next, pulls_made;
     uint32_t waiting_count, refusal_count;
 
-    /* Read by others. `backlogged`: since the socket was full, until there was nothing to send. */
+    /* Read by others. `backlogged`: from a full socket until nothing is left to send. */
     _Atomic uint64_t bytes_sent, bytes_received, backlogged_bytes, backlogged_ns;
     uint64_t backlogged_since_ns;
     uint64_t looked_bytes, looked_ns; /* of the two above, when `ahead_bytes` was last set */
     int ahead_bytes;                  /* of the socket's send buffer */
 
-    /* Only where Python threads drive it; under engine->lock, as is `lost` there. */
+    /* Only if Python threads drive it; under engine->lock, like its `lost`. */
     pthread_cond_t changed;
     bool frame_given, place_given; /* and not yet taken */
-    bool frame_out, place_out;     /* given, and not yet back: the engine's thread alone */
-    struct cell *frame_cell, *place_cell; /* whose memory the threads have in their hands */
+    bool frame_out, place_out;     /* given and not yet returned: for the engine's thread only */
+    struct cell *frame_cell, *place_cell; /* the cells whose memory the threads are using */
     uint32_t place_bytes;
     uint64_t place_offset; /* in that cell */
     enum place_kind place_kind;
@@ -232,7 +231,7 @@ struct fold {
     const struct reduce_kernel *kernel;
     reduce_pair_fn *fold_accumulated;
     size_t divisor; /* 0: none */
-    bool final;     /* the result is narrowed; else it stays in the form of the accumulator */
+    bool final;     /* narrow the result; otherwise it keeps the accumulator's dtype */
     uint32_t item_bytes;
     size_t source_count;
     struct fold_source sources[];
@@ -240,17 +239,17 @@ struct fold {
 
 /* ---- Events and commands --------------------------------------------------------------------- */
 enum engine_event_kind {
-    EVENT_FILLED = 1,  /* cell; of a batch at once, when the last of its cells is full */
+    EVENT_FILLED = 1,  /* cell; for a batch at once, when its last cell is full */
     EVENT_PULL_FAILED, /* cell, reason */
     EVENT_FOLD_FAILED, /* cell, reason */
     EVENT_CLOSED,      /* cell */
     EVENT_LINK_LOST,   /* link, peer, reason */
-    /* Of small calls; number: the Group's generation. */
+    /* For small calls; number: the Group's generation. */
     EVENT_COLL_TAKEN, /* call, version, bytes: Python owns its calls */
     EVENT_COLL_PART,  /* call, version, bytes: a member here has made that call */
     EVENT_COLL_FIRST, /* call: committed, as the first small one since the Group was opened, or since
                         * a call that was committed by votes */
-    EVENT_COLL_SEND,  /* peer, call, version, phase, plan, bytes: a frame, and there is no link */
+    EVENT_COLL_SEND,  /* peer, call, version, phase, plan, bytes: a frame without a link */
     EVENT_COLL_MOVED, /* call: committed by votes */
 };
 
@@ -300,36 +299,36 @@ struct engine {
     int epoll_fd, command_fd, event_fd;
     pthread_t thread;
     bool stopping;
-    bool threaded; /* else it has no thread and no descriptors, and engine_step() is its loop */
+    bool threaded; /* otherwise engine_step() is its loop, without a thread or descriptors */
 
-    pthread_mutex_t lock; /* the next nine, and what a link says it is for */
+    pthread_mutex_t lock; /* for the next nine, and the fields of links that name it */
     pthread_cond_t undriven; /* no thread waits for a link, or is about to */
     uint32_t drivers;
-    uint32_t held; /* by engine_hold(): commands that are about cells do not wake the thread */
-    bool woken;    /* the thread has been woken for commands, and has not taken them yet */
-    bool signalled; /* whoever takes events has been woken for them */
+    uint32_t held; /* by engine_hold(): commands about cells do not wake the thread */
+    bool woken;    /* the thread was woken for commands, and has not taken them yet */
+    bool signalled; /* the reader of events has been woken */
     struct command *commands, *last_command;
     struct event *events, *last_event;
 
-    uint64_t quiet_until_ns; /* there are events of which nobody was told; 0: there are none */
-    struct chain links;      /* all that are not freed */
-    struct chain active; /* those with something to receive or to send */
-    struct chain folds;  /* those that can go on */
+    uint64_t quiet_until_ns; /* when to report quiet events; 0: there are none */
+    struct chain links;      /* all links that are not freed */
+    struct chain active; /* links with something to receive or to send */
+    struct chain folds;  /* folds that can continue */
     struct spot **buckets;
     size_t bucket_count, spot_count;
     struct coll_world *small; /* NULL before the first Group */
     char scratch[SCRATCH_BYTES];
 };
 
-/* ---- Who does what ---------------------------------------------------------------------------- */
-/* engine_loop.c: the thread, and the calls of others. */
+/* ---- Functions -------------------------------------------------------------------------------- */
+/* engine_loop.c: the thread, and the functions for others. */
 struct engine *engine_new(uint64_t incarnation, uint32_t block_bytes_max,
                           uint32_t waiting_requests_max, bool threaded); /* NULL: errno */
 void engine_post(struct engine *engine, int kind, struct cell *cell, struct link *link,
                  struct fold *fold, const struct frame_key *key, uint64_t amount);
 struct event *engine_take(struct engine *engine); /* a list, to be freed one by one */
-/* Begins (true) and ends a time in which commands about cells are collected; they are executed soon
- * after its end, or earlier. These times may be nested. */
+/* Begins (true) and ends a period in which commands about cells are collected. They are executed
+ * soon after its end, or earlier. Periods may be nested. */
 void engine_hold(struct engine *engine, bool hold);
 void engine_post_batch(struct engine *engine, struct batch *batch); /* takes it over */
 bool engine_step(struct engine *engine); /* without a thread: whether there is more to do */
@@ -340,7 +339,7 @@ void engine_tell_filled(struct engine *engine, uint64_t number, bool quiet);
 void engine_tell_coll(struct engine *engine, int kind, uint64_t generation, uint64_t peer,
                        uint64_t call, uint64_t version, uint8_t phase, uint32_t plan, char *bytes,
                        size_t nbytes, bool quiet);
-void *engine_memory(size_t bytes); /* zeroed; ends the process if there is none */
+void *engine_memory(size_t bytes); /* zeroed; ends the process on failure */
 
 /* engine_cells.c */
 struct cell *cell_new(const struct engine *engine, uint64_t number, void *bytes, uint64_t nbytes,
@@ -373,7 +372,7 @@ void serve_refuse(struct engine *engine, struct serve *serve, int reason);
 void serve_cancel(struct engine *engine, struct link *link, uint32_t number);
 void serve_end(struct engine *engine, struct serve *serve);
 
-/* engine_links.c: frames in and out, whoever moves their bytes. */
+/* engine_links.c: frames in and out, over sockets or driven. */
 struct link *link_new(uint64_t number, uint64_t peer, uint64_t peer_incarnation,
                       bool driven, bool checksum);
 void link_open(struct engine *engine, struct link *link);
@@ -389,7 +388,7 @@ void link_let_go_of(struct link *link, struct cell *cell);
 struct iovec link_place(struct engine *engine, struct link *link);
 bool link_took(struct engine *engine, struct link *link, size_t bytes); /* false: link lost */
 
-/* engine_sockets.c: a link's bytes through its socket, a bounded part a turn. */
+/* engine_sockets.c: a link's bytes through its socket, a bounded part in each turn. */
 const char *socket_take(struct link *link, int fd); /* NULL, or what failed (errno) */
 void socket_turn(struct engine *engine, struct link *link);
 void socket_close(struct engine *engine, struct link *link);
@@ -399,7 +398,7 @@ void driven_turn(struct engine *engine, struct link *link);
 void driven_sent(struct engine *engine, struct link *link);
 void driven_received(struct engine *engine, struct link *link, uint32_t bytes);
 void driven_lose(struct engine *engine, struct link *link, const char *reason);
-/* For those threads: 1, 0 (not until the deadline) or -1 (lost; `reason` says why). */
+/* For those threads: 1, 0 (timeout) or -1 (lost, with `reason`). */
 void driven_enter(struct engine *engine);
 int driven_wait_frame(struct engine *engine, struct link *link, double timeout_s,
                       struct frame *frame, uint64_t *cell_number, char **small, char *reason);
@@ -411,13 +410,13 @@ void driven_wait_for_nobody(struct engine *engine);
 
 /* engine_coll_ports.c: small calls of Groups. */
 void coll_execute(struct engine *engine, struct coll_request *asked); /* frees it */
-int coll_sleep_ms(const struct engine *engine); /* how long epoll may sleep at most; -1: for ever */
-bool coll_rung(void *pointer); /* of an epoll event: was it a doorbell? */
+int coll_sleep_ms(const struct engine *engine); /* the longest sleep of epoll; -1: forever */
+bool coll_rung(void *pointer); /* whether an epoll event is from a doorbell */
 void coll_answer(struct engine *engine);
 const char *coll_frame(struct engine *engine, struct link *link, const struct frame *frame,
                         const char *bytes);
 void coll_link_lost(struct engine *engine, struct link *link);
-bool coll_cells_full(struct engine *engine, const struct batch *batch); /* has it voted? */
+bool coll_cells_full(struct engine *engine, const struct batch *batch); /* whether it has voted */
 void coll_end(struct engine *engine);
 
 /* engine_fold.c */

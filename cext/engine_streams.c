@@ -1,9 +1,9 @@
-/* Pulls and serves: the two ends of a stream of blocks, and how each of them ends.
+/* Pulls and serves: the two ends of a stream of blocks, and their ends.
  *
- * CANCEL and DATA may cross, so what was cancelled is not yet over. A pull keeps its number until
- * its last byte or REFUSED has come; a serve ends when its last block is handed to the link or its
- * refusal queued. As a link keeps order, a number is free at the server before the puller can use
- * it again, and every byte of a stream is accounted for.
+ * CANCEL and DATA may cross, so a cancelled pull has not ended yet. A pull keeps its number until
+ * its last byte or REFUSED has arrived; a serve ends when its last block is handed to the link or
+ * its refusal is queued. A link keeps order, so a number is free at the server before the puller
+ * can use it again, and every byte of a stream is accounted for.
  */
 #include "engine_state.h"
 
@@ -29,12 +29,12 @@ static void *grown(void *table, uint32_t *length, uint32_t needed) {
     return larger;
 }
 
-/* A number whose place is free; the caller has seen that one is. */
+/* A number whose place is free; the caller has checked that there is one. */
 static uint32_t free_number(struct link *link) {
     if (link->pull_count == link->pulls_length)
         link->pulls = grown(link->pulls, &link->pulls_length, link->pulls_length + 1);
     while (link->pulls[link->pull_next]) link->pull_next = (link->pull_next + 1) % link->pulls_length;
-    link->pulls_made = link->pulls_made % 0xffff + 1; /* so that no number is 0 */
+    link->pulls_made = link->pulls_made % 0xffff + 1; /* never 0 */
     return link->pulls_made << PLACE_BITS | link->pull_next;
 }
 
@@ -83,7 +83,7 @@ void pull_begin(struct engine *engine, struct cell *cell, struct link *link,
     link_notify(engine, link, &frame);
 }
 
-/* The cell is free of it at once; the number is not. */
+/* The cell is free at once; the number is not. */
 void pull_cancel(struct engine *engine, struct pull *pull) {
     pull->cell->pull = NULL;
     pull->cell = NULL;
@@ -111,13 +111,13 @@ static void refuse(struct engine *engine, struct link *link, uint32_t number, in
     link_notify(engine, link, &frame);
 }
 
-/* How far its next block reaches: who asks for a part of a cell gets no more. */
+/* The end of its next block: a request for a part of a cell gets no more. */
 uint64_t serve_goal(const struct serve *serve) {
     const uint64_t goal = cell_goal(serve->cell, serve->next);
     return goal < serve->end ? goal : serve->end;
 }
 
-/* If the next block is there, the serve takes its turn. */
+/* Queues the serve if its next block is there. */
 void serve_look(struct engine *engine, struct serve *serve) {
     if (!chain_empty(&serve->in_ready)) return;
     const uint64_t come = atomic_load_explicit(&serve->cell->watermark, memory_order_relaxed);
@@ -142,9 +142,9 @@ void serve_attach(struct engine *engine, struct serve *serve, struct cell *cell)
 const char *serve_request(struct engine *engine, struct link *link, const struct frame *frame) {
     const uint32_t place = frame->pull & PLACE_MASK;
     if (place < link->serves_length && link->serves[place])
-        return "a request under a number that is taken";
-    if (frame->offset >= frame->end) return "a request for nothing";
-    if (link->refusal_count >= LINK_PULLS_MAX) return "a peer that asks and does not read";
+        return "a request with a number in use";
+    if (frame->offset >= frame->end) return "an empty request";
+    if (link->refusal_count >= LINK_PULLS_MAX) return "a peer that sends requests but does not read";
     if (place >= link->serves_length)
         link->serves = grown(link->serves, &link->serves_length, place + 1);
     struct serve *serve = engine_memory(sizeof *serve);
@@ -186,7 +186,7 @@ void serve_refuse(struct engine *engine, struct serve *serve, int reason) {
     serve_end(engine, serve);
 }
 
-/* A peer's CANCEL. Of what is over already it has been told, or is being told. */
+/* A peer's CANCEL. The end of a stream that is already over was or is being reported. */
 void serve_cancel(struct engine *engine, struct link *link, uint32_t number) {
     struct serve *serve = serve_of(link, number);
     if (serve) serve_refuse(engine, serve, REASON_CANCELLED);

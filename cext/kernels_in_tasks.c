@@ -1,6 +1,6 @@
-/* The kernels of arithmetic as the module _tasks carries them.
+/* The arithmetic kernels, compiled for the module _tasks.
  *
- * Modules are compiled at the same time, each into object files of its own, and two that compile
- * one file would write the same object file.
+ * Modules are compiled concurrently into separate object files; two modules that compile one file
+ * would write the same object file.
  */
 #include "reduce_kernels.c"

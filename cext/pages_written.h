@@ -1,11 +1,11 @@
-/* Which pages of this process's private memory were written since they were last asked about.
+/* Which pages of this process's private memory were written since the last query.
  *
- * To know that 100 MB have not changed by reading them takes 10 ms, and the kernel can say so in
- * some 50 µs: userfaultfd with UFFD_FEATURE_WP_ASYNC write-protects pages, resolves the fault of
- * the first write by itself (writes by system calls too: nobody gets EFAULT), and PAGEMAP_SCAN
- * lists the pages whose protection is gone and protects them again in one step. Linux 6.7 has both;
- * the headers of a distribution may be older, so what is used is declared here, and the kernel is
- * asked at run time.
+ * Reading 100 MB to check that they have not changed takes 10 ms; the kernel can tell in some 50
+ * µs. userfaultfd with UFFD_FEATURE_WP_ASYNC write-protects pages, and resolves the fault of the
+ * first write by itself (also for writes by system calls: no EFAULT). PAGEMAP_SCAN lists the pages
+ * without protection and protects them again in one step. Both need Linux 6.7. A distribution's
+ * headers may be older, so the definitions are repeated here, and the kernel is queried at run
+ * time.
  */
 #ifndef HOPLITE_PAGES_WRITTEN_H
 #define HOPLITE_PAGES_WRITTEN_H
@@ -48,7 +48,7 @@ enum { PAGES_REGIONS = 512, PAGES_UFFD_USER_MODE_ONLY = 1 };
 #define PAGES_IS_WRITTEN 2ULL
 #define PAGES_IS_PRESENT 8ULL
 
-/* 0: both descriptors are open; else an errno. */
+/* 0: both descriptors are open; otherwise an errno. */
 static inline int pages_open(int *uffd, int *pagemap) {
 #ifdef SYS_userfaultfd
     int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | PAGES_UFFD_USER_MODE_ONLY);
@@ -73,7 +73,7 @@ static inline int pages_open(int *uffd, int *pagemap) {
 #endif
 }
 
-/* Whole pages only. Registering twice is harmless. */
+/* Whole pages only. Registering twice has no effect. */
 static inline int pages_register(int uffd, uint64_t start, uint64_t end) {
     pages_uffd_register range = {start, end - start, PAGES_REGISTER_MODE_WP, 0};
     return ioctl(uffd, PAGES_UFFDIO_REGISTER, &range) ? errno : 0;
@@ -84,11 +84,11 @@ static inline void pages_unregister(int uffd, uint64_t start, uint64_t end) {
     ioctl(uffd, PAGES_UFFDIO_UNREGISTER, &range);
 }
 
-/* Regions from *start on in which anything may have been written, each protected again before it
- * is reported. *start becomes where to go on. Returns how many, or -errno: then some may have been
- * protected without a report. Pages that are not present (given back, or swapped out) count as
- * written: for them there is no protection to look at. Whether a page belongs to a file is not
- * asked here (it would cost ten times as much): who registers pages knows that they are private. */
+/* Finds regions from *start on that may have been written, and protects each again before it is
+ * reported. *start becomes the position at which to continue. Returns their number, or -errno: then
+ * some may have been protected without a report. Pages that are not present (returned, or swapped
+ * out) count as written, because they have no protection to check. Whether a page belongs to a file
+ * is not checked, which would cost ten times as much: the caller registers only private pages. */
 static inline long pages_scan(int pagemap, uint64_t *start, uint64_t end, pages_region *regions) {
     pages_scan_arg arg;
     memset(&arg, 0, sizeof arg);

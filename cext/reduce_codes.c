@@ -49,8 +49,8 @@ static float scale_of(const f32 *x, size_t count, int levels) {
     return bad ? NAN : most / (float)levels;
 }
 
-/* Adding 1.5 * 2^23 rounds to an integer, to nearest even: |x / scale| is at most about 190, where
- * the scale is the smallest float and the quotient was rounded down to it. */
+/* Adding 1.5 * 2^23 rounds to an integer, to nearest even. |x / scale| is at most about 190, namely
+ * if the scale is the smallest float, to which the quotient was rounded down. */
 static void quantise_block(const f32 *x, size_t count, float scale, int levels, int8_t *codes) {
     const float shift = 12582912.0f, most = (float)levels;
     if (!(scale > 0)) {

@@ -9,8 +9,8 @@
  *     rounded to nearest even, within [-levels, levels]. A scale that is 0 gives codes 0. A block
  *     with an element that is not finite has the scale NaN, and so decodes to NaN.
  *
- * Every operation is rounded by itself (no contraction), the same on every CPU. Buffers have any
- * alignment and do not overlap. Nothing is allocated.
+ * Every operation is rounded separately (no contraction), with equal results on every CPU. Buffers
+ * have any alignment and do not overlap. Nothing is allocated.
  */
 #ifndef REDUCE_CODES_H
 #define REDUCE_CODES_H

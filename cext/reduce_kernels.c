@@ -1,10 +1,9 @@
 /* The kernels of reduce_kernels.h, their table, and the threads that run them.
  *
- * See the header, which also says what each operation means. This file is read in four parts: how
- * the compiler is asked for vectors; the stages, one macro line each; the table; blocks and
- * threads.
+ * The header defines each operation. This file has four parts: compiler settings for vectors; the
+ * stages, one macro line each; the table; blocks and threads.
  *
- * It allocates nothing, and keeps nothing between two calls.
+ * It allocates nothing, and has no state between calls.
  */
 #include "reduce_kernels.h"
 
@@ -22,8 +21,8 @@
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__) && !defined(REDUCE_ONE_VERSION)
 #define STAGE static __attribute__((target_clones("avx512f", "avx2", "default"), noinline)) void
-/* gcc 12 fuses a pair of - and + with the multiplications even where that is forbidden. Neither of
- * these versions has an instruction for it. */
+/* gcc 12 fuses a - and + with multiplications even where that is forbidden. These two versions have
+ * no instruction for it. */
 #define STAGE_UNFUSED static __attribute__((target_clones("avx2", "default"), noinline)) void
 #if __GNUC__ >= 11 /* __builtin_cpu_supports knows "f16c" */
 #include <immintrin.h>
@@ -41,7 +40,7 @@
 #error "the results are promised to the bit: build without -ffast-math"
 #endif
 
-/* Types that may stand at any address and alias anything. */
+/* Types with any alignment that may alias anything. */
 #define ANYWHERE __attribute__((aligned(1), may_alias))
 typedef uint8_t u8 ANYWHERE;
 typedef uint16_t u16 ANYWHERE;
@@ -53,7 +52,7 @@ typedef int32_t i32 ANYWHERE;
 typedef int64_t i64 ANYWHERE;
 typedef float f32 ANYWHERE;
 typedef double f64 ANYWHERE;
-/* Of the names below only the loads differ from u8 and u16: what the bits say. */
+/* Of the names below, only the loads differ from u8 and u16. */
 typedef uint8_t b8 ANYWHERE;
 typedef uint16_t f16 ANYWHERE;
 typedef uint16_t bf16 ANYWHERE;
@@ -73,7 +72,7 @@ static inline float float_of(uint32_t bits) {
 }
 
 /* The exponent moves from bias 15 to bias 127. A subnormal half m * 2^-24 is read as the mantissa
- * of 2^-14, from which 2^-14 is subtracted: exact, and no subnormal float is ever touched. */
+ * of 2^-14, from which 2^-14 is subtracted: exact, and without subnormal floats. */
 static inline float float_of_f16(uint16_t half) {
     const uint32_t rebias = (uint32_t)(127 - 15) << 23;
     const uint32_t least_normal = (uint32_t)1 << 23, infinity = (uint32_t)31 << 23;
@@ -85,8 +84,8 @@ static inline float float_of_f16(uint16_t half) {
     return float_of(sign | (magnitude < infinity ? finite : magnitude + 2 * rebias));
 }
 
-/* Normal: half a unit of the last place kept is added, less one bit if that place is even. Below
- * 2^-14: added to 0.5, whose last place is 2^-24, so that the adder itself rounds. */
+/* Normal: adds half a unit of the last kept place, less one bit if that place is even. Below 2^-14:
+ * adds to 0.5, whose last place is 2^-24, so that the addition itself rounds. */
 static inline uint16_t f16_of_float(float value) {
     const uint32_t bits = bits_of(value), magnitude = bits & 0x7fffffff;
     const uint32_t rebias = (uint32_t)(127 - 15) << 23, infinity = (uint32_t)255 << 23;
@@ -104,7 +103,7 @@ static inline float float_of_bf16(uint16_t half) { return float_of((uint32_t)hal
 static inline uint16_t bf16_of_float(float value) {
     const uint32_t bits = bits_of(value);
     const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    const uint32_t quiet = bits >> 16 | 0x40; /* a NaN whose low bits go must stay one */
+    const uint32_t quiet = bits >> 16 | 0x40; /* a NaN must stay a NaN without its low bits */
     return (uint16_t)((bits & 0x7fffffff) > ((uint32_t)255 << 23) ? quiet : rounded);
 }
 
@@ -154,7 +153,7 @@ static inline uint16_t bf16_of_float(float value) {
         for (size_t i = 0; i < units; i++) into[i] /= divisor;                                    \
     }
 
-/* Integers: the sign matters to min, max and the mean alone. */
+/* Integers: the sign matters only for min, max and the mean. */
 #define UNSIGNED_STAGES(T, TIMES)                                                                 \
     FOLD(sum_##T, T, T, VALUE, SUM)                                                               \
     FOLD(prod_##T, T, T, VALUE, TIMES)                                                            \
@@ -216,7 +215,7 @@ CONVERT(bf16_of_f32, bf16, f32, bf16_of_float)
 CONVERT(f32_of_f16, f32, f16, float_of_f16)
 CONVERT(f16_of_f32, f16, f32, f16_of_float)
 #else
-/* Where the CPU converts, a float16 reduction is twice as fast, with the same bits. */
+/* If the CPU converts, a float16 reduction is twice as fast, with the same bits. */
 CONVERT(f32_of_f16_plain, f32, f16, float_of_f16)
 CONVERT(f16_of_f32_plain, f16, f32, f16_of_float)
 
@@ -253,7 +252,7 @@ static void f16_of_f32(void *restrict result, const void *restrict accumulator, 
 }
 #endif
 
-/* float16 is widened piece by piece and folded as float32. */
+/* float16 is widened in pieces and folded as float32. */
 static inline void fold_f16(reduce_pair_fn *fold, float *accumulator, const f16 *source,
                             size_t units) {
     enum { PIECE = 1024 };
@@ -378,8 +377,8 @@ struct job {
     atomic_size_t next; /* first unit that no thread has taken */
 };
 
-/* Reduces the units [begin, end). The destination's block is written when every source's block
- * has been read, which is what allows the destination to be one of the sources. */
+/* Reduces the units [begin, end). The destination's block is written after every source's block was
+ * read, so the destination may be one of the sources. */
 static void reduce_range(const struct job *job, size_t begin, size_t end) {
     _Alignas(REDUCE_LINE_BYTES) char accumulator[REDUCE_BLOCK_BYTES];
     _Alignas(REDUCE_LINE_BYTES) char narrowed[REDUCE_BLOCK_BYTES / 2];
@@ -425,7 +424,7 @@ static int threads_useful(size_t bytes_moved, int threads) {
     return (size_t)threads < useful ? threads : (int)useful;
 }
 
-/* Chunks are taken, not dealt out: if a thread cannot be had, the others do its share. */
+/* Free threads take the next chunk: if a thread cannot be started, the others do its share. */
 static int run(struct job *job, int threads) {
     pthread_t others[REDUCE_THREADS_MAX];
     int started = 0;
@@ -442,7 +441,7 @@ static int run(struct job *job, int threads) {
     return started + 1;
 }
 
-/* Each thread takes one share: from some size on, memcpy writes around the caches. */
+/* Each thread takes one share, because memcpy of large sizes writes around the caches. */
 int reduce_copy(void *destination, const void *source, size_t bytes, int threads) {
     if (destination == source || !bytes) return 1;
     threads = threads_useful(2 * bytes, threads);

@@ -1,20 +1,20 @@
 /* Element-wise reduction of n inputs into one output, in one pass over memory.
  *
- * A reduction of large arrays is bound by memory. Folding pair by pair, as
+ * Memory bandwidth limits a reduction of large arrays. Folding pair by pair, as
  * `functools.reduce(np.add, arrays)` does, moves 3 (n - 1) arrays; here n are read and 1 written.
  *
- * The idea: the range of elements is cut into blocks that stay in the L1 cache. For each block
+ * Method: the elements are cut into blocks that stay in the L1 cache. For each block
  *
  *     source 0 ──widen──► accumulator ──divide──► (mean only) ──narrow──► destination
  *     source 1 ──fold───►      │
  *       ...    ──fold───►      │   REDUCE_BLOCK_BYTES on the stack, aligned to a cache line
  *     source n-1 ─fold──►      │
  *
- * Each stage is a free function over primitive arguments; a table [dtype][op] names the stages.
- * A stage that is absent means "the bits are copied". Not done, because measured to gain nothing:
- * prefetching the next block, writing the result around the caches.
+ * Each stage is a free function over primitive arguments; a table [dtype][op] names the stages. A
+ * missing stage means that the bits are copied. Without measured gain, and so omitted: prefetching
+ * the next block, writing the result around the caches.
  *
- * What the numbers mean (all as in NumPy unless said otherwise):
+ * The meaning of the operations (as in NumPy unless said otherwise):
  *   - Inputs are folded from the left in the order given: float32 and float64 have the bits of
  *     NumPy's fold. No stage is contracted or reassociated, whatever the CPU.
  *   - Integers wrap. bool: any byte that is not 0 is true; sum, max, or = or; prod, min, and = and.
@@ -33,7 +33,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The numbers and the names of operators and dtypes, which Python takes from here. */
+/* The numbers and names of operators and dtypes, which Python reads from here. */
 #define REDUCE_OPS(_)                                                                              \
     _(SUM, "sum") _(PROD, "prod") _(MIN, "min") _(MAX, "max") _(MEAN, "mean") _(AND, "and")        \
     _(OR, "or") _(XOR, "xor")
@@ -50,13 +50,13 @@ static const char *const reduce_op_names[] = {REDUCE_OPS(REDUCE_NAME)};
 static const char *const reduce_dtype_names[] = {REDUCE_DTYPES(REDUCE_NAME)};
 
 enum {
-    /* The accumulator of one block. With one block of a source beside it, it fits L1. */
+    /* The accumulator of one block. With one block of a source, it fits into L1. */
     REDUCE_BLOCK_BYTES = 16 * 1024,
-    /* What a thread takes at once (bytes of the accumulator): whole blocks, so that a thread held
-     * up by the machine leaves the rest to the others. */
+    /* The unit of work of a thread (bytes of the accumulator): whole blocks, so that a delayed
+     * thread leaves the rest to the others. */
     REDUCE_CHUNK_BYTES = 16 * REDUCE_BLOCK_BYTES,
-    /* Another thread joins for each so many bytes read and written: starting one costs about
-     * 30 us, in which 300 KiB are moved. */
+    /* One thread for each so many bytes read and written: starting a thread costs about 30 us, the
+     * time of moving 300 KiB. */
     REDUCE_THREAD_BYTES_MIN = 2 * 1024 * 1024,
     REDUCE_THREADS_MAX = 64,
     REDUCE_LINE_BYTES = 64
@@ -74,7 +74,7 @@ struct reduce_kernel {
     reduce_divide_fn *divide;
     reduce_pair_fn *narrow;
     uint8_t source_bytes, accumulator_bytes, result_bytes; /* of one unit */
-    uint8_t lanes; /* units in an element: 2 where both parts of a complex number go alone */
+    uint8_t lanes; /* units in an element: 2 if both parts of a complex number are separate */
 };
 
 /* The kernel of a pair, or NULL: not supported. */
@@ -85,9 +85,9 @@ size_t reduce_source_bytes(const struct reduce_kernel *kernel);
 size_t reduce_result_bytes(const struct reduce_kernel *kernel);
 
 /* Reduces `inputs` >= 1 sources of `count` elements. The destination is disjoint from each source,
- * or begins where it begins and has elements of the same size. Returns the number of threads that
- * took part, the caller among them: fewer than asked for if the work is small or the system
- * refuses. They run with every signal blocked, and have ended on return. */
+ * or has the same beginning and element size. Returns the number of threads used, including the
+ * caller: fewer than requested if the work is small or the system refuses. They run with every
+ * signal blocked, and have ended on return. */
 int reduce_run(const struct reduce_kernel *kernel, const void *const *sources, size_t inputs,
                void *destination, size_t count, int threads);
 

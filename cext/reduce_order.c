@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Written once for each of the two widths: REAL, KEY (a signed integer of its size), UKEY, and the
- * mask of its exponent. Shifting a signed key to the right keeps its sign in GCC and Clang. */
+/* Defined for both widths: REAL, KEY (a signed integer of its size), UKEY, and the mask of its
+ * exponent. A right shift of a signed key keeps its sign in GCC and Clang. */
 #define DEFINE_ORDER(SUFFIX, REAL, KEY, UKEY, BITS, KEY_MAX, EXPONENT)                             \
     static KEY flip_##SUFFIX(KEY key) { return key ^ ((key >> (BITS - 1)) & KEY_MAX); }            \
                                                                                                    \

@@ -12,12 +12,12 @@
 
 enum {
     ORDER_LANES = 64,
-    /* The work area has this many rows at most: 512 KiB of float64. */
+    /* Maximum number of rows of the work area: 512 KiB of float64. */
     ORDER_INPUTS_MAX = 1024
 };
 
-/* result[i] = the mean of the values low to high - 1 of the sorted sources[0..inputs)[i]; with
- * high == low + 1 exactly that value. is_double: float64, otherwise float32. The sum is taken in
+/* result[i] = the mean of the values low to high - 1 of the sorted sources[0..inputs)[i]; with high
+ * == low + 1 exactly that value. is_double: float64, otherwise float32. The sum is taken in
  * float64, in ascending order. -1: no memory. 0 <= low < high <= inputs <= ORDER_INPUTS_MAX. */
 int reduce_order_mean(int is_double, const void *const *sources, size_t inputs, size_t count,
                       size_t low, size_t high, void *result);

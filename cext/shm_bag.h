@@ -1,10 +1,10 @@
-/* Bags: hints with a rank, of which the highest is taken first.
+/* Bags: ranked hints; the highest is taken first.
  *
- * A ring keeps the order in which tasks were sent; a priority is another order, and a task that
- * holds resources should not wait behind those that hold none. A bag lies in the memory of a queue.
- * It has one producer, who writes an entry and then its id; consumers look at all entries and take
- * the id of the best one out by a CAS. So, as in a ring, a hint may be lost, doubled or stale, and
- * the claim decides. Pools without a bag never come here.
+ * A ring keeps the order of submission. A priority is another order, and a task with resources
+ * should not wait behind tasks without. A bag is in the memory of a queue. It has one producer,
+ * which writes an entry and then its id; consumers read all entries and remove the id of the best
+ * one by a CAS. As in a ring, a hint may be lost, duplicated or stale, and the claim decides. Pools
+ * without a bag never use this file.
  *
  *   level > 0 │ ring: sent by workers │ level 0 │ ring: sent by others │ level < 0
  */
@@ -13,7 +13,7 @@
 
 #include "shm_object.h"
 
-/* Out of the loops in which workers look for tasks that have no rank. */
+/* Kept out of the loops in which workers search for unranked tasks. */
 #define SELDOM __attribute__((noinline, cold, unused))
 
 static inline int task_claim(char *c, uint64_t id, unsigned slot) {
@@ -21,13 +21,13 @@ static inline int task_claim(char *c, uint64_t id, unsigned slot) {
 }
 static inline shm_hint *hints_of(shm_queue *q) { return (shm_hint *)q->ring; }
 
-/* A task counts at least as much as the one that has sent it, which may be waiting for it: else those
- * who stand in could take one outer task after the other until all of them wait. */
+/* A task has at least the level of the task that sent it, which may be waiting for it. Otherwise
+ * stand-ins could take one outer task after the other until all of them wait. */
 static inline int32_t record_level(const shm_record *r) {
     return r->priority > r->floor ? r->priority : r->floor;
 }
-/* Among tasks of one level: first those that a task has sent, then those that hold resources, which
- * nobody else can use meanwhile. */
+/* Among tasks of one level: first tasks sent by tasks, then tasks with resources, which no other
+ * task can use meanwhile. */
 static inline uint32_t hint_nearness(shm_record *r) {
     if (r->floor != FLOOR_NONE)
         return 2;
@@ -42,7 +42,7 @@ static inline int hint_before(const shm_hint *a, const shm_hint *b, int same_bag
         return a->priority > b->priority;
     return same_bag && (int32_t)(a->order - b->order) < 0;
 }
-/* By the producer, before anything is posted there. */
+/* By the producer, before its first post. */
 static inline void bag_open(char *c, unsigned queue, unsigned pool) {
     shm_queue *q = queue_of(c, queue);
     for (unsigned i = 0; i < BAG; i++)
@@ -51,7 +51,7 @@ static inline void bag_open(char *c, unsigned queue, unsigned pool) {
     STORE(&q->bag, 1);
     STORE(&pool_of(c, pool)->ranked, 1);
 }
-/* The one producer. Returns how many hints there are then; 0: there was no room. */
+/* For the one producer. Returns the number of hints afterwards; 0: the bag was full. */
 SELDOM static unsigned bag_add(char *c, unsigned queue, uint64_t id) {
     shm_queue *q = queue_of(c, queue);
     shm_record *r = record_of(c, id);
@@ -88,9 +88,9 @@ typedef struct {
     const void *of;
 } bag_filter;
 
-/* The best hint of that pool whose level is at least `lowest`, claimed; or 0. A bag is looked at as it
- * was when the look at it began: a consumer that the system stops in the middle would find later
- * hints behind that place and not see the earlier ones that were posted before it. */
+/* Claims the best hint of that pool whose level is at least `lowest`; 0: none. The scan sees the
+ * bag as it was when the scan began: a consumer that is paused in the middle would otherwise find
+ * later hints behind that place and miss earlier ones before it. */
 SELDOM static uint64_t bag_take(char *c, unsigned pool, unsigned slot, unsigned queues,
                                 int32_t lowest, const bag_filter *filter) {
     for (;;) {
@@ -127,7 +127,7 @@ SELDOM static uint64_t bag_take(char *c, unsigned pool, unsigned slot, unsigned 
                 from_here = 1;
             }
         }
-        if (!where && too_new) /* the next look sees them: it begins after they were posted */
+        if (!where && too_new) /* the next scan, which begins after their post, sees them */
             continue;
         if (!where)
             return 0;
@@ -135,8 +135,8 @@ SELDOM static uint64_t bag_take(char *c, unsigned pool, unsigned slot, unsigned 
             return best.id;
     }
 }
-/* What workers of this pool wait for inside their tasks goes before everything: whatever its level
- * is, a higher one needs it. Not what holds resources, which has begun its wait with the node. */
+/* Tasks of this pool for which its workers wait precede everything: whatever their level, a higher
+ * one needs them. Not tasks with resources, whose wait begins at the node. */
 SELDOM static uint64_t take_waited_for(char *c, unsigned pool, unsigned slot) {
     if (slot == NODE_SLOT)
         return 0;

@@ -1,22 +1,22 @@
-/* Calls of a Group whose members share one memory, as far as they need no object and no Python.
+/* Calls of a Group whose members share one memory, without objects and Python.
  *
- * A barrier, or a reduction of a few KiB, costs less than one object would, let alone one for each
- * rank, pickled, held and read. Parts lie in slots of the board (shm_part), the lowest living rank
- * folds them in the order of ranks and commits by the store of the call's number, as for any call
- * (docs/architecture.md, "Group board"): so those that see the commit find mask and bytes.
+ * A barrier, or a reduction of a few KiB, costs less than one object would, let alone one pickled,
+ * held and read object for each rank. Parts are in slots of the board (shm_part). The lowest living
+ * rank folds them in the order of ranks, and commits by storing the call's number, as for any call
+ * (docs/architecture.md, "Group board"). So a reader that sees the commit also sees mask and bytes.
  *
  *   part 0 ──┐
  *   part 1 ──┼─ folded by the leader ──► result ── result_id = 0, result_call = call + 1 ──► all copy
  *   part 2 ──┘
  *
- * A slot is written again only for the next call, which its rank makes when this one is committed,
- * so when the leader has read it; another member in the place of one that is gone is noticed by
- * `changes` and by the board's epoch before the commit.
- * The result's slot is written by the leader of the next call when all ranks have made that, so when
- * all have read this one.
- * Larger parts, and all parts of a broadcast, gather, allgather or reduce_scatter, lie in *call
+ * A slot is written again only for the next call, which its rank makes after this one is committed,
+ * and therefore after the leader has read the slot. If another member takes a rank's place,
+ * `changes` and the board's epoch show that before the commit. The leader of the next call writes
+ * the result's slot when all ranks have made that call, and therefore after all have read this
+ * result.
+ * Larger parts, and all parts of a broadcast, gather, allgather or reduce_scatter, are in *call
  * buffers*: two for each rank, in the store, for even and odd calls. The leader only checks their
- * forms and commits, and each rank then reads all parts, and folds what it needs for itself:
+ * forms and commits. Each rank then reads all parts, and folds what it needs:
  *
  *   part 0 ──┐                                        ┌─► rank 0 folds, or copies
  *   part 1 ──┼─ forms compared by the leader ── commit┼─► rank 1 folds, or copies
@@ -24,8 +24,8 @@
  *
  * All folds have the order of ranks, so all results have the same bits. The buffer of call k is
  * written again for call k + 2. No rank begins that call before k + 1 is committed, and every rank
- * has read call k before it makes k + 1. A rank that joins may begin call k + 2 earlier, so it does
- * without a buffer in its first call (board_give).
+ * has read call k before it makes k + 1. A rank that joins may begin call k + 2 earlier, so it uses
+ * no buffer in its first call (board_give).
  */
 #ifndef HOPLITE_SHM_BOARD_H
 #define HOPLITE_SHM_BOARD_H
@@ -34,18 +34,18 @@
 #include "shm_tasks.h"
 
 enum board_turn {
-    TURN_WAIT = 0,   /* not this rank's, or not yet */
+    TURN_WAIT = 0,   /* another rank's turn, or too early */
     TURN_AGAIN = 1,  /* something has changed meanwhile */
-    TURN_OVER = 2,   /* the call is committed, and its result lies on the board */
-    TURN_OTHER = 3,  /* it is not for this file: an object, a difference, a rank that joins */
+    TURN_OVER = 2,   /* the call is committed, with its result on the board */
+    TURN_OTHER = 3,  /* not for this file: an object, a difference, a joining rank */
 };
 
 static inline int takes_part(shm_member *m, uint64_t call) {
     uint64_t start = LOAD(&m->start);
     return 0 < start && start <= call + 1;
 }
-/* Whoever may lead that call: ranks up to the lowest one that lives and takes part. Others learn of
- * a change of the masks by being woken for it. */
+/* Wakes the possible leaders of the call: ranks up to the lowest living participant. Others are
+ * woken for a change of the masks. */
 static inline void wake_leaders(char *c, shm_board *b, uint64_t call) {
     uint64_t alive = LOAD(&b->alive), members = alive | LOAD(&b->joining);
     for (; members; members &= members - 1) {
@@ -58,28 +58,28 @@ static inline void wake_leaders(char *c, shm_board *b, uint64_t call) {
     }
 }
 
-/* Is a slot as it was when `changes` was read? After all that was read of it in between. */
+/* Whether a slot is unchanged since `changes` was read. Call it after reading the slot. */
 static inline int part_unchanged(shm_part *p, uint64_t changes) {
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* no load moves behind the one below */
     return LOAD(&p->changes) == changes;
 }
 
-/* Where the elements of a rank's part of a call with buffers lie; the form of the part comes first. */
+/* The elements of a rank's part of a call with buffers. The form of the part precedes them. */
 static inline char *buffered_part(char *c, char *store, unsigned board, unsigned rank,
                                   uint64_t call) {
     return store + part_of(c, board, rank)->buffers[call & 1] + sizeof(shm_form);
 }
 
-/* Writes a part and publishes it. buffer: the offset in the store of the call buffer in which the
- * part is to lie; 0: it lies on the board, or there is none. 0 is returned if nothing was written,
- * because others may still read that buffer. */
+/* Writes a part and publishes it. buffer: the offset in the store of the part's call buffer; 0: the
+ * part is on the board, or there is none. Returns 0 if nothing was written, because others may
+ * still read that buffer. */
 static inline int board_give(char *c, char *store, unsigned board, unsigned rank, uint64_t call,
                              const shm_form *form, const void *data, uint64_t buffer) {
     shm_board *b = board_of(c, board);
     shm_part *p = part_of(c, board, rank);
     if (buffer && (LOAD(&b->members[rank].seq) > call || LOAD(&b->result_call) < call))
         return 0;
-    ADD(&p->changes, 1 + (LOAD(&p->changes) & 1)); /* odd, also if it was left odd by a dead one */
+    ADD(&p->changes, 1 + (LOAD(&p->changes) & 1)); /* odd, even if a dead process left it odd */
     __atomic_thread_fence(__ATOMIC_SEQ_CST); /* no store below moves before the count */
     p->form = *form;
     char *to = (char *)p->data;
@@ -97,7 +97,7 @@ static inline int board_give(char *c, char *store, unsigned board, unsigned rank
     return 1;
 }
 
-/* Folds elements of the parts of a call with buffers, which is committed. */
+/* Folds elements of the parts of a committed call with buffers. */
 static inline void board_fold(char *c, char *store, unsigned board, uint64_t call, uint64_t mask,
                               const shm_form *form, size_t first, size_t count, void *out) {
     const struct reduce_kernel *kernel = reduce_kernel_find(form->op, form->dtype);
@@ -108,7 +108,7 @@ static inline void board_fold(char *c, char *store, unsigned board, uint64_t cal
         sources[n++] = part + first * reduce_source_bytes(kernel);
     }
     reduce_run(kernel, sources, n, out, count, 1);
-    __atomic_thread_fence(__ATOMIC_ACQUIRE); /* the members are looked at after the parts were read */
+    __atomic_thread_fence(__ATOMIC_ACQUIRE); /* the members are checked after the parts were read */
 }
 
 /* Copies from a call buffer. */
@@ -117,8 +117,8 @@ static inline void board_copy(void *out, const char *part, size_t nbytes) {
     __atomic_thread_fence(__ATOMIC_ACQUIRE); /* as above */
 }
 
-/* Is this client still the member of that rank? Members wait for one that is. It is asked after
- * what may be written again without that member was read. -1: the node is changing the members. */
+/* Whether this client is still the member of that rank. Called after reading memory that may be
+ * rewritten without that member. -1: the node is changing the members. */
 static inline int board_holds(char *c, unsigned board, unsigned rank, uint64_t client,
                               uint64_t generation) {
     shm_board *b = board_of(c, board);
@@ -132,14 +132,14 @@ static inline int board_holds(char *c, unsigned board, unsigned rank, uint64_t c
     return epoch & 1 || LOAD(&b->epoch) != epoch ? -1 : 0;
 }
 
-/* Are these parts of one call? */
+/* Whether these parts belong to one call. */
 static inline int forms_agree(const shm_form *one, const shm_form *other) {
     if (one->kind < CALL_BROADCAST || other->kind < CALL_BROADCAST)
         return !memcmp(one, other, sizeof *one);
     return one->kind == other->kind && one->root == other->root;
 }
 
-/* The slots of those that have yet to publish `call`; if there are none, that of who leads it. */
+/* The slots of the ranks that have not published `call` yet; if all have, the leader's. */
 static inline void still_busy(shm_board *b, uint64_t call, unsigned rank, uint64_t *busy) {
     uint64_t members = LOAD(&b->alive);
     int64_t leader = -1;
@@ -162,7 +162,7 @@ static inline void still_busy(shm_board *b, uint64_t call, unsigned rank, uint64
         busy[leader / 64] |= 1ULL << (leader % 64);
 }
 
-/* Leads the call if that is this rank's to do and all parts are there. Nothing is visible before the
+/* Leads the call if it is this rank's turn and all parts are present. Nothing is visible before the
  * commit. */
 static inline int board_lead(char *c, unsigned board, unsigned rank, uint64_t call) {
     shm_board *b = board_of(c, board);
@@ -171,7 +171,7 @@ static inline int board_lead(char *c, unsigned board, unsigned rank, uint64_t ca
     const void *sources[MEMBERS];
     unsigned n = 0;
     if (epoch & 1)
-        return TURN_WAIT; /* the node is changing the membership, and wakes us when it has */
+        return TURN_WAIT; /* the node is changing the membership, and will wake us */
     /* An earlier leader commits before the membership that ends its lead can change. */
     if (LOAD(&b->result_call) > call)
         return TURN_AGAIN;
@@ -181,7 +181,7 @@ static inline int board_lead(char *c, unsigned board, unsigned rank, uint64_t ca
         if (!takes_part(m, call))
             continue;
         if (!mask && other != rank)
-            return TURN_WAIT; /* another one leads */
+            return TURN_WAIT; /* another rank leads */
         if (LOAD(&m->seq) < call + 1)
             return TURN_WAIT;
         mask |= 1ULL << other;
@@ -191,7 +191,7 @@ static inline int board_lead(char *c, unsigned board, unsigned rank, uint64_t ca
     if (LOAD(&b->epoch) != epoch)
         return TURN_AGAIN;
     if (mask & joining)
-        return TURN_OTHER; /* they are to be let in by the node */
+        return TURN_OTHER; /* the node must admit them */
     const shm_form *form = &part_of(c, board, rank)->form;
     for (uint64_t rest = mask; rest; rest &= rest - 1) {
         unsigned other = (unsigned)__builtin_ctzll(rest);
@@ -233,7 +233,7 @@ static inline int board_lead(char *c, unsigned board, unsigned rank, uint64_t ca
     return TURN_OVER;
 }
 
-/* What there is to do about a call that this rank has published: one look. */
+/* Checks once what this rank must do about a call that it has published. */
 static inline int board_turn(char *c, unsigned board, unsigned rank, uint64_t call) {
     shm_board *b = board_of(c, board);
     if (LOAD(&b->result_call) > call)
@@ -241,9 +241,9 @@ static inline int board_turn(char *c, unsigned board, unsigned rank, uint64_t ca
     return board_lead(c, board, rank, call);
 }
 
-/* Until the call is over, or not for this file, or the time is over (TURN_WAIT: also when a signal
- * has come, or the node has gone). It spins once, for spin_us_max in all, and only if there is a
- * core for each that it waits for, beside those that spin. */
+/* Waits until the call is over, or not for this file, or the deadline (TURN_WAIT: also after a
+ * signal, or if the node is gone). Spins once, for spin_us_max in all, and only if there is a core
+ * for each awaited client, besides those that spin. */
 static inline int board_wait(char *c, unsigned board, unsigned slot, unsigned rank, uint64_t call,
                              uint64_t deadline) {
     shm_client *me = client_of(c, slot);
@@ -253,7 +253,7 @@ static inline int board_wait(char *c, unsigned board, unsigned slot, unsigned ra
         uint32_t seen = LOAD(&me->event);
         turn = board_turn(c, board, rank, call);
         if (turn == TURN_AGAIN && now_ns() < deadline)
-            continue; /* a rank that stands still while it writes is waited for elsewhere */
+            continue; /* a rank that pauses while it writes is awaited elsewhere */
         if (turn == TURN_AGAIN)
             turn = TURN_WAIT;
         if (turn != TURN_WAIT)

@@ -1,8 +1,8 @@
-/* Async tasks beside one another in one worker: which of them it may take, and how it waits for one.
+/* Concurrent async tasks in one worker: which tasks it may take, and how it waits for one.
  *
- * A worker whose async tasks all wait at an await has time for more of them, but a plain task wants
- * a worker of its own. So such a worker looks at a task's record before it takes the hint, and
- * leaves what is not for it at the head of the queue.
+ * A worker whose async tasks all wait at an await has time for more of them, but a plain task needs
+ * its own worker. So such a worker reads a task's record before it takes the hint, and leaves
+ * unsuitable hints at the head of the queue.
  */
 #ifndef HOPLITE_SHM_BESIDE_H
 #define HOPLITE_SHM_BESIDE_H
@@ -10,8 +10,8 @@
 #include "shm_tasks.h"
 #include "shm_trace.h"
 
-/* May a worker that runs so many async tasks, for that output_owner, run this one too? The record is
- * whole, because the header was seen QUEUED; the claim decides whether it still is. */
+/* Whether a worker with this many async tasks, for that output_owner, may also run this one. The
+ * record is complete, because the header was seen QUEUED; the claim decides whether it still is. */
 static inline int fits_concurrent(char *c, uint64_t id, unsigned running, uint64_t output_owner) {
     shm_record *r = record_of(c, id);
     uint64_t w = LOAD(&header_of(c, id)->word);
@@ -20,7 +20,7 @@ static inline int fits_concurrent(char *c, uint64_t id, unsigned running, uint64
     return (LOAD(&r->flags) & RECORD_ASYNC) && LOAD(&r->concurrency) > running &&
            LOAD(&r->output_owner) == output_owner;
 }
-/* What a worker that runs async tasks lets into its loop from a bag. */
+/* The tasks that a worker with async tasks accepts from a bag. */
 typedef struct {
     unsigned running;
     uint64_t output_owner;
@@ -51,7 +51,7 @@ static inline uint64_t take_concurrent_rings(char *c, unsigned pool, unsigned sl
     }
     return 0;
 }
-/* `any`: every task of that pool, an actor's, is taken. */
+/* `any`: takes every task of that pool, which is an actor's. */
 static inline uint64_t take_concurrent(char *c, unsigned pool, unsigned slot, unsigned running,
                                    uint64_t output_owner, int any) {
     unsigned queues = LOAD(&root_of(c)->queues_high);
@@ -62,9 +62,9 @@ static inline uint64_t take_concurrent(char *c, unsigned pool, unsigned slot, un
         id = take_concurrent_rings(c, pool, slot, running, output_owner, any);
     return id || !ranked ? id : bag_take(c, pool, slot, queues, INT32_MIN, &filter);
 }
-/* Waits for one until the deadline, or until the task word differs from `seen`, which the caller has
- * read before it looked whether anything has ended; 0: there is none. Its bit is not among the idle ones: a hint that it cannot take must not be kept from a worker
- * that can. */
+/* Waits for one until the deadline, or until the task word differs from `seen`, which the caller
+ * has read before it checked for ended tasks. 0: none. Its bit is not among the idle ones: a hint
+ * that it cannot take must not be withheld from a worker that can. */
 static inline uint64_t next_concurrent(char *c, unsigned pool, unsigned slot, unsigned running,
                                    uint64_t output_owner, int any, uint32_t seen,
                                    uint64_t deadline) {
@@ -82,7 +82,7 @@ static inline uint64_t next_concurrent(char *c, unsigned pool, unsigned slot, un
     return id ? id : take_concurrent(c, pool, slot, running, output_owner, any);
 }
 
-/* A task that runs beside others begins: none is inside another. */
+/* A concurrent task begins: none is inside another. */
 static inline void trace_push_concurrent(char *c, unsigned slot, uint64_t id, const char *name,
                                      uint64_t now) {
     shm_trace *t = trace_of(c, slot);
@@ -90,7 +90,7 @@ static inline void trace_push_concurrent(char *c, unsigned slot, uint64_t id, co
     if (t->depth && t->depth <= TRACE_OPEN)
         t->open[t->depth - 1].depth = 1;
 }
-/* It ends, wherever it stands among those that run. */
+/* A concurrent task ends, wherever it is in the list. */
 static inline void trace_remove(char *c, unsigned slot, uint64_t id, unsigned outcome) {
     shm_trace *t = trace_of(c, slot);
     uint32_t depth = t->depth, known = depth < TRACE_OPEN ? depth : TRACE_OPEN, at = known;

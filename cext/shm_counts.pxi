@@ -1,10 +1,10 @@
-# What the node counts and hears without a look at every header.
+# Counts and news for the node, without a scan of all headers.
 
 cdef class _Counting(Client):
     """The part of NodeClient whose cost does not grow with the number of objects."""
 
     def objects(self) -> int:
-        """Objects of this host that are done and that somebody holds: 64 at a time."""
+        """Number of held, done objects of this host; counts 64 at a time."""
         cdef unsigned t, word
         cdef shm_table *table
         cdef uint64_t summary, bits
@@ -27,7 +27,7 @@ cdef class _Counting(Client):
         return max(0, count)
 
     def tasks_ended(self) -> tuple[int, int]:
-        """(done, failed) by all clients but the node."""
+        """(done, failed) tasks of all clients except the node."""
         cdef unsigned i
         cdef uint64_t done = 0, failed = 0
         for i in range(1, CLIENTS):
@@ -36,11 +36,13 @@ cdef class _Counting(Client):
         return done, failed
 
     def mark_elsewhere(self, uint64_t oid) -> bool:
-        """take_gone() will name this object when it is freed or deleted. False: it has been."""
+        """Makes take_gone() report this object when it is freed or deleted. False: it already
+        was."""
         self.check(oid)
         cdef shm_header *h = header_of(self.c, oid)
         OR8(&h.flags, FLAG_ELSEWHERE)
-        # The word changes: who read the flags before cannot free it without reading them again.
+        # Changes the word: a process that read the flags earlier must read them again before it
+        # frees.
         cdef uint64_t w = ADD64(&h.word, WORD_ACQUIRE_ONE)
         return WORD_GENERATION(w) == ID_GENERATION(oid) and WORD_STATE(w) in (
             ST_SPILLED, ST_SPILLING)

@@ -1,9 +1,10 @@
-/* Large values written into the store through its file: write(2) instead of the mapping.
+/* Writes large values into the store through its file: write(2) instead of the mapping.
  *
  * A page that is touched through a mapping is cleared first, and costs a fault. A page that
- * write(2) fills whole is not cleared, which is the larger part of what a cold `put` costs. One
- * process of a host does so at a time, because the kernel lets one at a time into a file, and a
- * processor each may clear pages meanwhile: the others use their mappings.
+ * write(2) fills completely is not cleared, and clearing is the larger part of the cost of a cold
+ * `put`. One process of a host writes this way at a time, because the kernel admits one writer to a
+ * file at a time, while the other processes can clear pages on their own processors: they use their
+ * mappings.
  */
 #ifndef HOPLITE_SHM_FILE_H
 #define HOPLITE_SHM_FILE_H
@@ -18,7 +19,7 @@ enum { FILE_PIECE_BYTES = 8 << 20, FILE_BYTES_MIN = 1 << 20, FILE_RETIRED = 1 <<
 
 typedef struct {
     int fd;
-    uint32_t users; /* threads that are using the descriptor; FILE_RETIRED: no other one begins */
+    uint32_t users; /* threads that use the descriptor; FILE_RETIRED: no further thread may begin */
     dev_t device;
     ino_t inode;
 } shm_file;
@@ -33,7 +34,7 @@ static inline int file_open(int fd, shm_file *f) {
     f->inode = s.st_ino;
     return 0;
 }
-/* User code may have closed every descriptor, and the number may be another file's by now. */
+/* User code may have closed every descriptor, and the number may now be another file's. */
 static inline int file_is_ours(shm_file *f) {
     struct stat s;
     return f->fd >= 0 && !fstat(f->fd, &s) && s.st_dev == f->device && s.st_ino == f->inode;
@@ -57,12 +58,12 @@ static inline void file_leave(shm_file *f) {
     if (ADD(&f->users, -1) == FILE_RETIRED + 1)
         file_close(f);
 }
-/* The end of its use: it is closed here, or by the last thread that is using it. */
+/* Ends its use: it is closed here, or by the last thread that uses it. */
 static inline void file_retire(shm_file *f) {
     if (OR(&f->users, FILE_RETIRED) == 0)
         file_close(f);
 }
-/* 1: it is written. 0: it is not, or in part: the caller writes it through the mapping. */
+/* 1: written. 0: not written, or in part: the caller writes it through the mapping. */
 static inline int file_write(shm_file *f, char *c, unsigned slot, const char *from, uint64_t bytes,
                              uint64_t at) {
     if (bytes < FILE_BYTES_MIN || !file_enter(f))

@@ -1,4 +1,4 @@
-# The lower half of Client: making headers, holding and dropping, looking at payloads.
+# The lower half of Client: headers, holds, payloads.
 
 cdef class _Holders:
     """The lower half of Client: headers, refs and pins of one client slot."""
@@ -13,7 +13,7 @@ cdef class _Holders:
     cdef dict live_leases     # id of a Block -> (payload, bytes): arrays of empty() in use
     cdef uint16_t *free_index[TABLES]
     cdef uint32_t free_count[TABLES]
-    cdef int making           # the table of the last header that was made; -1: none
+    cdef int making           # the table of the latest new header; -1: none
     cdef object __weakref__
 
     def __cinit__(self, int control_fd, int store_fd, unsigned slot, int node_event_fd):
@@ -42,12 +42,12 @@ cdef class _Holders:
 
     @property
     def forked(self) -> bool:
-        """True in a process that was forked from the one that opened the memory."""
+        """True in a process that was forked from the process that opened the memory."""
         return self.map.fork_mark != fork_count
 
     @property
     def removed(self) -> bool:
-        """Has `remove_node` made this host's node leave its cluster?"""
+        """Whether `remove_node` has made this host's node leave its cluster."""
         return LOAD32(&root_of(self.c).removed) != 0
 
     def set_removed(self) -> None:
@@ -55,7 +55,7 @@ cdef class _Holders:
 
     @property
     def printed(self) -> int:
-        """Grows whenever something was printed for a driver of this host."""
+        """Incremented whenever something was printed for a driver of this host."""
         return LOAD32(&root_of(self.c).printed)
 
     def note_printed(self) -> None:
@@ -78,7 +78,7 @@ cdef class _Holders:
 
     @cython.critical_section
     def close(self) -> None:
-        """No atomics of this client from now on; memory stays mapped while views of it live."""
+        """Ends all atomics of this client. Memory stays mapped while it has views."""
         self.map.closed = True
         file_retire(&self.map.file)
 
@@ -90,7 +90,7 @@ cdef class _Holders:
         for t in range(TABLES):
             if LOAD32(&table_of(self.c, t).owner):
                 continue
-            high = LOAD32(&r.tables_high)  # first: a table beyond it is never swept
+            high = LOAD32(&r.tables_high)  # first: tables beyond it are never swept
             while high < t + 1 and not CAS32(&r.tables_high, high, t + 1):
                 high = LOAD32(&r.tables_high)
             if CAS32(&table_of(self.c, t).owner, 0, self.slot + 1):
@@ -113,13 +113,13 @@ cdef class _Holders:
 
     cdef uint64_t new_header(self, unsigned kind, unsigned state, unsigned claimant, unsigned pool,
                              uint64_t block, uint64_t size, unsigned flags) except 0:
-        """A header of this client's with one ref of this process on it."""
+        """A header of this client with one ref of this process."""
         cdef int t = -1
         cdef uint32_t index, gen
         cdef uint64_t w, bit
         cdef shm_header *h
         cdef shm_table *table
-        if self.map.closed:  # by another thread just now: the tables may be the node's already
+        if self.map.closed:  # closed by another thread: the tables may already be the node's
             raise closed_error("the cluster was closed during this call")
         t = self.making
         if t < 0 or not self.free_count[t]:
@@ -142,7 +142,7 @@ cdef class _Holders:
             note_pool(table, index, pool)
         if kind != KIND_PUT and kind != KIND_LENT:
             OR64(&table.open[index // 64], bit)
-        elif LOAD64(&table.open[index // 64]) & bit:  # by a dead process of an earlier life
+        elif LOAD64(&table.open[index // 64]) & bit:  # set by a dead process, earlier
             AND64(&table.open[index // 64], ~bit)
         h = header_at(self.c, t, index)
         OR64(&h.refs[self.slot // 64], 1ULL << (self.slot % 64))
@@ -172,13 +172,13 @@ cdef class _Holders:
 
     @cython.critical_section
     def new(self, unsigned kind, unsigned state, unsigned claimant=0, unsigned pool=0) -> int:
-        """A header without bytes (a task's or an operation's result); one ref is held."""
+        """A header without bytes (a task's or an operation's result), with one ref."""
         return self.new_header(kind, state, claimant, pool, 0, 0, 0)
 
     @cython.critical_section
     def draft(self, unsigned kind, unsigned pool=0) -> Hold:
-        """A WAITING header without bytes, with a hold. It is cancelled with its hold until that is
-        told to keep() it: what stops its maker half way leaves nothing behind."""
+        """A WAITING header without bytes, with a hold. It is cancelled with its hold unless keep()
+        was called, so an interrupted maker leaves nothing behind."""
         cdef Hold h = Hold.__new__(Hold)
         h.oid = self.new_header(kind, ST_WAITING, 0, pool, 0, 0, 0)
         h.client = <Client>self
@@ -187,14 +187,14 @@ cdef class _Holders:
 
     cdef int check(self, uint64_t oid) except -1:
         if not id_valid(oid):
-            raise ValueError(f"{oid:#x} is no local id")
+            raise ValueError(f"{oid:#x} is not a local id")
         return 0
 
     # -- holders -------------------------------------------------------------------------------
 
     @cython.critical_section
     def acquire(self, uint64_t oid) -> bool:
-        """Holds the object once more; False if it is gone."""
+        """Adds a hold on the object; False if it is gone."""
         self.check(oid)
         return self.acquire_ref(oid)
 
@@ -202,7 +202,7 @@ cdef class _Holders:
         cdef uint32_t *n = self.count(self.refs, ID_TABLE(oid)) + ID_INDEX(oid)
         cdef uint64_t w
         cdef unsigned s
-        if n[0]:  # held already, so the header cannot have gone; it may be another generation's
+        if n[0]:  # already held, so the header exists, perhaps in another generation
             if WORD_GENERATION(LOAD64(&header_of(self.c, oid).word)) != ID_GENERATION(oid):
                 return False
             n[0] += 1
@@ -234,7 +234,7 @@ cdef class _Holders:
     def hold(self, uint64_t oid, bint acquire=True):
         """A Hold that drops the ref when it is deallocated; None if the object is gone.
 
-        acquire=False takes over the hold that new() or publish() made.
+        acquire=False takes over the hold of new() or publish().
         """
         self.check(oid)
         if acquire and not self.acquire_ref(oid):
@@ -245,7 +245,7 @@ cdef class _Holders:
         return h
 
     cdef int pin(self, uint64_t oid) except -1:
-        """The state found: SEALED or FAILED mean that a pin is held now."""
+        """Returns the state. SEALED or FAILED: a pin is now held."""
         cdef uint32_t *n = self.count(self.pins, ID_TABLE(oid)) + ID_INDEX(oid)
         cdef shm_header *h = header_of(self.c, oid)
         cdef uint64_t w
@@ -256,7 +256,7 @@ cdef class _Holders:
                 return ST_FREE
             s = WORD_STATE(w)
             if s == ST_SPILLING:
-                s = ST_SEALED  # our pin is older than the node's look: it will go back
+                s = ST_SEALED  # the pin precedes the node's check: it will return to SEALED
             if s == ST_SEALED or s == ST_FAILED:
                 n[0] += 1
             return s
@@ -278,7 +278,7 @@ cdef class _Holders:
 
     @cython.critical_section
     def view(self, uint64_t oid):
-        """The payload: a View that pins it, or bytes if it lies inline; else the state (int)."""
+        """The payload: a View that pins it, or bytes if it is inline; otherwise the state (int)."""
         self.check(oid)
         cdef shm_header *h = header_of(self.c, oid)
         cdef int s = self.pin(oid)
@@ -299,18 +299,18 @@ cdef class _Holders:
         return v
 
     def state(self, uint64_t oid) -> int:
-        """The state now; FREE if this generation is gone."""
+        """The present state; FREE if this generation is gone."""
         self.check(oid)
         w = LOAD64(&header_of(self.c, oid).word)
         return WORD_STATE(w) if WORD_GENERATION(w) == ID_GENERATION(oid) else ST_FREE
 
     def flags(self, uint64_t oid) -> tuple[bool, bool]:
-        """(lists refs, a reader sees it as deleted rather than cancelled)."""
+        """(lists refs, readers see it as deleted rather than cancelled)."""
         self.check(oid)
         cdef uint8_t f = header_of(self.c, oid).flags
         return (f & FLAG_REFS) != 0, (f & FLAG_ABORT_DELETE) != 0
 
     def delete(self, uint64_t oid) -> int:
-        """1 deleted, 0 nothing to delete, -1 it is just being spilled: call again."""
+        """1: deleted; 0: nothing to delete; -1: it is being spilled, call again."""
         self.check(oid)
         return delete_object(self.c, oid)

@@ -1,8 +1,7 @@
-/* The layout of the control memory and of blocks in the store: drawn, named, asserted.
+/* The layout of the control memory and of blocks in the store.
  *
- * Several processes that may be killed at any instruction read and write these words, so their
- * places and meanings must stand in one file. docs/architecture.md has the state tables; this file
- * only says where things lie.
+ * Several processes that may be killed at any instruction read and write these words, so one file
+ * defines their places and meanings. docs/architecture.md has the state tables.
  *
  *   control memory (sparse memfd, mapped whole by every client)
  *   ┌───────────┬─────────┬───────┬─────────┬────────┬────────┬────────┬─────────┬─────────┬───
@@ -26,7 +25,7 @@ enum {
     MASK_WORDS = CLIENTS / 64,
     POOLS = 256,            /* pool 0: the cluster's own workers */
     PARKS = 256,            /* buckets of waiting clients */
-    BOARDS = 64,            /* Groups at one time */
+    BOARDS = 64,            /* concurrent Groups */
     MEMBERS = 64,           /* ranks of a Group */
     PART_BYTES_MAX = 32768, /* what a rank gives to a call on the board itself. Higher: larger calls
                              * need no object. Lower: a Group of 64 that makes them takes less than
@@ -34,23 +33,23 @@ enum {
     PART_DIMS_MAX = 6,
     QUEUES = 512,           /* one for each (submitter, pool) */
     RING = 4096,            /* hints in a queue */
-    BAG = RING / 4,         /* ranked ones, in the same memory */
+    BAG = RING / 4,         /* ranked hints, in the same memory */
     TABLES = 1024,
     TABLE_HEADERS = 4096,
     TABLE_WORDS = TABLE_HEADERS / 64,
     RETURNS = 4096,         /* ring of returned big blocks: hints for the node */
-    SPANS = 1 << 22,        /* that have a word; those further up stay with their lessee */
+    SPANS = 1 << 22,        /* with a word; later spans stay with their lessee */
     NAME_BYTES = 32,
     ARGS_INLINE = 216,
     RESULT_INLINE = 192,
     BLOCK_ALIGN = 64,
     NODE_SLOT = 0,
     GLOBAL_FLAGS = 16,
-    TRACE_OPEN = 256,       /* tasks inside one another in one process */
+    TRACE_OPEN = 256,       /* nested tasks in one process */
     TRACE_RING = 4096,      /* events of one process that its node has not collected */
-    COLL_GIVEN_BYTES = 64 * 1024, /* what all members together give to one small call */
-    COLL_RECORD_BYTES = 66 * 1024, /* what comes of it: as much, and where it stands */
-    COLL_HEAD_BYTES = 64 + 64 * MEMBERS, /* what a new Group must find empty */
+    COLL_GIVEN_BYTES = 64 * 1024, /* total size of all members' parts of one small call */
+    COLL_RECORD_BYTES = 66 * 1024, /* its result: the same size plus positions */
+    COLL_HEAD_BYTES = 64 + 64 * MEMBERS, /* this part of a new Group must be empty */
 };
 
 /* state word of a header: | acquires 16 | generation 28 | attempt 8 | claimant 8 | state 4 | */
@@ -79,14 +78,14 @@ enum shm_state {
 
 enum client_kind { CLIENT_NODE = 0, CLIENT_DRIVER = 1, CLIENT_WORKER = 2 };
 enum shm_kind { KIND_PUT = 1, KIND_TASK = 2, KIND_OPERATION = 3, KIND_FOREIGN = 4,
-                KIND_STREAM = 5, /* a link of a stream: its owner is woken when a hold on it goes */
+                KIND_STREAM = 5, /* a link of a stream: its owner is woken when a hold on it ends */
                 KIND_LENT = 6 /* its owner wants the bytes back, and is woken when a reader goes */ };
 enum shm_flag {
     FLAG_INLINE = 1,        /* the payload lies in the record's result area */
     FLAG_REFS = 2,          /* the payload lists refs */
     FLAG_ABORT_DELETE = 4,  /* ABORTED ends as DELETED, not CANCELLED */
     FLAG_RETURNED = 8,      /* the owner has returned the bytes (DELETED) */
-    FLAG_ELSEWHERE = 16,    /* the node is to be told when it is freed or deleted */
+    FLAG_ELSEWHERE = 16,    /* the node must be told when it is freed or deleted */
 };
 
 /* A header: 128 bytes, two cache lines.
@@ -112,9 +111,9 @@ typedef struct {
     float delay_max_s;
     uint32_t reserved;
 } shm_header;
-/* Of a record's flags, which belong to submitters and workers, those that matter here. RANKED: its
- * hint stands in a bag, not in a ring. RESOURCES: its node decides when it may begin. DELAYED: after
- * a try that counts against its retries it is WAITING until its submitter's node queues it again. */
+/* The flags of a record that matter here; others belong to submitters and workers. RANKED: its hint
+ * is in a bag, not in a ring. RESOURCES: its node decides when it may begin. DELAYED: after a try
+ * that counts against its retries it is WAITING until its submitter's node queues it again. */
 enum {
     RECORD_ASYNC = 8, RECORD_RANKED = 0x1000, RECORD_RESOURCES = 0x2000, RECORD_DELAYED = 0x4000,
 };
@@ -134,13 +133,13 @@ typedef struct {
     uint16_t retries_left;
     uint16_t tries;        /* deaths so far */
     uint16_t flags;
-    uint16_t concurrency;  /* TASK_ASYNC: how many such tasks a worker may run at a time */
+    uint16_t concurrency;  /* TASK_ASYNC: concurrent tasks of a worker */
     uint64_t timeout_ns;   /* of running; 0 = none */
     uint64_t started_ns;
-    int32_t priority;      /* RECORD_RANKED: as its submitter has asked, */
-    int32_t floor;         /* and the level of the task that has sent it; FLOOR_NONE: no task */
+    int32_t priority;      /* RECORD_RANKED: requested by its submitter */
+    int32_t floor;         /* the level of the task that sent it; FLOOR_NONE: no task */
     uint64_t submitted_ns;
-    uint64_t output_owner;     /* id of the host whose driver hears what it prints; 0 = this one's */
+    uint64_t output_owner;     /* id of the host whose driver gets its output; 0 = this host */
     char name[NAME_BYTES];
     uint8_t args_inline[ARGS_INLINE];
     uint8_t result_inline[RESULT_INLINE];
@@ -149,14 +148,14 @@ static_assert(sizeof(shm_record) == 512, "record");
 static_assert(offsetof(shm_record, args_inline) == 104, "record");
 static_assert(offsetof(shm_record, result_inline) == 320, "record");
 
-/* A table: who owns 4096 headers, two bitmaps of news for that owner, one of news for the node,
- * two from which the node counts objects without a look at their headers, and words by which it
- * finds a pool's tasks, 64 headers at a time: a bit may be set in vain, none is missing. */
+/* A table: the owner of 4096 headers, two bitmaps of news for that owner, one of news for the node,
+ * two from which the node counts objects without reading their headers, and words with which it
+ * finds a pool's tasks, 64 headers at a time: a bit may be superfluous, none is missing. */
 typedef struct {
     uint32_t owner;        /* client slot + 1; 0 = free */
     uint32_t high;         /* headers ever used */
     uint64_t owner_generation;
-    uint64_t pools;        /* those with a word in pool_groups, since the table was taken */
+    uint64_t pools;        /* pools with a word in pool_groups, since the table was taken */
     uint64_t pad[5];
     uint64_t done_summary;
     uint64_t pad2[7];
@@ -166,21 +165,21 @@ typedef struct {
     uint64_t done[TABLE_WORDS];
     uint64_t freed[TABLE_WORDS];
     uint64_t gone[TABLE_WORDS];  /* news for the node: marked FLAG_ELSEWHERE, freed or deleted */
-    uint64_t used[TABLE_WORDS];  /* owner: headers that are handed out */
+    uint64_t used[TABLE_WORDS];  /* owner: headers in use */
     uint64_t open[TABLE_WORDS];  /* of those: results that are not done */
-    uint64_t pool_groups[64]; /* owner: for each pool (modulo 64), which words have tasks of it */
+    uint64_t pool_groups[64]; /* owner: by pool (modulo 64), words with tasks of the pool */
 } shm_table;
 static_assert(sizeof(shm_table) == 192 + 6 * 512, "table");
 
-/* End when idle; ask the node what to run between two tasks. */
+/* End when idle; ask the node for a task between two tasks. */
 enum client_retire { RETIRE_ENDS = 1, RETIRE_ASKS = 2 };
-/* A stand-in: a worker beyond its pool's number, started for a worker that waits inside a task.
- * It looks for tasks (STANDS_IN), or sleeps while enough others can run tasks (STANDS_ASIDE), until
- * the node writes STANDS_IN. */
+/* A stand-in: a worker in addition to its pool's number, started for a worker that waits inside a
+ * task. It takes tasks (STANDS_IN), or sleeps while enough others can run tasks (STANDS_ASIDE),
+ * until the node writes STANDS_IN. */
 enum client_stands_in { STANDS_NOT = 0, STANDS_IN = 1, STANDS_ASIDE = 2 };
 enum client_state { CLIENT_FREE = 0, CLIENT_LIVE = 1, CLIENT_DEAD = 2 };
 
-/* A client slot: what the client writes for itself, what wakes it, what it counts. */
+/* A client slot: the client's own state, its wake-up words, its counters. */
 typedef struct {
     uint32_t state;        /* node */
     uint32_t pid;
@@ -188,27 +187,27 @@ typedef struct {
     uint32_t kind;         /* enum client_kind */
     uint64_t generation;
     uint64_t pad[5];
-    uint32_t event;        /* futex: something done or changed */
+    uint32_t event;        /* futex: something is done or has changed */
     uint32_t sleeping;
-    uint32_t returned;     /* some block of its spans was returned by another */
+    uint32_t returned;     /* another process has returned a block of its spans */
     uint32_t blocked;      /* waits inside a task */
     uint32_t stands_in;    /* enum client_stands_in */
     uint32_t pad3;
     uint64_t pad2[5];
     uint32_t task;         /* futex: a hint was posted */
     uint32_t retire;       /* node: flags of enum client_retire */
-    uint64_t running;      /* local id of the task that runs */
+    uint64_t running;      /* local id of the running task */
     uint64_t deadline_ns;  /* 0 = none */
-    uint64_t deadline_id;  /* of the task with that deadline: `running`, or one around it */
-    uint64_t waiting_id;   /* what it sleeps for: an object, and how many of such; 0 = nothing */
+    uint64_t deadline_id;  /* of the task with that deadline: `running`, or an enclosing task */
+    uint64_t waiting_id;   /* the awaited object, and the number of awaited objects; 0 = nothing */
     uint64_t waiting_n;
-    uint64_t waiting_ns;   /* since when it has waited for waiting_last */
+    uint64_t waiting_ns;   /* when the wait for waiting_last began */
     uint64_t waiting_last;
     uint64_t tasks_done;
     uint64_t tasks_failed;
     uint64_t puts;
     uint64_t put_bytes;
-    uint64_t parked_news[PARKS / 64]; /* buckets in which it is parked and something became done */
+    uint64_t parked_news[PARKS / 64]; /* buckets in which it is parked and an object became done */
 } shm_client;
 static_assert(sizeof(shm_client) == 256, "client");
 
@@ -220,43 +219,43 @@ typedef struct {
     uint64_t pad[6];
     uint64_t head;         /* consumers, by CAS */
     uint64_t pad2[7];
-    uint64_t tail;         /* the one producer; of a bag: how many hints it has ever had */
-    uint32_t bag_high;     /* the one producer: entries of a bag behind these are empty */
+    uint64_t tail;         /* the one producer; of a bag: the number of hints ever posted */
+    uint32_t bag_high;     /* the one producer: later entries of a bag are empty */
     uint32_t pad0;
     uint64_t pad3[6];
     uint64_t ring[RING];
 } shm_queue;
 static_assert(sizeof(shm_queue) == 192 + 8 * RING, "queue");
 
-/* A hint with a rank. The id is written last, and taken out by a CAS to 0. */
+/* A ranked hint. The id is written last, and removed by a CAS to 0. */
 typedef struct {
     uint64_t id;           /* 0 = free */
     int32_t level;         /* the higher one of a task's priority and its floor */
     int32_t priority;
     uint32_t order;        /* within its bag */
-    uint32_t nearness;     /* how much somebody may be waiting for it; see hint_nearness() */
+    uint32_t nearness;     /* whether another task may be waiting for it; see hint_nearness() */
     uint64_t pad;
 } shm_hint;
 static_assert(sizeof(shm_hint) == 32, "hint");
 
 typedef struct {
     uint32_t state;        /* 0 free, 1 open, 2 closing */
-    uint32_t ranked;       /* 1: somebody has opened a bag to this pool, or to its number before */
-    uint32_t stand_ins;    /* how many of its workers are stand-ins; only the node changes it */
-    uint32_t declined;     /* 1: a worker of its own sleeps, because enough others run tasks */
+    uint32_t ranked;  /* 1: a bag to this pool, or to an earlier pool of its number, was opened */
+    uint32_t stand_ins;    /* number of its stand-ins; only the node changes it */
+    uint32_t declined;     /* 1: a regular worker sleeps, because enough others run tasks */
     uint64_t pad2[2];
-    uint64_t concurrent[MASK_WORDS];   /* run async tasks, and sleep until there is one more */
-    uint64_t idle[MASK_WORDS];     /* workers that sleep: wake one for a hint */
-    uint64_t spinning[MASK_WORDS]; /* workers that look at the queues all the time */
+    uint64_t concurrent[MASK_WORDS];   /* run async tasks, and sleep until there is another */
+    uint64_t idle[MASK_WORDS];     /* sleeping workers: wake one for a hint */
+    uint64_t spinning[MASK_WORDS]; /* workers that poll the queues */
 } shm_pool;
 static_assert(sizeof(shm_pool) == 128, "pool");
 
 typedef struct {
     uint64_t seq;          /* last call published + 1; 0 = none */
     uint64_t start;        /* first call it takes part in + 1; 0 = not admitted */
-    uint64_t contribution; /* local id; 0: the part lies on the board */
+    uint64_t contribution; /* local id; 0: the part is on the board */
     uint64_t client;       /* slot + 1 */
-    uint64_t news;         /* node: counts what there is to know about messages to this member */
+    uint64_t news;         /* node: counts news about messages to this member */
     uint64_t pad[3];
 } shm_member;
 static_assert(sizeof(shm_member) == 64, "member");
@@ -269,15 +268,15 @@ typedef struct {
     uint64_t joining;      /* node writes */
     uint32_t formed;
     uint32_t epoch;        /* counts changes of the masks */
-    uint64_t result_id;    /* the commit: id first (0: the result lies on the board), */
+    uint64_t result_id;    /* the commit: id first (0: the result is on the board), */
     uint64_t result_call;  /* then call + 1 */
     uint64_t pad[9];
     shm_member members[MEMBERS];
 } shm_board;
 static_assert(sizeof(shm_board) == 128 + 64 * MEMBERS, "board");
 
-/* Kinds of calls of a Group. Up to reduce_scatter all parts have the same form, of the others each
- * has a form of its own. Boards have no split. Python takes the names from here. */
+/* Kinds of calls of a Group. Up to reduce_scatter all parts have the same form; the others have
+ * separate forms. Boards have no split. Python reads the names from here. */
 #define CALL_KINDS(_)                                                                              \
     _(BARRIER, "barrier") _(ALLREDUCE, "allreduce") _(REDUCE, "reduce")                            \
     _(REDUCE_SCATTER, "reduce_scatter") _(BROADCAST, "broadcast") _(GATHER, "gather")              \
@@ -286,14 +285,14 @@ static_assert(sizeof(shm_board) == 128 + 64 * MEMBERS, "board");
 #define CALL_NAME(name, text) text,
 enum call_kind { CALL_KINDS(CALL_NUMBER) CALL_KIND_COUNT };
 static const char *const call_kind_names[] = {CALL_KINDS(CALL_NAME)};
-/* What is equal for all ranks of a small call: compared as bytes. */
+/* Equal for all ranks of a small call: compared as bytes. */
 typedef struct {
     uint8_t kind;          /* enum call_kind */
     uint8_t op;            /* enum reduce_op */
     uint8_t dtype;         /* enum reduce_dtype */
     uint8_t ndim;
     uint16_t root;
-    uint16_t buffered;     /* 1: parts lie in call buffers, and each rank reads what it needs */
+    uint16_t buffered;     /* 1: parts are in call buffers, and each rank reads what it needs */
     uint64_t nbytes;
     uint64_t shape[PART_DIMS_MAX];
 } shm_form;
@@ -301,17 +300,17 @@ static_assert(sizeof(shm_form) == 64, "form");
 /* One rank's part of a small call; the slot after the last rank's is for results. */
 typedef struct {
     uint64_t changes;      /* odd while its rank writes */
-    uint64_t mask;         /* of a result: the ranks whose parts are in it */
+    uint64_t mask;         /* of a result: the ranks with parts in it */
     uint64_t buffers[2];   /* of the latest even and odd calls with buffers: offset in the store */
     uint64_t pad[4];
     shm_form form;
     uint8_t data[PART_BYTES_MAX];
 } shm_part;
 static_assert(sizeof(shm_part) == 128 + PART_BYTES_MAX, "part");
-/* Small calls of a Group over several hosts (engine_coll.h): each member of this host writes its part
- * into its share of `given`, then its seq, then to its doorbell. The engine's thread writes the
- * result into `record`, then the call's number. A member gives its part of call k + 1 only after it
- * has read the result of call k. */
+/* Small calls of a Group over several hosts (engine_coll.h). Each member of this host writes its
+ * part into its share of `given`, then its seq, then to its doorbell. The engine's thread writes
+ * the result into `record`, then the call's number. A member gives its part of call k + 1 only
+ * after it has read the result of call k. */
 typedef struct {
     uint64_t seq;          /* last call given + 1; 0 = none */
     uint32_t nbytes;
@@ -342,30 +341,31 @@ typedef struct {
     uint64_t store_bytes;  /* length of the store memfd (address space, not memory) */
     uint32_t tables_high;
     uint32_t queues_high;
-    uint32_t hungry;       /* the node waits for bytes: tell it of every return */
-    uint32_t tracing;      /* node: clients are to write what they do into their rings */
+    uint32_t hungry;       /* node: waits for bytes, and must be told of every return */
+    uint32_t tracing;      /* node: clients must record events in their rings */
     uint32_t cores;
     uint32_t spin_us_max;
     uint64_t small_object_bytes_max;
     uint64_t span_bytes;
     uint64_t spinners[MASK_WORDS];
     uint64_t returns_next;
-    uint64_t gone_tables[TABLES / 64]; /* which tables have a bit in `gone` */
-    uint32_t file_writer;  /* client slot + 1 of who writes a large value through the file; 0: none */
-    uint32_t resources;    /* node: counts changes of what the cluster's nodes have */
+    uint64_t gone_tables[TABLES / 64]; /* tables with a bit in `gone` */
+    /* client slot + 1 of the process that writes a large value through the file; 0: none */
+    uint32_t file_writer;
+    uint32_t resources;    /* node: counts changes of the resources of the cluster's nodes */
     uint32_t removed;      /* node: 1 once remove_node has made it leave the cluster */
     uint32_t printed;      /* counts writes of lines for drivers of this host */
     uint64_t pad[14];
-    uint64_t returns[RETURNS]; /* payload offset | lap: who was killed here left another lap */
+    uint64_t returns[RETURNS]; /* payload offset | lap: a process killed here leaves another lap */
 } shm_root;
 static_assert(sizeof(shm_root) <= 65536, "root");
 
-/* A block: 64 bytes of head before the payload. owner: 0 free, BLOCK_LEASED, or a local id. */
+/* A block: a 64-byte head before the payload. owner: 0 free, BLOCK_LEASED, or a local id. */
 #define BLOCK_LEASED 0xFFFFFFFFFFFFFFFFULL
-#define RETURN_LAP(at) (((at) / RETURNS + 1) % BLOCK_ALIGN) /* never that of fresh memory at first */
+#define RETURN_LAP(at) (((at) / RETURNS + 1) % BLOCK_ALIGN) /* at first never that of fresh memory */
 typedef struct {
     uint64_t owner;
-    uint64_t bytes;        /* with the head */
+    uint64_t bytes;        /* including the head */
     uint32_t lessee;       /* client slot; NODE_SLOT for big blocks */
     uint32_t big;
     uint64_t generation;   /* client generation of the lessee */
@@ -375,7 +375,7 @@ static_assert(sizeof(shm_block) == BLOCK_ALIGN, "block head");
 
 enum event_kind { EVENT_TASK = 0, EVENT_GROUP_CALL = 1 };
 enum event_outcome { OUTCOME_RUNNING = 0, OUTCOME_DONE = 1, OUTCOME_FAILED = 2, OUTCOME_CANCELLED = 3 };
-/* Something that a client did: 64 bytes, times of CLOCK_MONOTONIC. */
+/* An event of a client: 64 bytes, times of CLOCK_MONOTONIC. */
 typedef struct {
     uint64_t id;           /* local id of the task; number of the call */
     uint64_t begin_ns;
@@ -388,8 +388,8 @@ typedef struct {
 } shm_event;
 static_assert(sizeof(shm_event) == 64, "event");
 
-/* What a client runs at present (open[0 .. depth)), and what it has done. Only the client writes
- * here, but for `head`; `changes` is odd while it changes `open` or `depth`. */
+/* The tasks that a client is running (open[0 .. depth)), and its events. Only the client writes
+ * here, except for `head`; `changes` is odd while it changes `open` or `depth`. */
 typedef struct {
     uint64_t tail;         /* events ever written into the ring */
     uint32_t changes;
@@ -415,7 +415,7 @@ static_assert(sizeof(shm_trace) == 128 + 64 * (TRACE_OPEN + TRACE_RING), "trace"
 #define OFF_PARTS (OFF_SPANS + (uint64_t)SPANS * 8)
 #define OFF_COLL (OFF_PARTS + (uint64_t)BOARDS * (MEMBERS + 1) * sizeof(shm_part))
 #define CONTROL_BYTES (OFF_COLL + (uint64_t)BOARDS * sizeof(shm_coll))
-#define ROOT_BYTES ((OFF_BOARDS + 4095) & ~4095ULL) /* what create() writes to */
+#define ROOT_BYTES ((OFF_BOARDS + 4095) & ~4095ULL) /* what create() writes */
 static_assert(CLIENTS <= 256 && TABLE_HEADERS <= 65536 && TABLES <= 65536, "fields of the words");
 static_assert(TABLE_WORDS == 64, "one summary word");
 

@@ -1,4 +1,4 @@
-# The C headers as Cython sees them; included by the modules that touch shared memory.
+# Cython declarations of the C headers, included by the modules that touch shared memory.
 cdef extern from "shm_spans.h" nogil:
     ctypedef struct shm_root:
         uint64_t magic, host_id, store_bytes, small_object_bytes_max, span_bytes, returns_next

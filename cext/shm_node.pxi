@@ -1,4 +1,4 @@
-# What only the node calls: registering and sweeping clients, leasing blocks, spilling.
+# For the node only: registering and sweeping clients, leasing blocks, spilling.
 
 cdef list slots_of(uint64_t *mask):
     cdef list found = []
@@ -28,9 +28,9 @@ cdef dict describe(char *c, unsigned t, unsigned i):
 
 @cython.final
 cdef class NodeClient(_Counting):
-    """Client slot 0: the store's budget is kept in Python, the words are changed here."""
+    """Client slot 0. Python keeps the store's budget; the words are changed here."""
     cdef uint64_t returns_seen
-    cdef bint look_at_all  # somebody died, perhaps between returning a block and saying so
+    cdef bint look_at_all  # a client died, perhaps between returning a block and reporting it
 
     def register(self, unsigned slot, uint32_t kind, uint32_t pool) -> int:
         """Takes a free client slot (or this one, if slot > 0). Returns it; -1 if all are taken."""
@@ -45,7 +45,7 @@ cdef class NodeClient(_Counting):
                 s.kind = kind
                 s.pool = pool
                 s.generation += 1
-                if slot == 0:  # a given slot's client is at work already, maybe asleep
+                if slot == 0:  # the client of a given slot may already be working or asleep
                     s.event = s.sleeping = s.returned = s.blocked = s.task = s.retire = s.stands_in = 0
                     s.running = s.deadline_ns = s.deadline_id = 0
                     s.waiting_id = s.waiting_last = 0
@@ -55,7 +55,7 @@ cdef class NodeClient(_Counting):
         return -1
 
     def unregister(self, unsigned slot) -> None:
-        """After the sweep: the slot may be used again."""
+        """After the sweep: frees the slot."""
         self.set_stands_in(slot, False)
         client_of(self.c, slot).tasks_done = client_of(self.c, slot).tasks_failed = 0
         STORE32(&client_of(self.c, slot).state, 0)
@@ -74,7 +74,7 @@ cdef class NodeClient(_Counting):
         STORE32(&client_of(self.c, slot).retire, value)
 
     def open_pool(self, unsigned pool, uint32_t state) -> None:
-        """0 free, 1 open, 2 closing, 3 broken, 4 an actor's that has ended."""
+        """0 free, 1 open, 2 closing, 3 broken, 4 an ended actor's."""
         STORE32(&pool_of(self.c, pool).state, state)
 
     def client_info(self, unsigned slot) -> dict:
@@ -88,15 +88,15 @@ cdef class NodeClient(_Counting):
                 "tasks_failed": s.tasks_failed, "puts": s.puts, "put_bytes": s.put_bytes}
 
     def worker_info(self, unsigned slot) -> tuple[int, bool, int, int]:
-        """What the node polls of each worker in each turn: how many of its threads wait inside a
-        task, whether it has ever begun one, and of the task that must end first its deadline in ns,
-        or 0, and its header."""
+        """The node polls this for each worker in each turn: how many of its threads wait inside a
+        task, whether it has ever begun one, and the earliest deadline of its tasks in ns, or 0,
+        with that task's header."""
         cdef shm_client *s = client_of(self.c, slot)
         worked = s.tasks_done != 0 or s.tasks_failed != 0 or s.running != 0
         return s.blocked, worked, LOAD64(&s.deadline_ns), LOAD64(&s.deadline_id)
 
     def concerned(self, unsigned slot) -> list[dict]:
-        """Headers that a (dead) client owns by its tables or has claimed, now or last."""
+        """Headers in the tables of a (dead) client, or that it has claimed, now or last."""
         cdef list found = []
         cdef unsigned t, i, high
         cdef uint64_t w
@@ -111,8 +111,8 @@ cdef class NodeClient(_Counting):
         return found
 
     def queued_in(self, unsigned pool, bint waiting_too=False) -> list[int]:
-        """Tasks that wait for a worker of that pool, in the order in which they were submitted;
-        `waiting_too`: also those that wait for their arguments."""
+        """Tasks that wait for a worker of that pool, in the order of submission. `waiting_too`:
+        also tasks that wait for their arguments."""
         cdef list found = []
         cdef unsigned t, i, word
         cdef shm_header *h
@@ -139,7 +139,7 @@ cdef class NodeClient(_Counting):
         return [oid for _, oid in found]
 
     def queued_counts(self) -> dict[int, int]:
-        """Pool -> tasks that wait for one of its workers, or for their arguments."""
+        """Pool -> number of tasks that wait for one of its workers, or for their arguments."""
         cdef dict found = {}
         cdef unsigned t, i, state
         cdef shm_header *h
@@ -155,19 +155,20 @@ cdef class NodeClient(_Counting):
         announce_done(self.c, oid)
 
     def wake_waiters(self, uint64_t oid) -> None:
-        """Whoever waits for that task looks at it again, although it is not done."""
+        """Makes the waiters of that task check it again, although it is not done."""
         wake_waiters(self.c, oid)
 
     def settle(self, uint64_t oid, unsigned slot) -> bool:
-        """ABORTED by a dead claimant -> CANCELLED or DELETED; what it was writing is void."""
+        """ABORTED by a dead claimant -> CANCELLED or DELETED; its unfinished result is void."""
         if WORD_CLAIMANT(LOAD64(&header_of(self.c, oid).word)) != slot:
             return False
         self.void_location(oid, ST_ABORTED)
         return settle_abort(self.c, oid, slot)
 
     def take_over(self, uint64_t oid, unsigned slot) -> bool:
-        """WAITING, QUEUED, or CLAIMED by the dead `slot` -> CLAIMED by the node, which then writes."""
-        # First the claim: a living worker may just have claimed it, and is writing its result.
+        """WAITING, QUEUED, or CLAIMED by the dead `slot` -> CLAIMED by the node, which then
+        writes."""
+        # First the claim: a living worker may have just claimed it, and may be writing its result.
         if (change_state(self.c, oid, ST_WAITING, ST_CLAIMED, -1, NODE_SLOT)
                 or change_state(self.c, oid, ST_QUEUED, ST_CLAIMED, -1, NODE_SLOT)
                 or change_state(self.c, oid, ST_CLAIMED, ST_CLAIMED, slot, NODE_SLOT)):
@@ -176,7 +177,7 @@ cdef class NodeClient(_Counting):
         return False
 
     cdef void void_location(self, uint64_t oid, unsigned state) noexcept:
-        """A dead claimant's half-written result must not be taken for the next one's."""
+        """A dead claimant's unfinished result must not be mistaken for the next claimant's."""
         cdef shm_header *h = header_of(self.c, oid)
         cdef uint64_t w = LOAD64(&h.word)
         if WORD_GENERATION(w) == ID_GENERATION(oid) and WORD_STATE(w) == state:
@@ -185,8 +186,8 @@ cdef class NodeClient(_Counting):
             AND8(&h.flags, FLAG_ABORT_DELETE)
 
     def requeue(self, uint64_t oid, unsigned slot) -> bool:
-        """A dead claimant's task is queued again, with one retry less; if it has a delay between
-        its tries, it is WAITING instead."""
+        """Queues a dead claimant's task again, with one retry fewer; WAITING instead if it has a
+        delay between its tries."""
         cdef shm_header *h = header_of(self.c, oid)
         cdef shm_record *r = record_of(self.c, oid)
         cdef uint64_t w = LOAD64(&h.word)
@@ -201,7 +202,8 @@ cdef class NodeClient(_Counting):
                             ST_WAITING if r.flags & RECORD_DELAYED else ST_QUEUED, slot, -1)
 
     def give_task_back(self, uint64_t oid) -> bool:
-        """A task that the node had claimed for another host waits again, as if nothing had been."""
+        """A task that the node had claimed for another host waits again, with no trace of the
+        claim."""
         cdef uint64_t w = LOAD64(&header_of(self.c, oid).word)
         if WORD_GENERATION(w) != ID_GENERATION(oid) or WORD_STATE(w) != ST_CLAIMED:
             return False
@@ -219,7 +221,7 @@ cdef class NodeClient(_Counting):
     @cython.critical_section
     def sweep(self, unsigned slot, bint pins=True) -> None:
         """Clears a dead client's bits, frees its queues, adopts its tables. pins=False: not its
-        pins; its process lives and still reads what it had pinned when it left."""
+        pins, because its process lives and still reads what it had pinned."""
         cdef unsigned t, i
         cdef list adopted = []
         for t in range(LOAD32(&root_of(self.c).tables_high)):
@@ -236,7 +238,7 @@ cdef class NodeClient(_Counting):
                     raise MemoryError()
             self.free_count[t] = 0  # the node makes no headers here; see release_tables()
             self.own_tables.append(t)
-            # what was freed before the adoption is looked at again
+            # objects freed before the adoption are checked again
             for i in range(table_of(self.c, t).high):
                 if WORD_STATE(LOAD64(&header_at(self.c, t, i).word)) == ST_FREE:
                     table_of(self.c, t).used[i // 64] &= ~(1ULL << (i % 64))
@@ -248,7 +250,7 @@ cdef class NodeClient(_Counting):
 
     @cython.critical_section
     def release_tables(self, keep) -> list[int]:
-        """Adopted tables (those not in `keep`) without any header in use are free for others."""
+        """Frees adopted tables (those not in `keep`) without any header in use. Returns them."""
         cdef list left = []
         cdef list given = []
         cdef unsigned t, i
@@ -273,7 +275,7 @@ cdef class NodeClient(_Counting):
         return list(self.own_tables)
 
     def live_blocks(self) -> dict[int, int]:
-        """Payload offset -> local id, for every header that points to bytes."""
+        """Payload offset -> local id, for every header with bytes."""
         cdef dict found = {}
         cdef unsigned t, i
         cdef uint64_t at, oid
@@ -287,7 +289,7 @@ cdef class NodeClient(_Counting):
     # -- big blocks ----------------------------------------------------------------------------
 
     def lease(self, uint64_t offset, uint64_t nbytes) -> int:
-        """Writes the head of a big block at `offset`; returns its payload offset."""
+        """Writes the head of a big block at `offset`. Returns its payload offset."""
         cdef shm_block *b = <shm_block *>(self.map.store + offset)
         b.bytes = nbytes
         b.lessee = NODE_SLOT
@@ -296,22 +298,22 @@ cdef class NodeClient(_Counting):
         return offset + BLOCK_ALIGN
 
     def lease_span(self, uint64_t offset) -> None:
-        """That span is about to be somebody's; it cannot be revoked before it is there."""
+        """The span is about to be leased; it cannot be revoked before its lessee has it."""
         cdef uint64_t at = offset // root_of(self.c).span_bytes
         cdef uint64_t *words = spans_of(self.c)
         if at < SPANS:
             STORE64(&words[at], SPAN_NEXT(LOAD64(&words[at]), 0) | SPAN_FIXED)
 
     def revoke_span(self, uint64_t offset) -> bool:
-        """Takes a span away from the living client that leases it, if nothing of it is in use."""
+        """Takes a span from its living lessee, if none of it is in use."""
         return span_revoke(spans_of(self.c), self.map.store, root_of(self.c).span_bytes, offset)
 
     def block_owner(self, uint64_t payload) -> int:
-        """0 free, 2**64-1 leased, else the local id that it belongs to."""
+        """0: free; 2**64-1: leased; otherwise the local id of its object."""
         return LOAD64(&block_of(self.map.store, payload).owner)
 
     def returns(self) -> list[int] | None:
-        """Big blocks returned since the last call; None: too many, look at all of them."""
+        """Big blocks returned since the last call; None: too many, check all."""
         cdef shm_root *r = root_of(self.c)
         cdef uint64_t next = LOAD64(&r.returns_next), entry
         cdef list found = []
@@ -320,14 +322,14 @@ cdef class NodeClient(_Counting):
         while whole and self.returns_seen < next:
             entry = LOAD64(&r.returns[self.returns_seen % RETURNS])
             if entry % BLOCK_ALIGN != RETURN_LAP(self.returns_seen):
-                whole = False  # overtaken, or its writer is slow, or dead
+                whole = False  # overtaken, or its writer is slow or dead
             found.append(entry & ~<uint64_t>(BLOCK_ALIGN - 1))
             self.returns_seen += 1
         self.returns_seen = next
         return found if whole else None
 
     def reclaim_freed(self) -> int:
-        """Returns the blocks of everything FREED, though its owner has not collected it yet."""
+        """Returns the blocks of all FREED objects that their owners have not collected yet."""
         cdef unsigned t, word
         cdef shm_table *table
         cdef shm_header *h
@@ -347,14 +349,14 @@ cdef class NodeClient(_Counting):
                     w = LOAD64(&h.word)
                     if WORD_STATE(w) == ST_FREED or (WORD_STATE(w) == ST_DELETED
                                                      and mask_empty(h.pins)):
-                        at = LOAD64(&h.block)  # once: the owner may use the header again
+                        at = LOAD64(&h.block)  # read once: the owner may reuse the header
                         if at and not h.flags & (FLAG_INLINE | FLAG_RETURNED):
                             n += return_block(self.c, self.map.store, at,
                                               ID_MAKE(t, i, WORD_GENERATION(w)))
         return n
 
     def set_number(self, uint32_t number) -> None:
-        """This node's number in its cluster, for everybody's labels."""
+        """Sets this node's number in its cluster, for all labels."""
         STORE32(&client_of(self.c, NODE_SLOT).pool, number)
 
     @property
@@ -369,7 +371,7 @@ cdef class NodeClient(_Counting):
         STORE32(&client_of(self.c, NODE_SLOT).sleeping, sleeping)
 
     def remove(self, uint64_t offset, uint64_t nbytes) -> None:
-        """Gives the memory of a range of the store back to the system; the address range stays."""
+        """Returns the memory of a range of the store to the system. The address range stays."""
         cdef uint64_t page = <uint64_t>sysconf(_SC_PAGESIZE)
         cdef uint64_t begin = (offset + page - 1) & ~(page - 1), end = (offset + nbytes) & ~(page - 1)
         if end > begin:
@@ -377,7 +379,7 @@ cdef class NodeClient(_Counting):
                 madvise(self.map.store + begin, end - begin, MADV_REMOVE)
 
     def memory(self, uint64_t payload, uint64_t nbytes) -> memoryview:
-        """Writable bytes of the store, for reading from and writing to the spill file."""
+        """Writable bytes of the store, for reading and writing the spill file."""
         cdef Block b = Block.__new__(Block)
         b.client = self
         b.payload = payload
@@ -388,7 +390,7 @@ cdef class NodeClient(_Counting):
     # -- spilling ------------------------------------------------------------------------------
 
     def spill_candidates(self) -> list[tuple[int, int, int, int]]:
-        """(stamp, id, payload offset, payload bytes) of all that is sealed and not pinned."""
+        """(stamp, id, payload offset, payload bytes) of all sealed, unpinned objects."""
         cdef list found = []
         cdef unsigned t, i
         cdef shm_header *h
@@ -403,7 +405,7 @@ cdef class NodeClient(_Counting):
         return found
 
     def spill_begin(self, uint64_t oid) -> bool:
-        """SEALED -> SPILLING, and back at once if anybody has a pin."""
+        """SEALED -> SPILLING, and back at once if the object is pinned."""
         if not change_state(self.c, oid, ST_SEALED, ST_SPILLING, -1, -1):
             return False
         if mask_empty(header_of(self.c, oid).pins):
@@ -417,7 +419,7 @@ cdef class NodeClient(_Counting):
         try_free(self.c, oid)
 
     def spill_end(self, uint64_t oid, uint64_t position) -> None:
-        """The bytes are in the file: SPILLED, and the block goes back."""
+        """The bytes are in the file: SPILLED; returns the block."""
         cdef shm_header *h = header_of(self.c, oid)
         cdef uint64_t payload = h.block
         h.spill = position + 1
@@ -428,8 +430,8 @@ cdef class NodeClient(_Counting):
         try_free(self.c, oid)
 
     def finish_elsewhere(self, uint64_t oid, uint64_t nbytes, bint refs) -> bool:
-        """CLAIMED by the node -> SPILLED: the whole value is there, but on another host; its bytes
-        come by way of restore(). False: it was aborted meanwhile."""
+        """CLAIMED by the node -> SPILLED: the whole value exists, but on another host, and
+        restore() will bring its bytes. False: it was aborted meanwhile."""
         cdef shm_header *h = header_of(self.c, oid)
         self.check(oid)
         h.block = 0
@@ -440,8 +442,8 @@ cdef class NodeClient(_Counting):
         return finish(self.c, oid, NODE_SLOT, ST_SPILLED)
 
     def hand_over(self, uint64_t source, uint64_t oid) -> bool:
-        """The block of a SEALED object that only the node holds becomes that of a SPILLED one, which
-        is SEALED with it. False: the one is being read, or the other has gone."""
+        """Moves the block of a SEALED object that only the node holds to a SPILLED object, which
+        becomes SEALED. False: the first is being read, or the second is gone."""
         self.check(source)
         self.check(oid)
         cdef shm_header *s = header_of(self.c, source)
@@ -465,12 +467,12 @@ cdef class NodeClient(_Counting):
         return True
 
     def restore(self, uint64_t oid, uint64_t payload, uint64_t nbytes=0, bint failed=False) -> bool:
-        """SPILLED -> SPILLING -> SEALED over a LEASED block that holds the bytes again; False: it
-        has gone. `nbytes`: others than before. `failed`: FAILED with an error in place of a value
-        that is lost."""
+        """SPILLED -> SPILLING -> SEALED over a LEASED block with the bytes. False: it is gone.
+        `nbytes`: if the size has changed. `failed`: FAILED with an error in place of a lost
+        value."""
         cdef shm_header *h = header_of(self.c, oid)
-        # By way of SPILLING: written into a SPILLED header, the location could land in the next
-        # object of that header, if the last holder leaves just now.
+        # By way of SPILLING: under SPILLED, the location could be written into the header's next
+        # object, if the last holder leaves now.
         if not change_state(self.c, oid, ST_SPILLED, ST_SPILLING, -1, -1):
             return False
         STORE64(&block_of(self.map.store, payload).owner, oid)

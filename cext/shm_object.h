@@ -1,7 +1,7 @@
-/* Holders and life of a header: acquire, release, try free, pin, seal, collect, return of a block.
+/* Holders and states of a header: acquire, release, try free, pin, seal, collect, return a block.
  *
- * These few functions are the transitions of docs/architecture.md ("States of a header", "Holders",
- * "Blocks and spans"), each safe when the caller is killed between any two instructions.
+ * These functions are the transitions of docs/architecture.md ("States of a header", "Holders",
+ * "Blocks and spans"). Each is safe if the caller is killed between any two instructions.
  * tests/model explores the same steps.
  */
 #ifndef HOPLITE_SHM_OBJECT_H
@@ -18,9 +18,9 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A simulation plays the processes of many hosts in one process, one of them at a time, in virtual
- * time: this stands in the place of the clock and of futexes then. In production it is NULL. Each
- * compiled module has its own (shm_play.pxi). */
+/* For a simulation, which runs the processes of many hosts in one process, one at a time, in
+ * virtual time: replaces the clock and futexes. NULL in production. Each compiled module has its
+ * own (shm_play.pxi). */
 typedef struct {
     uint64_t now_ns;
     void (*sleep)(uint32_t *word, int64_t ns);
@@ -30,7 +30,7 @@ static shm_play *played;
 
 static inline uint64_t now_ns(void) {
     if (__builtin_expect(played != NULL, 0))
-        return played->now_ns++; /* as in real time, no two calls find the same */
+        return played->now_ns++; /* as in real time, no two calls return the same time */
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000ULL + (uint64_t)t.tv_nsec;
@@ -53,25 +53,25 @@ static inline int futex_wait(uint32_t *word, uint32_t value, int64_t ns) {
     if (__builtin_expect(played != NULL, 0)) {
         if (LOAD(word) == value)
             played->sleep(word, ns);
-        errno = EINTR; /* whoever waits looks again */
+        errno = EINTR; /* the waiter checks again */
         return -1;
     }
     struct timespec t = {ns / 1000000000, ns % 1000000000};
     return (int)syscall(SYS_futex, word, FUTEX_WAIT, value, &t, NULL, 0);
 }
 
-/* What this process alone knows of a mapping: private memory right before the control memory, of the
- * largest size that a page has on any machine. */
+/* This process's private data about a mapping: private memory just before the control memory, with
+ * the size of the largest page of any machine. */
 #define PRIVATE_BYTES 65536
 typedef struct {
     int node_event;    /* eventfd of the node */
     dev_t event_dev;   /* what that number was when it was received: the program may close it and open */
     ino_t event_ino;   /* a file or socket of its own under it. (All eventfds have the same inode.) */
-    uint32_t lost;     /* this process has seen the end of its node: nothing will come any more */
+    uint32_t lost;     /* this process has seen the end of its node: nothing more will come */
 } shm_private;
 static inline shm_private *private_of(char *c) { return (shm_private *)(c - PRIVATE_BYTES); }
 
-/* The node sleeps in epoll, not on a futex: an eventfd, written only when it sleeps. */
+/* The node sleeps in epoll, not on a futex: an eventfd, written only while it sleeps. */
 static inline void wake_node(char *c) {
     shm_client *n = client_of(c, NODE_SLOT);
     if (LOAD(&n->sleeping)) {
@@ -95,9 +95,9 @@ static inline void set_node_event(char *c, int fd) {
     own->event_ino = is.st_ino;
 }
 
-/* Wakes every waiting thread of a client: the event first, then a look at the count of sleepers (a
- * waiter does the opposite), so that no wake-up falls between its last look and its sleep. Only the
- * waiter changes that count: a waker that reset it could put a second waiter to sleep unseen. */
+/* Wakes every waiting thread of a client: changes the event first, then reads the count of sleepers
+ * (a waiter does the opposite), so that no wake-up is lost between a waiter's last check and its
+ * sleep. Only the waiter changes that count: a waker that reset it could hide a second waiter. */
 static inline void wake_client(char *c, unsigned slot) {
     shm_client *w = client_of(c, slot);
     ADD(&w->event, 1);
@@ -110,7 +110,7 @@ static inline unsigned park_index(uint64_t id) {
     uint64_t h = (id ^ (id >> 29)) * 0x9E3779B97F4A7C15ULL;
     return (unsigned)(h >> 56) % PARKS;
 }
-/* Also says which bucket it was: who waits for many looks only at those in there. */
+/* Also records the bucket: a waiter for many objects checks only those in it. */
 static inline void wake_parked(char *c, uint64_t id) {
     unsigned bucket = park_index(id);
     uint64_t *park = park_of(c, bucket);
@@ -137,8 +137,8 @@ static inline int mask_empty(uint64_t *m) {
             return 0;
     return 1;
 }
-/* The node collects its own tables at once, because other hosts and actors wait for what goes there;
- * other owners look when they next do something. */
+/* The node collects its own tables at once, because other hosts and actors wait for freed objects.
+ * Other owners check at their next operation. */
 static inline void set_freed_bit(char *c, uint64_t id) {
     shm_table *t = table_of(c, ID_TABLE(id));
     OR(&t->freed[ID_INDEX(id) / 64], 1ULL << (ID_INDEX(id) % 64));
@@ -151,14 +151,15 @@ static inline void set_done_bit(char *c, uint64_t id) {
     OR(&t->done[ID_INDEX(id) / 64], 1ULL << (ID_INDEX(id) % 64));
     OR(&t->done_summary, 1ULL << (ID_INDEX(id) / 64));
 }
-/* After the header's step: its flags may be another object's by now, then the bit is a false alarm. */
+/* After the header's step: its flags may already be another object's; then the bit is a false
+ * alarm. */
 static inline void set_gone_bit(char *c, uint64_t id) {
     unsigned t = ID_TABLE(id), i = ID_INDEX(id);
     OR(&table_of(c, t)->gone[i / 64], 1ULL << (i % 64));
     OR(&table_of(c, t)->gone_summary, 1ULL << (i / 64));
     OR(&root_of(c)->gone_tables[t / 64], 1ULL << (t % 64));
 }
-/* By the table's owner, before anybody can see that header as a task of that pool. */
+/* By the table's owner, before the header is visible as a task of that pool. */
 static inline void note_pool(shm_table *t, unsigned index, unsigned pool) {
     uint64_t word = 1ULL << (index / 64), bit = 1ULL << (pool % 64);
     if (!(LOAD(&t->pool_groups[pool % 64]) & word))
@@ -166,7 +167,7 @@ static inline void note_pool(shm_table *t, unsigned index, unsigned pool) {
     if (!(LOAD(&t->pools) & bit))
         OR(&t->pools, bit);
 }
-/* Likewise: none of these 64 headers is a task any more. */
+/* Likewise: none of these 64 headers is still a task. */
 static inline void forget_pools(shm_table *t, unsigned word) {
     for (uint64_t pools = LOAD(&t->pools); pools; pools &= pools - 1)
         AND(&t->pool_groups[__builtin_ctzll(pools)], ~(1ULL << word));
@@ -175,7 +176,7 @@ static inline void set_pool(char *c, uint64_t id, unsigned pool) {
     note_pool(table_of(c, ID_TABLE(id)), ID_INDEX(id), pool);
     header_of(c, id)->pool = (uint16_t)pool;
 }
-/* The one place where a header becomes FREED. Returns 1 when this call did it. */
+/* The only place where a header becomes FREED. Returns 1 if this call did it. */
 static inline int try_free(char *c, uint64_t id) {
     shm_header *h = header_of(c, id);
     for (;;) {
@@ -188,7 +189,7 @@ static inline int try_free(char *c, uint64_t id) {
             return 0;
         if (!mask_empty(h->refs)) {
             if (s == ST_DELETED && !(LOAD(&h->flags) & FLAG_RETURNED))
-                set_freed_bit(c, id); /* the owner returns the bytes, keeps the header */
+                set_freed_bit(c, id); /* the owner returns the bytes, and keeps the header */
             return 0;
         }
         if (CAS64(&h->word, w, (w & ~0xFULL) | ST_FREED)) {
@@ -200,7 +201,7 @@ static inline int try_free(char *c, uint64_t id) {
     }
 }
 
-/* Sets the holder's bit, then counts; the word returned by that count decides. */
+/* Sets the holder's bit, then counts. The word returned by that count decides. */
 static inline unsigned acquire_bit(char *c, uint64_t id, unsigned slot, int pin, uint64_t *word) {
     shm_header *h = header_of(c, id);
     uint64_t *mask = pin ? h->pins : h->refs;
@@ -209,8 +210,8 @@ static inline unsigned acquire_bit(char *c, uint64_t id, unsigned slot, int pin,
     *word = w;
     return WORD_GENERATION(w) == ID_GENERATION(id) ? WORD_STATE(w) : ST_FREE;
 }
-/* Takes a holder's bit away. A stale id's stray bit may have stood on a newer object: the free is
- * tried for the generation that is there now. */
+/* Clears a holder's bit. A stale id's bit may have been set on a newer object, so the free is tried
+ * for the present generation. */
 static inline void release_bit(char *c, uint64_t id, unsigned slot, int pin) {
     shm_header *h = header_of(c, id);
     uint64_t *mask = pin ? h->pins : h->refs;
@@ -218,14 +219,14 @@ static inline void release_bit(char *c, uint64_t id, unsigned slot, int pin) {
     uint64_t w = LOAD(&h->word);
     try_free(c, ID_MAKE(ID_TABLE(id), ID_INDEX(id), WORD_GENERATION(w)));
     unsigned kind = LOAD(&h->kind);
-    if ((!pin && kind == KIND_STREAM) || kind == KIND_LENT) { /* who made it goes on, or stops */
+    if ((!pin && kind == KIND_STREAM) || kind == KIND_LENT) { /* its maker continues, or stops */
         uint32_t owner = LOAD(&table_of(c, ID_TABLE(id))->owner);
         if (owner)
             wake_client(c, owner - 1);
     }
 }
 
-/* CAS of the state, whatever the acquires count does meanwhile. Returns 1 on success. */
+/* CAS of the state, at any acquires count. Returns 1 on success. */
 static inline int change_state(char *c, uint64_t id, unsigned from, unsigned to, int claimant,
                                int new_claimant) {
     shm_header *h = header_of(c, id);
@@ -245,7 +246,7 @@ static inline int change_state(char *c, uint64_t id, unsigned from, unsigned to,
     }
 }
 
-/* Everybody who waits for this id looks again: its owner (who also finds it in `done`), the parked. */
+/* Makes all waiters of this id check again: its owner (which also finds it in `done`), parked. */
 static inline void wake_waiters(char *c, uint64_t id) {
     set_done_bit(c, id);
     uint32_t owner = LOAD(&table_of(c, ID_TABLE(id))->owner);
@@ -257,7 +258,7 @@ static inline void announce_done(char *c, uint64_t id) {
     AND(&table_of(c, ID_TABLE(id))->open[ID_INDEX(id) / 64], ~(1ULL << (ID_INDEX(id) % 64)));
     wake_waiters(c, id);
 }
-/* CLAIMED(slot) -> SEALED or FAILED; else settles an abort. Returns 1 if the result counts. */
+/* CLAIMED(slot) -> SEALED or FAILED; otherwise settles an abort. Returns 1 if the result counts. */
 static inline int finish(char *c, uint64_t id, unsigned slot, unsigned to) {
     if (change_state(c, id, ST_CLAIMED, to, (int)slot, -1)) {
         announce_done(c, id);
@@ -275,7 +276,7 @@ static inline int settle_abort(char *c, uint64_t id, unsigned slot) {
     return 1;
 }
 
-/* 1 deleted, 0 nothing to delete, -1 the node is moving the bytes: again. */
+/* 1: deleted; 0: nothing to delete; -1: the node is moving the bytes, call again. */
 static inline int delete_object(char *c, uint64_t id) {
     shm_header *h = header_of(c, id);
     for (;;) {
@@ -303,10 +304,10 @@ static inline int delete_object(char *c, uint64_t id) {
 static inline shm_block *block_of(char *store, uint64_t payload) {
     return (shm_block *)(store + payload - BLOCK_ALIGN);
 }
-/* SEALED -> DELETED if nobody but this client has pinned it: its block is leased again, and may be
- * written. Who comes later finds it deleted. A pin that somebody takes meanwhile counts acquires up,
- * so it is seen. If the client is killed on the way, the block goes with the object or the lease.
- * Returns 1, or 0: somebody reads it, or -1: it is no such object any more. */
+/* SEALED -> DELETED if only this client has pinned it: its block is leased again, and may be
+ * written. Later readers find it deleted. A concurrent pin increments acquires, so it is detected.
+ * If the client is killed in between, the block is freed with the object or the lease. Returns 1;
+ * 0: it has readers; -1: it is no longer such an object. */
 static inline int take_back(char *c, char *store, uint64_t id, unsigned slot) {
     shm_header *h = header_of(c, id);
     for (;;) {
@@ -344,8 +345,8 @@ static inline int cancel_task(char *c, uint64_t id, int force) {
     return 0;
 }
 
-/* Gives the bytes back to whoever leased them: idempotent, because the owner word must still name
- * the object. Returns 1 when this call did it. */
+/* Returns the bytes to their lessee. Idempotent, because the owner word must still name the object.
+ * Returns 1 if this call did it. */
 static inline int return_block(char *c, char *store, uint64_t payload, uint64_t owner) {
     shm_block *b = block_of(store, payload);
     uint32_t big = LOAD(&b->big), lessee = LOAD(&b->lessee); /* after the CAS they are another's */

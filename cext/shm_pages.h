@@ -1,7 +1,7 @@
-/* Pages of the store: asked for in advance, on several cores.
+/* Pages of the store: allocated in advance, on several cores.
  *
- * The first touch of fresh memory costs five times a copy; the kernel clears pages faster when
- * asked for many at a time, and on two cores nearly twice as fast.
+ * The first touch of fresh memory costs five times a copy. The kernel clears pages faster when many
+ * are requested at a time, and nearly twice as fast on two cores.
  */
 #ifndef HOPLITE_SHM_PAGES_H
 #define HOPLITE_SHM_PAGES_H
@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 
 #ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23 /* Linux 5.14; older kernels refuse it, and pages come by touch */
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14; older kernels refuse it: allocated by touch */
 #endif
 
 enum { PAGES_THREADS_MAX = 4, PAGES_BYTES_MIN = 8 << 20, PAGE = 4096, PAGES_PIECE_BYTES = 256 << 10 };
@@ -57,8 +57,8 @@ static inline void pages_populate(char *begin, uint64_t bytes, unsigned cores) {
     for (unsigned i = 0; i < started; i++)
         pthread_join(threads[i], NULL);
 }
-/* Copies into pages that may be fresh: each piece is asked for just before it is written, while it
- * is in the cache from being cleared. */
+/* Copies into pages that may be fresh: each piece is allocated just before it is written, while
+ * clearing has left it in the cache. */
 static inline void pages_copy(char *to, const char *from, uint64_t bytes) {
     while (bytes) {
         uint64_t begin = (uint64_t)to & ~(uint64_t)(PAGE - 1);

@@ -1,4 +1,4 @@
-# Virtual time and virtual sleep, for a simulation of many hosts in one process: see `shm_play` in
+# Virtual time and sleep, for a simulation of many hosts in one process: see `shm_play` in
 # shm_object.h. Included by each module that waits or wakes.
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
@@ -14,14 +14,14 @@ cdef extern from "shm_object.h" nogil:
 
 cdef shm_play the_play
 cdef object play_sleep = None, play_wake = None
-cdef object play_error = None  # what has been raised while a process slept; see check_signals()
+cdef object play_error = None  # raised while a process slept; see check_signals()
 
 
 cdef void sleep_in_play(uint32_t *word, int64_t ns) noexcept with gil:
     global play_error
     try:
         play_sleep(<uintptr_t> word, ns)
-    except BaseException as error:  # whoever waits asks for it by check_signals()
+    except BaseException as error:  # the waiter gets it from check_signals()
         play_error = error
 
 
@@ -30,9 +30,8 @@ cdef void wake_in_play(uint32_t *word) noexcept with gil:
 
 
 def play(sleep, wake) -> None:
-    """From now on `sleep(address, ns)` stands in the place of waiting at a futex, `wake(address)`
-    of waking it, and time is what play_at() says. Both None: that is over. What was raised in an
-    earlier play, and not asked for, is forgotten."""
+    """Replaces futex waits by `sleep(address, ns)`, futex wakes by `wake(address)`, and time by
+    play_at(). Both None: ends that. An unread exception of an earlier play is dropped."""
     global play_sleep, play_wake, play_error, played
     play_sleep, play_wake, play_error = sleep, wake, None
     the_play.sleep, the_play.wake = sleep_in_play, wake_in_play
@@ -40,5 +39,5 @@ def play(sleep, wake) -> None:
 
 
 def play_at(uint64_t now_ns) -> None:
-    """The virtual time, in nanoseconds of the monotonic clock."""
+    """Sets the virtual time, in nanoseconds of the monotonic clock."""
     the_play.now_ns = now_ns

@@ -1,8 +1,8 @@
-/* The private allocator of a client: small blocks cut from leased spans.
+/* A client's private allocator: small blocks cut from leased spans.
  *
- * Small objects are written without asking anybody. Everything here is private to the process but
- * the owner words in block heads, which others may clear (return_block); when the process dies the
- * node needs none of this, it looks at headers only.
+ * Small objects are written without requests. Everything here is private to the process, except for
+ * the owner words in block heads, which others may clear (return_block). When the process dies the
+ * node needs none of it, because it reads only headers.
  */
 #ifndef HOPLITE_SHM_SPANS_H
 #define HOPLITE_SHM_SPANS_H
@@ -19,15 +19,15 @@ typedef struct {
     uint32_t blocks;   /* that fit */
     uint32_t bump;     /* blocks ever cut */
     uint32_t free;     /* on the stack */
-    uint32_t listed;   /* stands in available[] */
-    uint64_t word;     /* what the shared one is, unless the node has taken the span */
+    uint32_t listed;   /* is in available[] */
+    uint64_t word;     /* a copy of the shared word, unless the node has taken the span */
     uint16_t *stack;
 } span;
 
 /* A span's shared word: | changes 46 | blocks ever cut 17 | fixed 1 |. Its lessee counts each block
- * that it takes, and fixes the word while it writes the head; the node takes a span away by the
- * same CAS, after it has seen that no block of it is in use. A span is leased with its word fixed,
- * and given back so: what is on its way cannot be taken. */
+ * that it takes, and fixes the word while it writes the head. The node takes a span by the same
+ * CAS, after it has seen that no block is in use. A span is leased and returned with its word
+ * fixed, so it cannot be taken in transit. */
 #define SPAN_FIXED 1ULL
 #define SPAN_BLOCKS(w) ((w) >> 1 & 0x1FFFF)
 #define SPAN_NEXT(w, blocks) ((((w) >> 18) + 1) << 18 | (uint64_t)(blocks) << 1)
@@ -89,7 +89,7 @@ static inline int heap_find(span_heap *h, uint64_t payload) {
             return (int)i;
     return -1;
 }
-/* A span without any block in use may take another class, or go. */
+/* A span without any block in use may change its class, or be returned. */
 static inline void heap_empty(span_heap *h, uint32_t i) {
     span *s = &h->spans[i];
     uint32_t cls = s->cls - 1, *list = h->available[cls], n = h->available_count[cls];
@@ -103,18 +103,18 @@ static inline void heap_empty(span_heap *h, uint32_t i) {
     s->stack = NULL;
     s->cls = s->blocks = s->bump = s->free = s->listed = 0;
 }
-/* NULL: a span that nobody takes away. */
+/* NULL: a span that cannot be taken. */
 static inline uint64_t *heap_word(span_heap *h, uint32_t i) {
     uint64_t at = h->spans[i].base / h->span_bytes;
     return at < SPANS ? &h->words[at] : NULL;
 }
-/* The node has taken it: nothing of it is in use, and nothing of it may be touched. */
+/* The node has taken it: none of it is in use, and none of it may be touched. */
 static inline void heap_forget(span_heap *h, uint32_t i) {
     if (h->spans[i].cls)
         heap_empty(h, i);
     h->spans[i].base = 0;
 }
-/* Fixes the word of a span of which a block is to be used, or which goes back; 0: it was taken. */
+/* Fixes the word of a span before a block is used, or before its return; 0: it was taken. */
 static inline int heap_fix(span_heap *h, uint32_t i) {
     span *s = &h->spans[i];
     uint64_t *word = heap_word(h, i), next = SPAN_NEXT(s->word, s->bump);
@@ -170,8 +170,8 @@ static inline void heap_free(span_heap *h, uint64_t payload) {
     if (s->free == s->bump && h->available_count[s->cls - 1] > 1)
         heap_empty(h, (uint32_t)i);
 }
-/* Looks for blocks whose owner word somebody else has cleared. A block that is cut and not on the
- * stack has a nonzero owner while it is in use: the lessee sets LEASED before it hands it out. */
+/* Finds blocks whose owner word another process has cleared. A cut block that is not on the stack
+ * has a nonzero owner while it is in use: the lessee sets LEASED before it hands the block out. */
 static inline void heap_reclaim(span_heap *h, char *store) {
     for (uint32_t i = 0; i < h->count; i++) {
         span *s = &h->spans[i];
@@ -230,7 +230,7 @@ static inline uint64_t heap_take(span_heap *h, uint32_t cls, uint32_t *from) {
     }
     return 0;
 }
-/* The same of a span that is still this client's; its word is fixed. */
+/* The same for a span that is still this client's; its word is fixed. */
 static inline uint64_t heap_take_fixed(span_heap *h, uint32_t cls, uint32_t *from) {
     uint64_t payload;
     do
@@ -238,7 +238,7 @@ static inline uint64_t heap_take_fixed(span_heap *h, uint32_t cls, uint32_t *fro
     while (payload && !heap_fix(h, *from));
     return payload;
 }
-/* Payload offset of a LEASED block, or 0: another span is needed. */
+/* Payload offset of a LEASED block; 0: another span is needed. */
 static inline uint64_t heap_allocate(span_heap *h, char *c, char *store, unsigned slot,
                                      uint64_t nbytes) {
     uint32_t cls = 0;
@@ -255,7 +255,7 @@ static inline uint64_t heap_allocate(span_heap *h, char *c, char *store, unsigne
     if (!payload)
         return 0;
     shm_block *b = block_of(store, payload);
-    __atomic_store_n(&b->bytes, h->class_bytes[cls], __ATOMIC_RELAXED); /* the node may look */
+    __atomic_store_n(&b->bytes, h->class_bytes[cls], __ATOMIC_RELAXED); /* the node may read it */
     b->lessee = slot;
     b->big = 0;
     b->generation = client_of(c, slot)->generation;
@@ -263,7 +263,7 @@ static inline uint64_t heap_allocate(span_heap *h, char *c, char *store, unsigne
     heap_unfix(h, from);
     return payload;
 }
-/* Also the last span of a class, which heap_free() keeps for the next object. */
+/* Also removes the last span of a class, which heap_free() keeps for the next object. */
 static inline int heap_remove_empty(span_heap *h, uint64_t *bases, int max) {
     int n = 0;
     for (uint32_t i = 0; i < h->count && n < max; i++) {
@@ -276,8 +276,8 @@ static inline int heap_remove_empty(span_heap *h, uint64_t *bases, int max) {
     }
     return n;
 }
-/* Is no block of a span in use? It is read while its lessee may change it; so the answer holds only
- * if the span's word is the same afterwards. */
+/* Whether no block of a span is in use. The lessee may change it meanwhile, so the answer is only
+ * valid if the span's word is the same afterwards. */
 static inline int span_looks_empty(char *store, uint64_t base, uint64_t blocks,
                                    uint64_t span_bytes) {
     uint64_t step = blocks ? LOAD(&block_of(store, base + BLOCK_ALIGN)->bytes) : 0;
@@ -288,7 +288,7 @@ static inline int span_looks_empty(char *store, uint64_t base, uint64_t blocks,
             return 0;
     return 1;
 }
-/* Asked by the node of a span that another process leases: taken away, if no block is in use. */
+/* For the node: takes a span from another lessee, if no block is in use. */
 static inline int span_revoke(uint64_t *words, char *store, uint64_t span_bytes, uint64_t base) {
     uint64_t at = base / span_bytes;
     if (at >= SPANS)

@@ -1,17 +1,18 @@
-/* What the node does after a client's death, and what it may take back when memory is short.
+/* Cleanup by the node after a client's death, and reclaiming when memory is short.
  *
- * The dead cannot clean up. Each function may be repeated; none trusts what the dead client was
- * writing.
+ * A dead client cannot clean up. Each function may be repeated; none trusts data that the dead
+ * client was writing.
  */
 #ifndef HOPLITE_SHM_SWEEP_H
 #define HOPLITE_SHM_SWEEP_H
 
 #include "shm_tasks.h"
 
-/* Takes every bit of a dead client away: holders, parking, idle, spinners. `pins` 0: it has left the
- * host but its process lives, and what it pinned is still read there. Then looks at every header, not only at those it held: it may have died between clearing its bit and freeing, or
- * between freeing and saying so. For the same reason every lessee looks for returned blocks, and
- * everybody wakes up once. */
+/* Clears every bit of a dead client: holders, parking, idle, spinners. `pins` 0: it has left the host
+ * but its process lives, and its pins are still read there. Then checks every header, not only those
+ * that it held: it may have died between clearing its bit and freeing, or between freeing and
+ * reporting it. For the same reason every lessee checks for returned blocks, and all clients wake up
+ * once. */
 static inline void sweep_bits(char *c, unsigned slot, int pins) {
     uint64_t keep = ~(1ULL << (slot % 64));
     unsigned word = slot / 64;
@@ -45,7 +46,8 @@ static inline void sweep_bits(char *c, unsigned slot, int pins) {
     }
     for (unsigned i = 0; i < CLIENTS; i++)
         if (LOAD(&client_of(c, i)->state)) {
-            for (unsigned k = 0; k < PARKS / 64; k++) /* it may have died before it said which */
+            /* it may have died before it recorded which */
+            for (unsigned k = 0; k < PARKS / 64; k++)
                 STORE(&client_of(c, i)->parked_news[k], ~0ULL);
             if (i == NODE_SLOT)
                 continue;
@@ -53,7 +55,7 @@ static inline void sweep_bits(char *c, unsigned slot, int pins) {
             wake_client(c, i);
         }
 }
-/* Queues and tables of a dead client: the queues are free, the tables are the node's. */
+/* Queues and tables of a dead client: frees the queues; the node adopts the tables. */
 static inline void sweep_ownership(char *c, unsigned slot) {
     unsigned queues = LOAD(&root_of(c)->queues_high);
     for (unsigned q = 0; q < queues; q++)
@@ -64,7 +66,7 @@ static inline void sweep_ownership(char *c, unsigned slot) {
         if (LOAD(&table_of(c, t)->owner) == slot + 1)
             STORE(&table_of(c, t)->owner, NODE_SLOT + 1);
 }
-/* A payload offset to which a live header points, and whose block points back; else 0. */
+/* A payload offset of a live header whose block points back; otherwise 0. */
 static inline uint64_t live_block(char *c, char *store, unsigned t, unsigned i, uint64_t *id) {
     shm_header *h = header_at(c, t, i);
     uint64_t w = LOAD(&h->word), at = LOAD(&h->block);
@@ -74,7 +76,7 @@ static inline uint64_t live_block(char *c, char *store, unsigned t, unsigned i, 
         return 0;
     if (s == ST_WAITING || s == ST_QUEUED || s == ST_CANCELLED || s == ST_SPILLED)
         return 0;
-    /* A header that nobody has collected yet may name bytes that went on to another object. */
+    /* An uncollected header may name bytes that now belong to another object. */
     return LOAD(&block_of(store, at)->owner) == *id ? at : 0;
 }
 #endif

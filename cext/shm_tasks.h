@@ -1,7 +1,7 @@
-/* Hints, claims and waits: how tasks find workers and how results find those who wait.
+/* Hints, claims and waits: how tasks find workers, and results find their waiters.
  *
- * A task costs a few hundred nanoseconds here, or it costs a system call. A hint is only a hint (it
- * may be lost, doubled, stale); the claim, one CAS on the header's word, decides.
+ * A task costs a few hundred nanoseconds here, or a system call. A hint may be lost, duplicated or
+ * stale; the claim, one CAS on the header's word, decides.
  */
 #ifndef HOPLITE_SHM_TASKS_H
 #define HOPLITE_SHM_TASKS_H
@@ -27,9 +27,8 @@ static inline void pause_burst(void) {
 #endif
     sched_yield();
 }
-/* At most cores - 1 processes spin at one time. `busy`: clients that need a core, as far as whoever
- * waits knows: with them, whoever spins needs no more than all cores. NULL: it is one that is not
- * known. */
+/* At most cores - 1 processes spin at one time. `busy`: clients that need a core, as far as the
+ * waiter knows; with them, spinning needs at most all cores. NULL: one unknown client. */
 static inline int spin_begin(char *c, unsigned slot, const uint64_t *busy) {
     shm_root *r = root_of(c);
     unsigned n = busy ? 0 : 1;
@@ -72,18 +71,18 @@ static inline void wake_worker(char *c, unsigned pool, uint64_t hints) {
     for (int i = 0; i < MASK_WORDS; i++)
         spinning += (unsigned)__builtin_popcountll(LOAD(&p->spinning[i]));
     if (hints <= spinning)
-        return; /* who spins looks at the queues once more before it sleeps */
+        return; /* a spinning worker checks the queues once more before it sleeps */
     for (int i = 0; i < MASK_WORDS; i++) {
         uint64_t mask;
         while ((mask = LOAD(&p->idle[i]) & (i ? ~0ULL : ~NODE_BIT))) {
             unsigned bit = (unsigned)__builtin_ctzll(mask);
             if (!(AND(&p->idle[i], ~(1ULL << bit)) & (1ULL << bit)))
-                continue; /* somebody else wakes that one */
+                continue; /* another process wakes that one */
             wake_for_task(c, (unsigned)i * 64 + bit);
             return;
         }
     }
-    /* Who runs async tasks and has room: whatever the hint is, only such a worker can tell. */
+    /* Workers with async tasks and free capacity: only they can tell whether the hint suits. */
     for (int i = 0; i < MASK_WORDS; i++) {
         uint64_t mask = LOAD(&p->concurrent[i]);
         for (; mask; mask &= mask - 1)
@@ -104,22 +103,22 @@ static inline int queue_post(char *c, unsigned queue, uint64_t id) {
     wake_worker(c, q->pool, tail + 1 - head);
     return 1;
 }
-/* The same of a ranked task, into a bag. */
+/* The same for a ranked task, into a bag. */
 static inline int queue_post_ranked(char *c, unsigned queue, uint64_t id) {
     unsigned hints = bag_add(c, queue, id);
     if (hints)
         wake_worker(c, queue_of(c, queue)->pool, hints);
     return hints != 0;
 }
-/* What is left is dropped. The counts go on: set back, they could be those that a consumer has read,
- * and its CAS would take another's hint. */
+/* Drops the remaining hints. The counts continue: if they were reset, they could equal those that a
+ * consumer has read, and its CAS would take another's hint. */
 static inline void queue_close(char *c, unsigned queue) {
     shm_queue *q = queue_of(c, queue);
     STORE(&q->head, LOAD(&q->tail));
     STORE(&q->bag, 0);
     STORE(&q->owner, 0);
 }
-/* By a client that finds it free. The number of queues first: a queue beyond it is never swept. */
+/* By a client that finds it free. Sets the number of queues first: later queues are never swept. */
 static inline int queue_open(char *c, unsigned queue, unsigned slot, unsigned pool, int here) {
     shm_queue *q = queue_of(c, queue);
     uint32_t high;
@@ -131,7 +130,7 @@ static inline int queue_open(char *c, unsigned queue, unsigned slot, unsigned po
     STORE(&q->here, (uint32_t)here);
     return 1;
 }
-/* Of the hints of workers (nested) or of others: the first that this worker can claim, or 0. */
+/* Of the hints of workers (nested) or of others: claims the first possible one. 0: none. */
 static inline uint64_t queue_take_some(char *c, unsigned pool, unsigned slot, unsigned *start,
                                        unsigned queues, int nested) {
     for (unsigned k = 0; k < queues; k++) {
@@ -157,8 +156,8 @@ static inline uint64_t queue_take_some(char *c, unsigned pool, unsigned slot, un
     }
     return 0;
 }
-/* How many workers of the pool's own number wait inside tasks, and how many other stand-ins may
- * begin tasks. */
+/* The number of regular workers that wait inside tasks, and of other stand-ins that may begin
+ * tasks. */
 typedef struct {
     unsigned waiting, others;
 } stand_in_counts;
@@ -167,8 +166,8 @@ static inline int is_worker_of(char *c, unsigned pool, unsigned slot) {
     return LOAD(&w->state) == CLIENT_LIVE && LOAD(&w->kind) == CLIENT_WORKER &&
            LOAD(&w->pool) == pool && !(LOAD(&w->retire) & RETIRE_ENDS);
 }
-/* `slot`: the stand-in that asks. Then `others` counts only those stand-ins that run a task or are
- * in lower slots. CLIENTS: all are counted. */
+/* `slot`: the requesting stand-in; `others` then counts only stand-ins that run a task or are in
+ * lower slots. CLIENTS: counts all. */
 SELDOM static stand_in_counts count_stand_ins(char *c, unsigned pool, unsigned slot) {
     stand_in_counts found = {0, 0};
     for (unsigned i = 0; i < CLIENTS; i++) {
@@ -182,9 +181,9 @@ SELDOM static stand_in_counts count_stand_ins(char *c, unsigned pool, unsigned s
     }
     return found;
 }
-/* May this stand-in begin a task? At most as many stand-ins run at a time as workers of the pool's
- * own number wait inside tasks. A stand-in steps aside by itself, and only the node lets it begin
- * again (release_stand_ins): two stand-ins that decided at the same time could both begin. */
+/* Whether this stand-in may begin a task. At most as many stand-ins run as regular workers wait
+ * inside tasks. A stand-in steps aside by itself, and only the node lets it begin again
+ * (release_stand_ins): two stand-ins that decided concurrently could both begin. */
 SELDOM static int stand_in_begins(char *c, unsigned pool, unsigned slot) {
     shm_client *me = client_of(c, slot);
     stand_in_counts now;
@@ -194,13 +193,13 @@ SELDOM static int stand_in_begins(char *c, unsigned pool, unsigned slot) {
     if (now.others < now.waiting)
         return 1;
     if (!CAS32(&me->stands_in, STANDS_IN, STANDS_ASIDE))
-        return 1; /* it is one of the pool's own */
+        return 1; /* a regular worker */
     now = count_stand_ins(c, pool, CLIENTS);
     if (now.others < now.waiting) /* a worker has begun to wait before the node could see this */
         wake_node(c);
     return 0;
 }
-/* By the node alone: lets as many stand-ins begin as are missing for the workers that wait. */
+/* For the node: lets as many stand-ins begin as are missing for the waiting workers. */
 static inline void release_stand_ins(char *c, unsigned pool) {
     stand_in_counts now = count_stand_ins(c, pool, CLIENTS);
     for (unsigned i = 0; i < CLIENTS && now.others < now.waiting; i++)
@@ -210,10 +209,10 @@ static inline void release_stand_ins(char *c, unsigned pool) {
             now.others++;
         }
 }
-/* May this worker of the pool's own begin a task? After tasks have waited for nested ones,
- * stand-ins may still run tasks although nobody waits any longer. Then a worker that is free
- * declines until fewer tasks run than the pool has workers of its own. Of several free ones those
- * in lower slots come first: two that decided at the same time could both begin. */
+/* Whether this regular worker may begin a task. After tasks have waited for nested ones, stand-ins
+ * may still run tasks although no worker waits any longer. Then a free worker declines until fewer
+ * tasks run than the pool has regular workers. Of several free workers those in lower slots come
+ * first: two that decided concurrently could both begin. */
 SELDOM static int own_begins(char *c, unsigned pool, unsigned slot) {
     unsigned own = 1, busy = 0;
     for (unsigned i = 0; i < CLIENTS; i++) {
@@ -232,7 +231,7 @@ static inline int may_begin(char *c, unsigned pool, unsigned slot) {
         return stand_in_begins(c, pool, slot);
     return !LOAD(&pool_of(c, pool)->stand_ins) || slot == NODE_SLOT || own_begins(c, pool, slot);
 }
-/* Wakes the workers that have declined; called when a worker ends a task or blocks inside one. */
+/* Wakes the workers that have declined. Called when a worker ends a task or blocks inside one. */
 SELDOM static void wake_all_declined(char *c, unsigned pool) {
     for (unsigned i = 0; i < CLIENTS; i++)
         if (is_worker_of(c, pool, i) && LOAD(&client_of(c, i)->stands_in) == STANDS_NOT)
@@ -243,7 +242,7 @@ static inline void wake_declined(char *c, unsigned slot) {
     shm_pool *p = pool_of(c, me->pool);
     if (LOAD(&me->kind) != CLIENT_WORKER || !LOAD(&p->declined))
         return;
-    STORE(&p->declined, 0); /* who is woken declines again if it has to */
+    STORE(&p->declined, 0); /* a woken worker declines again if it must */
     wake_all_declined(c, me->pool);
 }
 static inline void set_running(char *c, unsigned slot, uint64_t id) {
@@ -251,9 +250,9 @@ static inline void set_running(char *c, unsigned slot, uint64_t id) {
     if (!id)
         wake_declined(c, slot);
 }
-/* The next task that this worker has claimed, or 0. Starts at another queue every time. Tasks that
- * workers have sent come first: workers wait for them, and if those who stand in took one outer
- * task after the other, all of them would wait in the end. */
+/* The next task, claimed by this worker, or 0. Starts at another queue each time. Tasks sent by
+ * workers come first, because workers wait for them: if stand-ins took one outer task after the
+ * other, all of them would wait in the end. */
 static inline uint64_t queue_take(char *c, unsigned pool, unsigned slot, unsigned *start) {
     unsigned queues = LOAD(&root_of(c)->queues_high);
     int ranked = LOAD(&pool_of(c, pool)->ranked) != 0;
@@ -272,8 +271,8 @@ static inline uint64_t queue_take(char *c, unsigned pool, unsigned slot, unsigne
         id = bag_take(c, pool, slot, queues, INT32_MIN, NULL);
     return id;
 }
-/* A poster that saw this worker spin woke nobody, and one that saw it idle woke nobody else; if it
- * has found other work, another must look after what is left. */
+/* A poster that saw this worker spin or idle woke no other worker. If this worker has found other
+ * work, another must take the rest. */
 static inline void wake_for_rest(char *c, unsigned pool) {
     unsigned queues = LOAD(&root_of(c)->queues_high);
     uint64_t left = 0;
@@ -291,23 +290,23 @@ static inline void wake_for_rest(char *c, unsigned pool) {
     if (left)
         wake_worker(c, pool, left);
 }
-/* Waits for a task at most until the deadline; 0: timeout, or the client is to look around. */
+/* Waits for a task until the deadline. 0: timeout, or the client must check its state. */
 static inline uint64_t task_next(char *c, unsigned pool, unsigned slot, unsigned *start,
                                  uint64_t deadline) {
     shm_root *r = root_of(c);
     shm_client *me = client_of(c, slot);
     shm_pool *p = pool_of(c, pool);
-    uint32_t seen = LOAD(&me->task); /* before all looks, so that no wake-up is missed */
+    uint32_t seen = LOAD(&me->task); /* read before all checks, so that no wake-up is missed */
     uint64_t bit = 1ULL << (slot % 64), id = queue_take(c, pool, slot, start);
     if (id || LOAD(&r->closing))
         return id;
     if (!may_begin(c, pool, slot)) {
-        /* The node wakes a stand-in: release_stand_ins(), wake_for_task(). Other workers wake one
-         * of the pool's own: wake_declined(). They read `declined` after they have ended a task or
-         * begun to wait, and this worker looks at them after it has written it. */
+        /* The node wakes a stand-in: release_stand_ins(), wake_for_task(). Other workers wake a
+         * regular worker: wake_declined(). They read `declined` after they have ended a task or
+         * begun to wait, and this worker checks them after it has written it. */
         uint64_t from = now_ns();
         STORE(&p->declined, 1);
-        wake_for_rest(c, pool); /* who posted may count on this worker */
+        wake_for_rest(c, pool); /* the poster may rely on this worker */
         if (from < deadline && !LOAD(&r->closing) && !LOAD(&me->retire) && LOAD(&p->state) < 2 &&
             !may_begin(c, pool, slot))
             futex_wait(&me->task, seen,
@@ -338,8 +337,8 @@ static inline uint64_t task_next(char *c, unsigned pool, unsigned slot, unsigned
         futex_wait(&me->task, seen, (int64_t)(left < SLICE_NS ? left : SLICE_NS));
     }
     AND(&p->idle[slot / 64], ~bit);
-    /* Found after it had stopped spinning: who saw it spin, or idle, counts on it. So does who saw
-     * it idle if it is to end; the node has started another worker in its place. */
+    /* Found after the end of spinning: processes that saw it spin, or idle, rely on it. So they do
+     * if it must end; the node has started another worker in its place. */
     if (id || LOAD(&me->retire) & RETIRE_ENDS || !may_begin(c, pool, slot)) {
         wake_for_rest(c, pool);
         return id;
@@ -355,9 +354,9 @@ static inline int has_news(char *c, const uint16_t *tables, int n) {
             return 1;
     return 0;
 }
-/* Drops ids that are done, from the end; returns how many are left. Stops as soon as the answer to
- * "are more than `most` pending?" is known. A wait for all of many ids, or for one of them when
- * some are done, checks one id each time. */
+/* Drops done ids from the end; returns the number of the others. Stops once the answer to "are more
+ * than `most` pending?" is known. A wait for all of many ids, or for one of them when some are
+ * done, checks one id each time. */
 static inline int still_pending(char *c, uint64_t *ids, int n, int most) {
     int pending = 0;
     for (int i = n; i-- > 0 && pending <= most && n > most;) {
@@ -371,8 +370,7 @@ static inline int still_pending(char *c, uint64_t *ids, int n, int most) {
     }
     return n;
 }
-/* For `dump`. The latest thread that waits is shown. If two threads write at once, the fields may
- * mix. */
+/* For `dump`: shows the latest waiting thread. The fields may mix if two threads write at once. */
 static inline void says_waiting(shm_client *me, uint64_t id, uint64_t n, uint64_t now) {
     if (LOAD(&me->waiting_last) != id) {
         STORE(&me->waiting_last, id);
@@ -381,8 +379,9 @@ static inline void says_waiting(shm_client *me, uint64_t id, uint64_t n, uint64_
     STORE(&me->waiting_n, n);
     STORE(&me->waiting_id, id);
 }
-/* Until at most `pending_max` of the ids are pending, or (news) a result of ours has arrived, or
- * the event word differs from *event (event != NULL). WAIT_AGAIN: look at signals, call again. */
+/* Waits until at most `pending_max` of the ids are pending, or (news) a result of this client has
+ * arrived, or the event word differs from *event (event != NULL). WAIT_AGAIN: check signals, call
+ * again. */
 static inline int wait_for(char *c, unsigned slot, uint64_t *ids, int *n, int pending_max,
                            const uint16_t *tables, int n_tables, const uint32_t *event,
                            int spin, uint64_t deadline) {
@@ -429,7 +428,7 @@ static inline int wait_for(char *c, unsigned slot, uint64_t *ids, int *n, int pe
             spin_end(c, slot);
             spinning = 0;
         }
-        spin_until = now; /* once asleep it does not spin again */
+        spin_until = now; /* does not spin again after a sleep */
         if (*n > 0)
             says_waiting(me, ids[*n - 1], (uint64_t)(*n - pending_max), now);
         ADD(&me->sleeping, 1);

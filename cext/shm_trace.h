@@ -1,8 +1,8 @@
-/* What a client runs, and what it has run while somebody traces: a stack and a ring for each client.
+/* A client's running tasks and, during a trace, its past events: a stack and a ring for each.
  *
  * A timeline must not cost a task a system call, nor be lost with its worker. The client writes 64
- * bytes into memory of its own; its node reads them when it likes, also after the client's death.
- * One writer, one reader; what the reader is too slow for is counted, not waited for.
+ * bytes into its own memory; its node reads them at any time, also after the client's death. One
+ * writer, one reader; events that the reader misses are counted.
  */
 #ifndef HOPLITE_SHM_TRACE_H
 #define HOPLITE_SHM_TRACE_H
@@ -10,22 +10,22 @@
 #include "shm_object.h"
 
 enum {
-    TRACE_WAKE = TRACE_RING / 4, /* events after which the node is told that there are some */
-    TRACE_TRIES = 1000,          /* looks at a stack that changes; a task takes longer than a look */
+    TRACE_WAKE = TRACE_RING / 4, /* events after which the node is notified */
+    TRACE_TRIES = 1000,          /* reads of a changing stack; a task takes longer than a read */
 };
 
 #define PUT(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
 
 static inline int tracing(char *c) { return LOAD(&root_of(c)->tracing) != 0; }
 
-/* The fence keeps what is changed from being seen before the odd count. */
+/* The fence keeps the changes from being visible before the odd count. */
 static inline void trace_change(shm_trace *t) {
     PUT(&t->changes, t->changes + 1);
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 static inline void trace_changed(shm_trace *t) { PUT(&t->changes, t->changes + 1); }
 
-/* A task begins. Always written: it costs less than finding out later what began before a trace. */
+/* A task begins. Always written, because finding the running tasks later would cost more. */
 static inline void trace_push(char *c, unsigned slot, uint64_t id, const char *name, uint64_t now) {
     shm_trace *t = trace_of(c, slot);
     uint32_t depth = t->depth;
@@ -44,7 +44,7 @@ static inline void trace_push(char *c, unsigned slot, uint64_t id, const char *n
     t->depth = depth + 1;
     trace_changed(t);
 }
-/* The event first, then the count: what the reader finds below `tail` is whole. */
+/* The event first, then the count: entries below `tail` are complete. */
 static inline void trace_add(char *c, unsigned slot, const shm_event *event) {
     shm_trace *t = trace_of(c, slot);
     uint64_t tail = t->tail;
@@ -53,8 +53,8 @@ static inline void trace_add(char *c, unsigned slot, const shm_event *event) {
     if ((tail + 1) % TRACE_WAKE == 0)
         wake_node(c);
 }
-/* The task that began last ends. Into the ring first, then off the stack: who reads the stack first
- * and then the ring misses nothing, and knows what it sees twice by its id and beginning. */
+/* The latest task ends. First into the ring, then off the stack: a reader of the stack and then the
+ * ring misses nothing, and recognises duplicates by id and beginning. */
 static inline void trace_pop(char *c, unsigned slot, unsigned outcome) {
     shm_trace *t = trace_of(c, slot);
     uint32_t depth = t->depth;
@@ -73,7 +73,7 @@ static inline void trace_pop(char *c, unsigned slot, unsigned outcome) {
 
 /* -- the node ------------------------------------------------------------------------------- */
 
-/* Copies what the client runs at present; returns how many. */
+/* Copies the client's running tasks; returns their number. */
 static inline unsigned trace_copy_open(char *c, unsigned slot, shm_event *into) {
     shm_trace *t = trace_of(c, slot);
     unsigned depth = 0;
@@ -88,9 +88,9 @@ static inline unsigned trace_copy_open(char *c, unsigned slot, shm_event *into) 
             return depth;
         sched_yield();
     }
-    return depth; /* its client was killed in the middle: entries below the last one are whole */
+    return depth; /* its client was killed in between: entries below the last one are complete */
 }
-/* Moves what is in the ring; returns how many events, and adds to *dropped what was overwritten. */
+/* Moves the ring's events; returns their number, and adds the overwritten ones to *dropped. */
 static inline unsigned trace_take(char *c, unsigned slot, shm_event *into, uint64_t *dropped) {
     shm_trace *t = trace_of(c, slot);
     uint64_t head = t->head, tail = LOAD(&t->tail), first = head, valid;
@@ -99,7 +99,7 @@ static inline unsigned trace_take(char *c, unsigned slot, shm_event *into, uint6
     for (uint64_t i = first; i < tail; i++)
         into[i - first] = t->ring[i % TRACE_RING];
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
-    /* What was overwritten meanwhile, or is just being overwritten, does not count. */
+    /* Events overwritten meanwhile, or being overwritten, do not count. */
     valid = LOAD(&t->tail) + 1;
     valid = valid > TRACE_RING ? valid - TRACE_RING : 0;
     if (valid > first) {
@@ -111,7 +111,7 @@ static inline unsigned trace_take(char *c, unsigned slot, shm_event *into, uint6
     t->head = tail;
     return (unsigned)(tail - first);
 }
-/* Another process has the slot from now on. */
+/* Another process now has the slot. */
 static inline void trace_clear(char *c, unsigned slot) {
     shm_trace *t = trace_of(c, slot);
     t->depth = 0;

@@ -1,4 +1,4 @@
-# What a client hands to Python: holds, read-only views of sealed payloads, writable blocks.
+# A client's Python objects: holds, read-only views of sealed payloads, writable blocks.
 
 cdef extern from "unistd.h" nogil:
     long sysconf(int)
@@ -8,16 +8,16 @@ cdef extern from "shm_file.h" nogil:
     int file_is_ours(shm_file *)
     void file_leave(shm_file *)
 
-# They refer to the client alone, which refers to none of them: no cycle goes through them. Were they
-# collected in cycles, a garbage cycle that has one would clear its client before it could let go.
+# They refer only to the client, which refers to none of them, so they are in no cycle. With cyclic
+# collection, a garbage cycle with one of them would clear its client before it could release.
 
 @cython.final
 @cython.no_gc
 cdef class Hold:
-    """One hold on an object; dropped when this is deallocated, by atomics only."""
+    """One hold on an object, dropped at deallocation, by atomics only."""
     cdef Client client
     cdef readonly uint64_t oid
-    cdef bint draft  # nobody has been told of this header yet: it goes with this hold
+    cdef bint draft  # no other process knows this header yet: it ends with this hold
 
     def __dealloc__(self):
         if self.client is not None:
@@ -27,20 +27,20 @@ cdef class Hold:
                 self.client.release_ref(self.oid)
 
     def keep(self) -> None:
-        """What was a draft is being worked on: dropping this hold cancels nothing any more."""
+        """The draft is in use: dropping this hold no longer cancels it."""
         self.draft = False
 
     @property
     def host_id(self) -> int:
-        """The host in whose tables it holds."""
+        """The host whose tables have the object."""
         return self.client.host_id
 
 
 @cython.final
 @cython.no_gc
 cdef class Private:
-    """A writable buffer over pages of the store that are this process's own once it has written to
-    them. It holds what pins the object, because pages that were not written to are the store's."""
+    """A writable buffer over pages of the store that become private to this process when it writes
+    to them. It keeps the object pinned, because unwritten pages are the store's."""
     cdef char *area
     cdef uint64_t skipped   # of the first page
     cdef Py_ssize_t size
@@ -60,7 +60,7 @@ cdef class Private:
 @cython.final
 @cython.no_gc
 cdef class View:
-    """A read-only buffer over a sealed payload; it pins the object as long as it lives."""
+    """A read-only buffer over a sealed payload. It pins the object while it lives."""
     cdef Client client
     cdef readonly uint64_t oid
     cdef char *address
@@ -72,16 +72,16 @@ cdef class View:
                 self.client.unpin(self.oid)
 
     def __getbuffer__(self, Py_buffer *buffer, int flags):
-        # A forked child may go on reading what the parent has pinned.
+        # A forked child may continue to read the parent's pins.
         PyBuffer_FillInfo(buffer, self, self.address, self.size, 1, flags)
 
     def __len__(self) -> int:
         return self.size
 
     def private(self, part):
-        """The bytes of `part`, a buffer over some of this payload, as a writable buffer without a
-        copy: a page that is written to is copied first, by the kernel, for this process alone.
-        None: the store's file is closed, or the kernel refuses (it counts mappings)."""
+        """A writable buffer without a copy over the bytes of `part`, a buffer over some of this
+        payload. The kernel copies each page at the first write, for this process alone. None: the
+        store's file is closed, or the kernel refuses (it limits mappings)."""
         cdef Private made = Private.__new__(Private)
         cdef Mapping map = self.client.map
         cdef Py_buffer seen
@@ -93,7 +93,7 @@ cdef class View:
         PyBuffer_Release(&seen)
         if start < <uint64_t>(self.address - map.store) or \
                 start + made.size > <uint64_t>(self.address - map.store) + self.size:
-            raise ValueError("these bytes are no part of this payload")
+            raise ValueError("these bytes are not part of this payload")
         if not made.size or not map.usable() or not file_enter(&map.file):
             return None
         skipped = start % <uint64_t>sysconf(_SC_PAGESIZE)
@@ -114,10 +114,10 @@ cdef class View:
 @cython.final
 @cython.no_gc
 cdef class Lease:
-    """A LEASED block that is no object yet; given back when this is deallocated."""
+    """A LEASED block that is not an object yet; returned at deallocation."""
     cdef Client client
     cdef readonly uint64_t payload
-    cdef bint gone         # it is an object's, or a Block's
+    cdef bint gone         # it belongs to an object or a Block
 
     def __dealloc__(self):
         if self.client is not None and not self.gone:
@@ -127,11 +127,11 @@ cdef class Lease:
 
     cdef int check(self) except -1:
         if self.gone:
-            raise ValueError("the block is another's by now")
+            raise ValueError("the block is no longer leased here")
         return 0
 
     def detach(self) -> int:
-        """Its payload, which somebody else is to give back from here on."""
+        """Its payload, which the caller must return from now on."""
         self.gone = True
         return self.payload
 
@@ -139,14 +139,14 @@ cdef class Lease:
 @cython.final
 @cython.no_gc
 cdef class Block:
-    """A writable buffer over a leased block; becomes an object by publish(), or is freed."""
+    """A writable buffer over a leased block. Becomes an object by publish(), or is freed."""
     cdef Client client
     cdef readonly uint64_t payload
     cdef Py_ssize_t size
     cdef uint64_t oid      # the object it has become; 0 = none
     cdef bint lent         # until recall()
-    cdef public uint32_t prefix  # where an array that fills the rest of it begins; 0: none does
-    cdef bint gone         # nothing to give back any more
+    cdef public uint32_t prefix  # where an array that fills the rest begins; 0: none
+    cdef bint gone         # nothing left to return
 
     def __dealloc__(self):
         if self.client is None or self.gone:
@@ -169,7 +169,7 @@ cdef class Block:
 
     @property
     def published(self) -> int:
-        """The local id of the object that this block has become; 0 while it is nobody's."""
+        """The local id of this block's object; 0 if it has none."""
         return self.oid
 
     def publish(self) -> Hold:
@@ -179,14 +179,15 @@ cdef class Block:
 
     cdef Hold publish_as(self, unsigned kind):
         if self.oid:
-            raise ValueError("the block is an object already")
-        # Pinned before it is sealed: a node that is short of memory spills what nobody has pinned.
+            raise ValueError("the block is already an object")
+        # Pinned before it is sealed, because a node that is short of memory spills unpinned
+        # objects.
         cdef Hold hold = self.client.put_at(kind, self.payload, self.size, False, True)
         self.oid = hold.oid
         return hold
 
     def lend(self) -> Hold:
-        """As publish(), until recall(): others may read the block meanwhile. Whoever stops reading
+        """As publish(), until recall(): others may read the block meanwhile. A reader that ends
         wakes this client."""
         with cython.critical_section(self, self.client):
             if not self.oid:
@@ -198,8 +199,8 @@ cdef class Block:
         return self.lent
 
     def recall(self) -> bool:
-        """Ends lend(), if nobody reads the block: False: somebody does. Once it is over (or the
-        object was deleted, and so the block stays its) nobody can begin to read."""
+        """Ends lend() if the block has no readers; False: it has. Afterwards (or if the object was
+        deleted, which keeps the block) no process can begin to read."""
         with cython.critical_section(self, self.client):
             return self.end_lend()
 
@@ -209,7 +210,7 @@ cdef class Block:
         if not self.lent or not self.client.map.usable():
             return True
         if self.client.pins[ID_TABLE(oid)][ID_INDEX(oid)] != 1:
-            return False  # this process itself reads it elsewhere
+            return False  # this process itself has another reader
         found = take_back(self.client.c, self.client.map.store, oid, self.client.slot)
         if found == 0:
             return False
@@ -220,11 +221,11 @@ cdef class Block:
         return True
 
     def become(self, uint64_t oid) -> None:
-        """The bytes are the object's now: this buffer holds a pin on it instead of the lease."""
+        """The bytes are now the object's: this buffer holds a pin in place of the lease."""
         self.client.check(oid)
         with cython.critical_section(self, self.client):
             if self.oid:
-                raise ValueError("the block is an object already")
+                raise ValueError("the block is already an object")
             self.client.pin_own(oid)
             self.oid = oid
 

@@ -1,4 +1,4 @@
-# Group boards: masks by the node, call numbers by the members, the commit by the leader.
+# Group boards: the node writes masks, members write call numbers, the leader commits.
 
 from cpython.buffer cimport PyBUF_ND, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 
@@ -34,7 +34,7 @@ include "tasks_coll.pxi"
 
 @cython.final
 cdef class Board:
-    """One Group's board as one member (or the node) sees it."""
+    """One Group's board, for one member or the node."""
     cdef char *c
     cdef char *store
     cdef readonly int giving  # threads that write to a buffer
@@ -62,20 +62,21 @@ cdef class Board:
         STORE32(&self.b.used, 1)
 
     def set_client(self, unsigned rank, unsigned client) -> None:
-        """Who is to be woken for that rank."""
+        """Sets the client to wake for that rank."""
         STORE64(&self.b.members[rank].client, client + 1)
 
     def set_masks(self, uint64_t alive, uint64_t joining, bint formed, bint start=True) -> None:
-        """Changes the membership and wakes every member.
+        """Changes the membership, and wakes every member.
 
-        A rank that has no first call yet gets the first one that nobody has begun. While the epoch
-        is odd no leader decides, so whoever leads that call counts on the rank. `start` False:
-        members are also on other hosts, and set_start says which call is a rank's first.
+        A rank without a first call gets the first call that no rank has begun. While the epoch is
+        odd no leader decides, so the leader of that call includes the rank. `start` False: members
+        are also on other hosts, and set_start gives a rank's first call.
         """
         cdef unsigned rank
         cdef uint64_t members = alive | joining
         cdef uint64_t fresh = members & ~(self.b.alive | self.b.joining)
-        cdef uint64_t first  # the call that nobody has begun; not all need to be at the same one
+        # the first call that no rank has begun; ranks may be at different calls
+        cdef uint64_t first
         cdef shm_member *m
         ADD32(&self.b.epoch, 1)
         first = LOAD64(&self.b.result_call)
@@ -96,7 +97,7 @@ cdef class Board:
         self.wake()
 
     def set_start(self, unsigned rank, uint64_t call) -> None:
-        """The first call of a rank, if it has none yet; wakes every member."""
+        """Sets the first call of a rank, if it has none. Wakes every member."""
         if rank >= MEMBERS:
             raise ValueError(f"rank {rank}: a board has {MEMBERS}")
         if LOAD64(&self.b.members[rank].start) == 0:
@@ -104,7 +105,7 @@ cdef class Board:
         self.wake()
 
     def announce(self, unsigned rank) -> None:
-        """There is news about messages to that rank; wakes it."""
+        """Announces news about messages to that rank, and wakes it."""
         if rank >= MEMBERS:
             raise ValueError(f"rank {rank}: a board has {MEMBERS}")
         ADD64(&self.b.members[rank].news, 1)
@@ -114,7 +115,7 @@ cdef class Board:
     # -- members -------------------------------------------------------------------------------
 
     def news(self, unsigned rank) -> int:
-        """How often there was news about messages to that rank."""
+        """Counts the news about messages to that rank."""
         return LOAD64(&self.b.members[rank].news) if rank < MEMBERS else 0
 
     def wake(self) -> None:
@@ -125,7 +126,8 @@ cdef class Board:
 
     def look(self) -> tuple:
         """(formed, alive, joining, epoch, result call + 1, result id)."""
-        cdef uint32_t epoch = LOAD32(&self.b.epoch)  # first: the same after means nothing changed
+        # first: an equal value afterwards means that nothing has changed
+        cdef uint32_t epoch = LOAD32(&self.b.epoch)
         cdef uint64_t call = LOAD64(&self.b.result_call)
         return (LOAD32(&self.b.formed) != 0, LOAD64(&self.b.alive), LOAD64(&self.b.joining),
                 epoch, call, LOAD64(&self.b.result_id))
@@ -140,8 +142,8 @@ cdef class Board:
         return (seq, LOAD64(&m.start), LOAD64(&m.contribution), <int64_t>m.client - 1)
 
     def holds(self, unsigned rank, uint64_t client, uint64_t generation) -> int:
-        """1: that client is still the member of that rank, so the result that was read before is
-        that of its call. 0: it is not. -1: the node is changing the members, so look again."""
+        """1: that client is still the member of that rank, so the result that was read is that of
+        its call. 0: it is not. -1: the node is changing the members; call again."""
         return board_holds(self.c, self.index, rank, client, generation) if rank < MEMBERS else 0
 
     def missing(self, uint64_t alive, uint64_t call) -> int:
@@ -157,13 +159,13 @@ cdef class Board:
         return mask
 
     def publish(self, unsigned rank, uint64_t call, uint64_t contribution) -> None:
-        """This rank's part of `call` is there; wakes whoever leads it."""
+        """Publishes this rank's part of `call`, and wakes the call's leader."""
         STORE64(&self.b.members[rank].contribution, contribution)
         STORE64(&self.b.members[rank].seq, call + 1)
         wake_leaders(self.c, self.b, call)
 
     def commit(self, uint64_t call, uint64_t result) -> None:
-        """The leader's decision: the id first, then the call number, which is the commit."""
+        """The leader's decision: writes the id first, then the call number, which is the commit."""
         STORE64(&self.b.result_id, result)
         STORE64(&self.b.result_call, call + 1)
         self.wake()
@@ -171,22 +173,22 @@ cdef class Board:
     # -- calls whose parts lie on the board, or in call buffers ------------------------------------
 
     def set_store(self, size_t address, keep) -> None:
-        """Where this process has mapped the store, as long as it has `keep`."""
+        """Sets the address of the store in this process, valid while it has `keep`."""
         self.store = <char *>address
         self.keep = self.keep, keep
 
     def leave_store(self) -> None:
-        """The member leaves, so no buffer may be written to or read any more."""
+        """The member leaves: no buffer may be read or written from now on."""
         self.store = NULL
 
     def make(self, unsigned rank, uint64_t call, int kind, int op, unsigned root, int dtype, x,
              uint64_t buffer, uint64_t wait_ns, uint64_t deadline_ns) -> int:
-        """Publishes this rank's part of a call, a C-contiguous array or None, and then waits for
-        the end of the call, for `wait_ns` or until the deadline. buffer: the offset in the store of
-        the call buffer for the part; 0: it lies on the board. Returns the ranks in the result as a
-        mask; the caller reads the result by `fold`, `copy` or `result`. 0: the call is not over yet,
-        or is over in another way, so the caller has to look at the board. -1: nothing was published,
-        so the part has to become an object."""
+        """Publishes this rank's part of a call, a C-contiguous array or None, then waits for the
+        end of the call, for `wait_ns` or until the deadline. buffer: the offset in the store of the
+        part's call buffer; 0: the part is on the board. Returns the ranks in the result as a mask;
+        the caller reads the result with `fold`, `copy` or `result`. 0: the call has not ended, or
+        has ended in another way, so the caller must check the board. -1: nothing was published, so
+        the part must become an object."""
         cdef shm_form form
         cdef Py_buffer view
         cdef int turn, given, i
@@ -229,7 +231,7 @@ cdef class Board:
 
     def fold(self, uint64_t call, size_t first, out) -> None:
         """Fills `out`, a C-contiguous array, with the reduction of these elements of all parts of
-        `call`, whose parts lie in buffers."""
+        `call`, which are in buffers."""
         cdef Py_buffer view
         cdef shm_part *result = part_of(self.c, self.index, MEMBERS)
         cdef shm_form form = result.form
@@ -243,25 +245,25 @@ cdef class Board:
         try:
             count = view.len // reduce_result_bytes(kernel)
             if not form.buffered or (first + count) * reduce_source_bytes(kernel) > form.nbytes:
-                raise ValueError(f"{count} elements from {first} on: there are not so many")
+                raise ValueError(f"{count} elements from {first} on exceed the part")
             with nogil:
                 board_fold(self.c, store, self.index, call, mask, &form, first, count, view.buf)
         finally:
             PyBuffer_Release(&view)
 
     def contributors(self) -> int:
-        """The ranks, as a mask, in the result of the latest call that was committed without objects.
-        The next call of all members replaces it."""
+        """The ranks, as a mask, in the result of the latest call that was committed without
+        objects. The next call of all members replaces it."""
         return part_of(self.c, self.index, MEMBERS).mask
 
     def result_form(self) -> tuple[tuple[int, ...], int, int, bool]:
-        """(shape, dtype and operator of the parts, do they lie in buffers?) of that call."""
+        """(shape, dtype and operator of the parts, whether they are in buffers) of that call."""
         cdef shm_form *form = &part_of(self.c, self.index, MEMBERS).form
         return (tuple([form.shape[i] for i in range(form.ndim)]), form.dtype, form.op,
                 form.buffered != 0)
 
     def result(self, out) -> None:
-        """Fills `out`, a C-contiguous array, with a result that lies on the board."""
+        """Fills `out`, a C-contiguous array, with a result on the board."""
         cdef Py_buffer view
         cdef shm_part *result = part_of(self.c, self.index, MEMBERS)
         cdef size_t nbytes = result_bytes(&result.form)
@@ -279,7 +281,8 @@ cdef class Board:
             raise ValueError(f"rank {rank}: a board has {MEMBERS}")
         cdef shm_form *form = <shm_form *>buffered_part(
             self.c, self.mapped(), self.index, rank, call) - 1
-        cdef unsigned ndim = form.ndim  # read once: the memory may have another owner by now
+        # read once, because the memory may have another owner by now
+        cdef unsigned ndim = form.ndim
         if ndim > PART_DIMS_MAX:
             raise ValueError(f"rank {rank}'s part of call {call} has {ndim} dimensions")
         return form.dtype, tuple([form.shape[i] for i in range(ndim)]), form.nbytes
@@ -294,29 +297,29 @@ cdef class Board:
         PyObject_GetBuffer(out, &view, PyBUF_WRITABLE)
         try:
             if <uint64_t>view.len != (<shm_form *>part - 1).nbytes:
-                raise ValueError(f"the part has another size than {view.len} bytes")
+                raise ValueError(f"the part does not have {view.len} bytes")
             with nogil:
                 board_copy(view.buf, part, view.len)
         finally:
             PyBuffer_Release(&view)
 
     cdef char *mapped(self) except NULL:
-        """The store, where others' buffers are read."""
+        """The store, in which other ranks' buffers are read."""
         if self.store == NULL:
             raise ValueError("this member has left")
         return self.store
 
     def lead(self, unsigned rank, uint64_t call) -> bool:
-        """Leads a small call, if this rank has to, and all parts are there, and lie on the board.
-        True: it is committed."""
+        """Leads a small call, if this rank must, and all parts are present and on the board. True:
+        committed."""
         if rank >= MEMBERS:
             raise ValueError(f"rank {rank}: a board has {MEMBERS}")
         return board_lead(self.c, self.index, rank, call) == TURN_OVER
 
     def part(self, unsigned rank) -> tuple | None:
-        """What a rank has published, or (MEMBERS_MAX) the result: (kind, op, root, dtype, shape,
-        bytes, mask), the first ones as numbers; no bytes of a result whose parts lie in buffers.
-        None: somebody is writing it."""
+        """A rank's published part, or (MEMBERS_MAX) the result: (kind, op, root, dtype, shape,
+        bytes, mask), the first ones as numbers. No bytes for a result whose parts are in buffers.
+        None: it is being written."""
         if rank > MEMBERS:
             raise ValueError(f"rank {rank}: a board has {MEMBERS}")
         cdef shm_part *p = part_of(self.c, self.index, rank)
@@ -339,7 +342,7 @@ cdef class Board:
 
 
 cdef size_t result_bytes(const shm_form *form) noexcept:
-    """Of a reduction's result; 0 of a barrier's."""
+    """Size of a reduction's result; 0 for a barrier's."""
     cdef const reduce_kernel *kernel = reduce_kernel_find(form.op, form.dtype)
     if form.kind == CALL_BARRIER or kernel == NULL:
         return 0

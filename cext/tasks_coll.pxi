@@ -1,4 +1,4 @@
-# Small calls of a Group over several hosts, as a member sees them: see shm_coll in shm_layout.h.
+# Small calls of a Group over several hosts, for members: see shm_coll in shm_layout.h.
 
 cdef extern from "shm_layout.h" nogil:
     enum:
@@ -27,7 +27,7 @@ cdef extern from "engine_coll.h" nogil:
 
 @cython.final
 cdef class CollectiveBoard:
-    """The part of a board in which members and the engine's thread meet."""
+    """The part of a board that members share with the engine's thread."""
     cdef char *c
     cdef object keep
     cdef shm_coll *b
@@ -40,7 +40,7 @@ cdef class CollectiveBoard:
         self.b = coll_of(self.c, index)
 
     def set_open(self, bint is_open) -> None:
-        """By the node: whether members may expect that small calls stay in compiled code."""
+        """For the node: whether members may expect that small calls stay in compiled code."""
         STORE64(&self.b.open, is_open)
 
     def is_open(self) -> bool:
@@ -48,8 +48,9 @@ cdef class CollectiveBoard:
 
     def give(self, unsigned rank, uint32_t size, uint64_t call, tuple about, bytes head,
              uint32_t offset, const unsigned char[::1] elements) -> bool:
-        """This rank's payload for `call`: `head`, then `elements` at `offset` (None: the head is
-        all). `about`: (kind, op, dtype, root). False: it is too large. The caller rings."""
+        """Writes this rank's payload for `call`: `head`, then `elements` at `offset` (None: only
+        the head). `about`: (kind, op, dtype, root). False: it is too large. The caller rings the
+        doorbell."""
         cdef uint32_t nbytes = <uint32_t> PyBytes_GET_SIZE(head)
         cdef uint32_t length = nbytes if elements is None else \
             offset + <uint32_t> min(elements.shape[0], <Py_ssize_t> COLL_RECORD_BYTES)
@@ -80,15 +81,15 @@ cdef class CollectiveBoard:
         return LOAD64(&self.b.done)
 
     def record(self) -> bytes:
-        """What came of it, for read_record(); a member of this host that has not given to the next
-        call finds it whole."""
+        """The call's record, for read_record(). It is complete for a member of this host that has
+        not given to the next call."""
         cdef coll_record *record = <coll_record *> self.b.record
         return PyBytes_FromStringAndSize(self.b.record,
                                          min(record.nbytes, <uint32_t> COLL_RECORD_BYTES))
 
 
 def read_record(const unsigned char[::1] record) -> tuple:
-    """(call, ranks as bits, kind, op, dtype, root, {source: payload}) of a small call; the numbers
+    """(call, ranks as bits, kind, op, dtype, root, {source: payload}) of a small call. The numbers
     of kind, op and dtype are those of call_kind and reduce_kernels.h."""
     cdef coll_record head
     cdef coll_place place
@@ -97,7 +98,7 @@ def read_record(const unsigned char[::1] record) -> tuple:
     cdef uint32_t i
     cdef dict found = {}
     if size < at:
-        raise ValueError("this is no record of a small call")
+        raise ValueError("not a record of a small call")
     memcpy(&head, &record[0], sizeof(coll_record))
     for i in range(head.count):
         if at + <Py_ssize_t> sizeof(coll_place) > size:

@@ -1,4 +1,4 @@
-# Tasks that run beside one another in one worker, and the links of streams.
+# Concurrent tasks of one worker, and the links of streams.
 
 cdef extern from "shm_concurrent.h" nogil:
     enum:
@@ -14,7 +14,7 @@ ASYNC_FLAG = RECORD_ASYNC
 
 @cython.final
 cdef class ConcurrentSlots:
-    """What a worker says of tasks that it runs beside one another, or of a stream."""
+    """A worker's state of its concurrent tasks, or of a stream."""
     cdef char *c
     cdef Tasks tasks
     cdef unsigned slot
@@ -26,18 +26,17 @@ cdef class ConcurrentSlots:
 
     @property
     def called(self) -> bool:
-        """Has this worker's node something for it to run between two tasks? (`Cluster.run`)"""
+        """Whether this worker's node has something to run between two tasks (`Cluster.run`)."""
         return LOAD32(&client_of(self.c, self.slot).retire) & 2
 
     def word(self) -> int:
-        """Read before a look at what has ended, handed to next() after."""
+        """Read it before checking for ended tasks; pass it to next() afterwards."""
         return LOAD32(&client_of(self.c, self.slot).task)
 
     def next(self, unsigned pool, unsigned running, uint64_t output_owner, bint any, uint32_t seen,
              uint64_t timeout_ns) -> int:
-        """Waits for an async task that may run beside so many others, and claims it; `any`: for
-        whatever that pool is sent. 0: none came, or this worker was woken: look around and call
-        again."""
+        """Waits for an async task that may run with this many others, and claims it. `any`: any
+        task of the pool. 0: none came, or this worker was woken: check and call again."""
         cdef uint64_t oid
         with nogil:
             oid = next_concurrent(self.c, pool, self.slot, running, output_owner, any, seen,
@@ -47,11 +46,11 @@ cdef class ConcurrentSlots:
         return oid
 
     def wake(self) -> None:
-        """This worker's next(), in another thread, returns."""
+        """Makes this worker's next(), in another thread, return."""
         wake_for_task(self.c, self.slot)
 
     def begin(self, uint64_t oid) -> None:
-        """It begins beside what runs already."""
+        """Begins a concurrent task."""
         check(oid)
         cdef shm_record *r = record_of(self.c, oid)
         r.started_ns = now_ns()
@@ -60,7 +59,7 @@ cdef class ConcurrentSlots:
             trace_push_concurrent(self.c, self.slot, oid, r.name, r.started_ns)
 
     def end(self, uint64_t oid, int failed, uint64_t running) -> None:
-        """It has ended; `running`: one of those that still run, or 0. failed -1: it is tried again."""
+        """Ends a task. `running`: one of the remaining tasks, or 0. failed -1: it is retried."""
         cdef shm_client *me = client_of(self.c, self.slot)
         with cython.critical_section(self.tasks):
             trace_remove(self.c, self.slot, oid, OUTCOME_CANCELLED if self.tasks.void_task == oid
@@ -72,7 +71,7 @@ cdef class ConcurrentSlots:
                 me.tasks_done += 1
 
     def deadline(self, uint64_t oid, uint64_t at_ns) -> None:
-        """This process is killed at that moment, because of that task; 0: it is not."""
+        """Sets when this process is killed because of that task; 0: never."""
         cdef shm_client *me = client_of(self.c, self.slot)
         STORE64(&me.deadline_ns, 0)
         if at_ns:
@@ -82,8 +81,8 @@ cdef class ConcurrentSlots:
 
     def link(self, uint64_t oid, bytes name, unsigned tries, uint64_t output_owner,
              uint64_t timeout_ns) -> None:
-        """A new link of the stream of the task that runs, claimed by this client: what errors say of it
-        stands in its record, since the task itself is done. It is what runs here from now on."""
+        """A new link of the running task's stream, claimed by this client and now the running task.
+        Its record has the data for error messages, because the task itself is done."""
         check(oid)
         cdef shm_record *r = record_of(self.c, oid)
         memset(r.name, 0, NAME_BYTES)
@@ -96,7 +95,7 @@ cdef class ConcurrentSlots:
         STORE64(&client_of(self.c, self.slot).running, oid)
 
     def alone(self, uint64_t oid) -> bool:
-        """Holds nobody but this client that object?"""
+        """Whether only this client holds the object."""
         check(oid)
         cdef shm_header *h = header_of(self.c, oid)
         cdef uint64_t own

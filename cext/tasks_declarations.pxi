@@ -1,4 +1,4 @@
-# What _tasks.pyx uses of shm_tasks.h, as Cython must be told.
+# Cython declarations of shm_tasks.h for _tasks.pyx.
 
 from cpython.exc cimport PyErr_CheckSignals
 
@@ -26,7 +26,7 @@ cdef extern from "shm_tasks.h" nogil:
 
 
 cdef int check_signals() except -1:
-    """Raises what a handler of a signal has raised."""
+    """Raises the exception of a signal handler."""
     global play_error
     PyErr_CheckSignals()
     if play_error is not None:

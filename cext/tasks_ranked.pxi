@@ -1,4 +1,4 @@
-# Tasks with a priority, or with resources: their hints stand in bags.
+# Tasks with a priority, or with resources: their hints are in bags.
 
 cdef extern from "shm_bag.h" nogil:
     enum:
@@ -32,15 +32,15 @@ cdef class Ranked:
         return queue
 
     def rank(self, uint64_t oid, int32_t priority, int32_t floor) -> None:
-        """Says which priority a ranked task has, and the level of the task that has sent it
-        (NO_FLOOR: no task has), before it is posted."""
+        """Sets a ranked task's priority, and the level of the task that sent it (NO_FLOOR: none),
+        before it is posted."""
         check(oid)
         cdef shm_record *r = record_of(self.c, oid)
         r.priority = priority
         r.floor = floor
 
     def ranks(self, uint64_t oid) -> tuple[int, int]:
-        """(priority, floor) of a task; (0, NO_FLOOR) of one that is not ranked."""
+        """(priority, floor) of a task; (0, NO_FLOOR) if it is not ranked."""
         check(oid)
         cdef shm_record *r = record_of(self.c, oid)
         if not r.flags & RECORD_RANKED:
@@ -56,9 +56,9 @@ cdef class Ranked:
 
     @property
     def resources_version(self) -> int:
-        """Counts changes of what the cluster's nodes have."""
+        """Counts changes of the resources of the cluster's nodes."""
         return LOAD32(&root_of(self.c).resources)
 
     def resources_changed(self) -> None:
-        """The node: a node has come, or is gone."""
+        """For the node: a node has joined, or is gone."""
         ADD32(&root_of(self.c).resources, 1)

@@ -1,4 +1,4 @@
-# What clients run and have run, as the node reads it.
+# The node's access to the tasks that clients run and have run.
 
 EVENT_BYTES = sizeof(shm_event)
 TRACED_EVENTS_MAX = TRACE_RING
@@ -6,18 +6,18 @@ TRACED_EVENTS_MAX = TRACE_RING
 
 @cython.final
 cdef class Trace:
-    """The node's side of all clients' stacks and rings. Events are returned as bytes, EVENT_BYTES
-    each, as shm_layout.h draws them."""
+    """The node's access to all clients' stacks and rings. Events are returned as bytes, EVENT_BYTES
+    each, with the layout of shm_layout.h."""
     cdef char *c
     cdef object keep
-    cdef shm_event events[TRACE_RING]  # TRACE_OPEN is less
+    cdef shm_event events[TRACE_RING]  # TRACE_OPEN is smaller
 
     def __cinit__(self, Tasks tasks):
         self.c = tasks.c
         self.keep = tasks
 
     def start(self) -> None:
-        """Clients write what they do, from now on."""
+        """Makes clients record their tasks from now on."""
         cdef unsigned slot
         for slot in range(CLIENTS):
             trace_of(self.c, slot).head = LOAD64(&trace_of(self.c, slot).tail)
@@ -27,12 +27,12 @@ cdef class Trace:
         STORE32(&root_of(self.c).tracing, 0)
 
     def waits(self, unsigned slot) -> bool:
-        """Has so much come that it should be taken soon?"""
+        """Whether the ring should be emptied soon."""
         cdef shm_trace *t = self.of(slot)
         return LOAD64(&t.tail) - t.head >= TRACE_WAKE
 
     def take(self, unsigned slot) -> tuple[bytes, int]:
-        """What has ended since the last call, and how many events were lost meanwhile."""
+        """The events since the last call, and the number of lost events."""
         cdef uint64_t dropped = 0
         cdef unsigned count
         self.of(slot)
@@ -40,7 +40,7 @@ cdef class Trace:
         return PyBytes_FromStringAndSize(<char *>self.events, count * sizeof(shm_event)), dropped
 
     def open(self, unsigned slot) -> bytes:
-        """What runs there at present, the outermost first."""
+        """The tasks that the client is running, the outermost first."""
         cdef unsigned count
         self.of(slot)
         count = trace_copy_open(self.c, slot, self.events)

@@ -165,7 +165,7 @@ def test_mistakes_get_one_clear_error(pair: tuple[EngineHost, EngineHost]) -> No
         engine.advance(engine.cell(None, b"read-only", filled=True), 3)
     with pytest.raises((BufferError, ValueError)):
         engine.cell(None, np.zeros(100)[::2])
-    with open(os.devnull, "rb") as file, pytest.raises(OSError, match="no socket"):
+    with open(os.devnull, "rb") as file, pytest.raises(OSError, match="not a socket"):
         engine.connect(file.fileno(), 0)
     with socket.socket() as lonely, pytest.raises(OSError, match="not connected"):
         engine.connect(lonely.fileno(), 0)

@@ -244,11 +244,11 @@ def test_mistakes_get_one_clear_error(host: EngineHost) -> None:
         ([ten, eleven], "sum", "float32", "44 bytes"),
         ([ten, total], "sum", "float32", "into itself"),
         ([ten], "mean", "int32", "not 5 elements"),
-        ([ten], "prod", "complex128", "no whole number"),
+        ([ten], "prod", "complex128", "not a whole number"),
     ]:
         with pytest.raises(ValueError, match=words):
             engine.fold(total, sources, op, dtype)
-    with pytest.raises(ValueError, match="no source"):
+    with pytest.raises(ValueError, match="not a source"):
         engine.fold(total, [ten], "sum", "float32", accumulated=[eleven])
     with pytest.raises(OverflowError):
         engine.fold(total, [ten], "sum", "float32", divisor=-1)

@@ -205,7 +205,7 @@ def test_buffers_are_released_after_success_and_failure() -> None:
 def test_buffers_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="source 1 has 4 bytes, source 0 has 8"):
         _reduce.reduce_buffers("sum", "int8", [bytes(8), bytes(4)], bytearray(8))
-    with pytest.raises(ValueError, match="7 bytes are no whole number of int16"):
+    with pytest.raises(ValueError, match="7 bytes are not a whole number of int16"):
         _reduce.reduce_buffers("sum", "int16", [bytes(7)], bytearray(7))
     with pytest.raises((BufferError, ValueError)):
         _reduce.reduce_buffers("sum", "int8", [bytes(4)], bytes(4))

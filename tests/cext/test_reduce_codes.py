@@ -48,7 +48,7 @@ def test_add_pairs_of_any_indices_is_numpys_add_at(
 
 def test_add_pairs_with_an_index_outside_adds_nothing() -> None:
     into = np.zeros(3, np.float32)
-    with pytest.raises(ValueError, match="pair 1 of 2 has an index that is not below 3"):
+    with pytest.raises(ValueError, match="pair 1 of 2 has an index not below 3"):
         _reduce.add_pairs(np.array([(0, 1.0), (3, 1.0)], PAIR), into)
     assert not into.any()
 

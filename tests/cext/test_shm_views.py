@@ -73,7 +73,7 @@ def test_private_pages_are_written_by_one_alone(host: ShmHost) -> None:
     assert mine[:6] == b"xyzabc"
     assert memoryview(view)[:6] == b"abcabc"
     assert memoryview(other)[:6] == b"abcabc"
-    with pytest.raises(ValueError, match="no part of this payload"):
+    with pytest.raises(ValueError, match="not part of this payload"):
         view.private(b"somewhere else")
     assert view.private(part[:0]) is None
     client.release(oid)
@@ -192,10 +192,10 @@ def test_the_id_zero_is_nobodys(host: ShmHost) -> None:
 def test_what_is_no_id_is_refused(host: ShmHost, oid: int) -> None:
     client = host.client()
     for call in (client.acquire, client.release, client.hold, client.view, client.state):
-        with pytest.raises(ValueError, match="no local id"):
+        with pytest.raises(ValueError, match="not a local id"):
             call(oid)
     for call in (host.node_tasks.done, host.node_tasks.claim, host.node_tasks.task):
-        with pytest.raises(ValueError, match="no local id"):
+        with pytest.raises(ValueError, match="not a local id"):
             call(oid)
 
 

@@ -332,9 +332,9 @@ def test_the_engine_votes_at_once_where_nothing_is_to_come(world: Any) -> None:
 def test_what_cannot_be_said_is_refused(world: Any) -> None:
     engine = world(1).nodes[0].engine
     for wrong in (engine.coll_begin, engine.coll_vote):
-        with pytest.raises(ValueError, match="no plan"):
+        with pytest.raises(ValueError, match="plan must not be 0"):
             wrong(GROUP, 0, 0)
-    with pytest.raises(ValueError, match="no object"):
+    with pytest.raises(ValueError, match="result must not be 0"):
         engine.coll_result(GROUP, 0, 0)
     with pytest.raises(OverflowError):
         engine.coll_begin(GROUP, 0, 1 << 32)
