@@ -244,7 +244,7 @@ class AttachedDrivers(Protocol):
     def unregister(self, slot: int) -> None:
         """Frees the slot of a driver that could not be notified of it."""
 
-    def came(
+    def attached(
         self,
         slot: int,
         name: int,
@@ -256,7 +256,7 @@ class AttachedDrivers(Protocol):
         """Adds a driver that has received its slot. line: its request socket. output: a socket for
         the output of its tasks. close: closes the connection over which it was admitted."""
 
-    def gone(self, slot: int) -> None:
+    def detached(self, slot: int) -> None:
         """Removes a driver that has ended, or has unmapped the memory."""
 
 

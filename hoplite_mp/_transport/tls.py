@@ -117,14 +117,16 @@ class TlsStream(TcpStream):
     def read(self, nbytes_max: int = READ_BYTES) -> bytes | None:
         self._read_must_write = False
         pieces: list[bytes] = []
-        room = nbytes_max
+        remaining = nbytes_max
         # Each recv has space for a complete record, unless nbytes_max is less, so no part of a
         # record stays hidden from the loop in OpenSSL. A record that is not full was the sender's
         # last: a further recv would cost a system call and an exception, and the loop announces the
         # next record.
         while self._advance_handshake() and not self._ended:
             try:
-                piece = self._tls.recv(min(room, RECORD_BYTES))  # recv never returns more at once
+                piece = self._tls.recv(
+                    min(remaining, RECORD_BYTES)
+                )  # recv never returns more at once
             except ssl.SSLWantReadError:
                 break
             except ssl.SSLWantWriteError:  # TLS itself must send data first (a change of keys)
@@ -135,8 +137,8 @@ class TlsStream(TcpStream):
                 break
             self._ended = not piece  # "close_notify": an orderly end
             pieces.append(piece)
-            room -= len(piece)
-            if len(piece) < RECORD_BYTES or room < RECORD_BYTES:
+            remaining -= len(piece)
+            if len(piece) < RECORD_BYTES or remaining < RECORD_BYTES:
                 break
         data = b"".join(pieces)
         self.bytes_received += len(data)

@@ -99,8 +99,8 @@ MUTANTS = (
     Mutant(
         "draining-lets-go-too-early",
         "hoplite_mp/_node/tasks/draining.py",
-        "if told or host_id not in by_host_id or by_host_id[host_id].node in needed:",
-        "if told or host_id not in by_host_id:",
+        "if sent or host_id not in by_host_id or by_host_id[host_id].node in needed:",
+        "if sent or host_id not in by_host_id:",
         (
             "remove_node loses no result that another host could have fetched; here the "
             "leaving node is told that it may go while bytes that it alone has are still "

@@ -157,7 +157,7 @@ MUTANTS = (
     Mutant(
         "imports-deleted-early-is-not-settled",
         "hoplite_mp/_node/objects/imports.py",
-        'elif self.client.state(one.oid) == STATE["ABORTED"] and not one.runs_here:',
+        'elif self.client.state(record.oid) == STATE["ABORTED"] and not record.runs_here:',
         "elif False:",
         (
             "What a process has deleted is freed on both hosts; here the header of a result "

@@ -18,8 +18,10 @@ MUTANTS = (
     Mutant(
         "owners-loses-what-was-asked-about",
         "hoplite_mp/_node/objects/ownership_transfer.py",
-        ("            if one.number not in lost.asked:\n                self._lose(one, lost)"),
-        "            self._lose(one, lost)",
+        (
+            "            if record.number not in lost.asked:\n                self._lose(record, lost)"
+        ),
+        "            self._lose(record, lost)",
         (
             "A process that meets a ref while a new owner is being found waits for the "
             "manager's answer; here its object is declared lost at the end of the round, "
@@ -29,8 +31,8 @@ MUTANTS = (
     Mutant(
         "owners-question-dies-with-the-manager",
         "hoplite_mp/_node/objects/ownership_transfer.py",
-        "asks = is_kept(one) or (one.number and not one.described)",
-        "asks = is_kept(one)",
+        "asks = is_kept(record) or (record.number and not record.described)",
+        "asks = is_kept(record)",
         (
             "A process that asks who is the owner of an object gets an answer also if the "
             "manager dies meanwhile; here the next manager is not asked, and the reader "
@@ -40,8 +42,8 @@ MUTANTS = (
     Mutant(
         "owners-reported-import-is-not-acquired",
         "hoplite_mp/_node/objects/ownership_transfer.py",
-        "if one.number and (one.number != number or not one.described):",
-        "if one.number and one.number != number:",
+        "if record.number and (record.number != number or not record.described):",
+        "if record.number and record.number != number:",
         (
             "A process that meets an object after its new owner has taken over can read it, even "
             "if its host hears of that owner from the next manager only; here that owner is not "
@@ -51,7 +53,7 @@ MUTANTS = (
     Mutant(
         "owners-nobody-is-not-told",
         "hoplite_mp/_node/objects/ownership_transfer.py",
-        "        self.events.ownerless(one)",
+        "        self.events.ownerless(record)",
         "        pass",
         (
             "Calls of an actor whose host is lost end, also if nobody is named as its new host; "
@@ -83,8 +85,8 @@ MUTANTS = (
     Mutant(
         "lineage-drops-a-shared-argument",
         "hoplite_mp/_node/lineage/lineage.py",
-        "                if not one.count:",
-        "                if one.count <= 1:",
+        "                if not held.count:",
+        "                if held.count <= 1:",
         (
             "An argument is kept as long as the result of any task that read it may have "
             "to be made again; here it goes when one of two such results goes, and the "
@@ -127,8 +129,8 @@ MUTANTS = (
     Mutant(
         "reconstruction-does-not-await-the-new-owner",
         "hoplite_mp/_node/lineage/reconstruction.py",
-        "if self.owners.is_open(one.owner) or one.owner in self.roster.by_host_id",
-        "if one.owner in self.roster.by_host_id",
+        "if self.owners.is_open(record.owner) or record.owner in self.roster.by_host_id",
+        "if record.owner in self.roster.by_host_id",
         (
             "An object whose owner has died is read from another host that has a copy; here "
             "readers get ObjectLostError at once, although the manager is just finding out "
@@ -138,7 +140,7 @@ MUTANTS = (
     Mutant(
         "reconstruction-asks-the-owner-once",
         "hoplite_mp/_node/lineage/reconstruction.py",
-        "            self.loop.call_later(ASK_S, lambda: self._ask(oid, one))",
+        "            self.loop.call_later(ASK_S, lambda: self._ask(oid, record))",
         "            pass",
         (
             "An owner that hears of a death later than a reader's host is asked again until "
@@ -158,8 +160,8 @@ MUTANTS = (
     Mutant(
         "releases-take-the-copy-along",
         "hoplite_mp/_node/objects/imports.py",
-        "Release(one.object, one.number, keeps))\n        one.number = 0",
-        "Release(one.object, one.number))\n        one.number = 0",
+        "Release(record.object, record.number, keeps))\n        record.number = 0",
+        "Release(record.object, record.number))\n        record.number = 0",
         (
             "A process lets go of an object of which its host has been given a copy, which stays; "
             "here the owner holds the object for lost."

@@ -378,7 +378,7 @@ def test_what_no_message_can_carry_has_no_spare(
     owner = played.owner
     actor, told = owner.actor(played.identity), []
     owner.parts.actors.keep(actor, lambda: told.append(True))  # as for ActorBegins
-    owner.cluster.backups.came()
+    owner.cluster.backups.peer_joined()
     network.pump()
     assert told
     assert actor.identity not in owner.cluster.backups.at

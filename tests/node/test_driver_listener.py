@@ -37,12 +37,12 @@ class Drivers:
     def unregister(self, slot: int) -> None:
         raise AssertionError("it was told of its slot")
 
-    def came(self, slot: int, name: int, pid: int, line: Any, output: Any, close: Any) -> None:
+    def attached(self, slot: int, name: int, pid: int, line: Any, output: Any, close: Any) -> None:
         assert (name, pid) == (11, os.getpid())
         self.line, self.output = line, output
         self.by_slot[slot] = close
 
-    def gone(self, slot: int) -> None:
+    def detached(self, slot: int) -> None:
         self.left.append(slot)
         self.by_slot[slot]()
         self.line.close()

@@ -35,7 +35,7 @@ def find(node: NodeHarness, found: list[list[Any]]) -> None:
 
 
 def way(node: NodeHarness) -> list[Any]:
-    return node.cluster.peers.relays.way(REMOTE)
+    return node.cluster.peers.relays.route(REMOTE)
 
 
 def answer(node: NodeHarness, port: int) -> int:

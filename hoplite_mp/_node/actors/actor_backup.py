@@ -199,7 +199,7 @@ class ActorBackups:
         lives = actor.identity in self.actors.by_identity and actor.ended is None
         self.send(host_id, DropActor(self.actors.public(actor.identity), ended=not lives))
 
-    def came(self) -> None:
+    def peer_joined(self) -> None:
         """A node has joined: gives backups to actors without one."""
         for actor in list(self.actors.by_identity.values()):
             if actor.identity not in self.at and actor.identity not in self.unsure:
@@ -242,12 +242,14 @@ class ActorBackups:
         backup = ActorBackup(host_id, -1 if number is None else number, message, before=before)
         self.kept[message.identity] = backup
 
-        named = [one for one in (message.setup, message.state) if one != NO_OBJECT]
+        named = [
+            object_id for object_id in (message.setup, message.state) if object_id != NO_OBJECT
+        ]
 
         def done() -> None:
             # Objects are missing if fetches have failed, for example after the death of the actor's
             # host.
-            if all(self.with_payload(one) for one in named):
+            if all(self.with_payload(object_id) for object_id in named):
                 backup.before, backup.whole = None, True
             self.send(host_id, ActorKept(message.number))
 
@@ -290,26 +292,26 @@ class ActorBackups:
             if backup.host_id != member.host_id:
                 continue
             payload = _serialize.encode((0, backup.what.about, identity)).tobytes()
-            one = imports.by_object.get(identity)
-            if one is None:
+            record = imports.by_object.get(identity)
+            if record is None:
                 backup.holds.append(imports.keep(identity))
-                one = imports.by_object[identity]
-                one.owner = backup.host_id
+                record = imports.by_object[identity]
+                record.owner = backup.host_id
             else:
-                backup.holds.append(self.client.hold(one.oid))
-            if self.client.state(one.oid) == STATE["CLAIMED"]:
-                imports.store(one, payload, False)
-                imports.answer(one)
+                backup.holds.append(self.client.hold(record.oid))
+            if self.client.state(record.oid) == STATE["CLAIMED"]:
+                imports.store(record, payload, False)
+                imports.answer(record)
 
     def backup_peer_lost(self, member: Member) -> None:
         """Records which actors have a backup on a host that this node has lost contact with."""
-        for identity in [one for one, at in self.at.items() if at == member.host_id]:
+        for identity in [identity for identity, at in self.at.items() if at == member.host_id]:
             del self.at[identity]
             self.unsure[identity] = member.node
 
     def are_gone(self, numbers: Collection[int]) -> None:
         """The manager has declared these nodes gone: replaces the backups that they held."""
-        for identity in [one for one, number in self.unsure.items() if number in numbers]:
+        for identity in [identity for identity, number in self.unsure.items() if number in numbers]:
             del self.unsure[identity]
             actor = self.actors.by_identity.get(identity)
             if actor is not None:
@@ -348,7 +350,7 @@ class BackupFetch:
         self.left = 0
 
     def bring(self, objects: list[bytes]) -> None:
-        new = [one for one in objects if one not in self.seen]
+        new = [object_id for object_id in objects if object_id not in self.seen]
         self.seen.update(new)
         self.left += 1
         self.imports.ask(new, self._held)

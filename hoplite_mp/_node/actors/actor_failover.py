@@ -78,13 +78,13 @@ class ActorFailover:
         restarted here."""
         if identity in self.beginning:
             return True
-        one = self.imports.by_object.get(identity)
-        return one is not None and self.owners.is_open(one.owner)
+        record = self.imports.by_object.get(identity)
+        return record is not None and self.owners.is_open(record.owner)
 
     def run_ready(self) -> None:
         """Runs actions that no longer need to wait, after the manager has named new owners or an
         actor has restarted."""
-        for identity in [one for one in self.waiting if not self._is_open(one)]:
+        for identity in [identity for identity in self.waiting if not self._is_open(identity)]:
             for action in self.waiting.pop(identity):
                 action()
 
@@ -98,23 +98,23 @@ class ActorFailover:
 
     # -- restarting ----------------------------------------------------------------------------
 
-    def moved(self, one: ImportRecord) -> None:
+    def moved(self, record: ImportRecord) -> None:
         """An object, which may be an actor's identity, has a new owner."""
-        backup = self.backups.take_over(one.object, one.owner)
-        if backup is not None and (backup.what.detached or self._is_held(one.oid)):
-            self._begin(one, backup)
+        backup = self.backups.take_over(record.object, record.owner)
+        if backup is not None and (backup.what.detached or self._is_held(record.oid)):
+            self._begin(record, backup)
         elif backup is not None:
             self.backups.release_name(backup)
-        self.remote_actors.moved(one)
+        self.remote_actors.moved(record)
 
-    def ownerless(self, one: ImportRecord) -> None:
+    def ownerless(self, record: ImportRecord) -> None:
         """An object, which may be an actor's identity, gets no new owner: the actor is not
         restarted, even if this host could restart it."""
-        backup = self.backups.kept.get(one.object)
-        if backup is not None and backup.host_id == one.owner:
-            del self.backups.kept[one.object]
+        backup = self.backups.kept.get(record.object)
+        if backup is not None and backup.host_id == record.owner:
+            del self.backups.kept[record.object]
             self.backups.release_name(backup)
-        self.remote_actors.ownerless(one)
+        self.remote_actors.ownerless(record)
 
     def _is_held(self, identity: int) -> bool:
         """Whether any process, here or elsewhere, holds the identity."""
@@ -123,28 +123,28 @@ class ActorFailover:
             return True
         return bool({*self.client.inspect(identity)["refs"]} - {NODE_SLOT})
 
-    def _begin(self, one: ImportRecord, backup: ActorBackup) -> None:
+    def _begin(self, record: ImportRecord, backup: ActorBackup) -> None:
         """Restarts the actor from the newest state that is complete here. If no state is complete,
         first fetches as much as possible."""
         what = backup.what
         named = [each for each in (what.setup, what.state) if each != NO_OBJECT]
         full = all(self.backups.with_payload(each) for each in named)
         if full or backup.before is not None:
-            self._begin_again(one, backup if full else backup.before or backup)
+            self._begin_again(record, backup if full else backup.before or backup)
             return
-        hold = self.client.hold(one.oid)
-        self.beginning.add(one.object)
+        hold = self.client.hold(record.oid)
+        self.beginning.add(record.object)
 
         def here() -> None:
             nonlocal hold
-            self.beginning.discard(one.object)
-            self._begin_again(one, backup)
+            self.beginning.discard(record.object)
+            self._begin_again(record, backup)
             self.run_ready()
             hold = None
 
         self.backups.bring(backup.holds, here).bring(named)
 
-    def _begin_again(self, one: ImportRecord, backup: ActorBackup) -> None:
+    def _begin_again(self, record: ImportRecord, backup: ActorBackup) -> None:
         """Makes this host the actor's host, and starts its process."""
         what, actors, workers = backup.what, self.actors, self.workers
         setup = self.backups.with_payload(what.setup)
@@ -162,13 +162,13 @@ class ActorFailover:
             what.env,
             what.demand,
         )
-        pool = self.remote_actors.give_up(one.oid) or workers.open_bound(NODE_SLOT, 0)
+        pool = self.remote_actors.give_up(record.oid) or workers.open_bound(NODE_SLOT, 0)
         if pool is None:
             self.backups.release_name(backup)
             return  # `_found` reports to callers that it is gone
         self.outbound_tasks.forget_pool(pool)
         actor = ActorRecord(
-            one.oid,
+            record.oid,
             pool,
             what.name,
             what.class_name,
@@ -177,11 +177,11 @@ class ActorFailover:
             label=what.label,
             restarts=what.restarts,
         )
-        actors.by_pool[pool] = actors.by_identity[one.oid] = actor
+        actors.by_pool[pool] = actors.by_identity[record.oid] = actor
         if what.detached:
-            actor.hold = self.client.hold(one.oid)
+            actor.hold = self.client.hold(record.oid)
         if what.name:
-            claim = ActorNameClaimed(0, self.client.number, what.name, one.object, True)
+            claim = ActorNameClaimed(0, self.client.number, what.name, record.object, True)
             self.send_manager(claim)
         else:
             self.backups.release_name(backup)

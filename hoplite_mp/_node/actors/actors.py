@@ -170,8 +170,8 @@ class LocalActors:
 
     def public(self, oid: int) -> bytes:
         """The cluster-wide id of an object that has a header here."""
-        one = self.imports.by_oid.get(oid)
-        return ids.pack_id(self.client.host_id, oid) if one is None else one.object
+        record = self.imports.by_oid.get(oid)
+        return ids.pack_id(self.client.host_id, oid) if record is None else record.object
 
     def _ask_manager(self, opening: Opening, make: Callable[[int], NodeToManager]) -> None:
         self._requests += 1

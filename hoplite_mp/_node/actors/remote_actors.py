@@ -189,58 +189,58 @@ class RemoteActors:
         actor = self.actors.of(identity)
         pool = self.by_identity.get(identity) if actor is None else actor.pool
         if pool is None:
-            one = self.imports.by_oid.get(identity)
-            pool = None if one is None else self.workers.open_bound(NODE_SLOT, 0)
-            if pool is None or one is None:
-                why = "that actor has ended" if one is None else self.workers.why_none
+            record = self.imports.by_oid.get(identity)
+            pool = None if record is None else self.workers.open_bound(NODE_SLOT, 0)
+            if pool is None or record is None:
+                why = "that actor has ended" if record is None else self.workers.why_none
                 self.reply(slot, Reply(number, None, why))
                 return
             self.workers.pools[pool].actor = True
             self.by_identity[identity] = pool
-            bound = Bound(identity, one.owner, ask.restarts, ask.retries, ask.places)
+            bound = Bound(identity, record.owner, ask.restarts, ask.retries, ask.places)
             self.bound[pool] = bound
-            if one.owner in self.roster.leaving:
+            if record.owner in self.roster.leaving:
                 self._end(pool, bound, "its host is leaving the cluster")
-            elif one.owner != ids.unpack_id(one.object)[0]:
+            elif record.owner != ids.unpack_id(record.object)[0]:
                 self._seek(pool, bound)  # the actor has moved to another host
-            elif one.owner in self.outbound_tasks.runners:
-                self.outbound_tasks.add_remote(pool, one.owner, ask.pool, 1, bound.ahead)
-            elif self.owners.is_decided(one.owner):
+            elif record.owner in self.outbound_tasks.runners:
+                self.outbound_tasks.add_remote(pool, record.owner, ask.pool, 1, bound.ahead)
+            elif self.owners.is_decided(record.owner):
                 self._end(pool, bound, NO_BACKUP)
             else:
                 self.lost(pool, "its host is gone")
         self.reply(slot, Reply(number, pool))
 
     def end(self, identity: int, kill: bool, unheld: bool) -> None:
-        one = self.imports.by_oid.get(identity)
-        if one is None:
+        record = self.imports.by_oid.get(identity)
+        if record is None:
             return
         if not unheld:
             self.ends[identity] = kill or self.ends.get(identity, False)
         if kill or unheld:
-            self.send(one.owner, EndActorThere(one.object, kill, unheld))
+            self.send(record.owner, EndActorThere(record.object, kill, unheld))
             return
         pool, calls = self.by_identity.get(identity), []
         if pool is not None and self.bound[pool].ended is None:
             self.client.open_pool(pool, POOL_CLOSING)  # first, so that later calls are refused
             calls = self.client.queued_in(pool, True)
-        self.closing.append(Closing(one.owner, one.object, calls))
+        self.closing.append(Closing(record.owner, record.object, calls))
         self.poll()
 
     def poll(self) -> None:
         """Forwards the end of closed actors once all earlier calls have been sent."""
-        for one in list(self.closing):
-            one.calls = [oid for oid in one.calls if self.client.state(oid) in UNCLAIMED]
-            if not one.calls:
-                self.closing.remove(one)
-                if one.host_id == self.client.host_id:  # the actor has moved to this host
-                    self.actors.end_here(self.imports.own(one.identity), False)
+        for closing in list(self.closing):
+            closing.calls = [oid for oid in closing.calls if self.client.state(oid) in UNCLAIMED]
+            if not closing.calls:
+                self.closing.remove(closing)
+                if closing.host_id == self.client.host_id:  # the actor has moved to this host
+                    self.actors.end_here(self.imports.own(closing.identity), False)
                 else:
-                    self.send(one.host_id, EndActorThere(one.identity, False))
+                    self.send(closing.host_id, EndActorThere(closing.identity, False))
 
-    def _restarts_elsewhere(self, one: Closing) -> bool:
+    def _restarts_elsewhere(self, closing: Closing) -> bool:
         """Whether calls that wait for the actor can go to another host after a restart."""
-        found = self.imports.by_object.get(one.identity)
+        found = self.imports.by_object.get(closing.identity)
         pool = None if found is None else self.by_identity.get(found.oid)
         return (
             pool is not None
@@ -249,11 +249,11 @@ class RemoteActors:
         )
 
     def ask_restarts(self, asker: Client, identity: int) -> None:
-        one = self.imports.by_oid.get(identity)
-        if one is None:
+        record = self.imports.by_oid.get(identity)
+        if record is None:
             asker.answer(0)
             return
-        owner, object_id = one.owner, one.object
+        owner, object_id = record.owner, record.object
 
         def restarts_known(answer: Answer | None) -> None:
             if answer is not None:
@@ -293,69 +293,69 @@ class RemoteActors:
 
     # -- actors whose host was lost --------------------------------------------------------------
 
-    def moved(self, one: ImportRecord) -> None:
+    def moved(self, record: ImportRecord) -> None:
         """An object, which may be an identity, has a new owner, which restarts the actor if
         possible."""
-        waits = [other for other in self.closing if other.identity == one.object]
-        if not waits and self.ends.get(one.oid) is False and one.oid in self.by_identity:
-            calls = self.client.queued_in(self.by_identity[one.oid], True)  # to be retried
+        waits = [other for other in self.closing if other.identity == record.object]
+        if not waits and self.ends.get(record.oid) is False and record.oid in self.by_identity:
+            calls = self.client.queued_in(self.by_identity[record.oid], True)  # to be retried
             if calls:
-                waits = [Closing(one.owner, one.object, calls)]
+                waits = [Closing(record.owner, record.object, calls)]
                 self.closing += waits
         for other in waits:  # earlier calls must still be sent before the end is forwarded
-            other.host_id = one.owner
-        if one.owner == self.client.host_id:
-            self.events.when_known(one.object, lambda: self._is_here(one, bool(waits)))
+            other.host_id = record.owner
+        if record.owner == self.client.host_id:
+            self.events.when_known(record.object, lambda: self._is_here(record, bool(waits)))
         else:
-            self._is_there(one, bool(waits))
+            self._is_there(record, bool(waits))
 
-    def _is_here(self, one: ImportRecord, closes: bool) -> None:
+    def _is_here(self, record: ImportRecord, closes: bool) -> None:
         """This host is the new owner: the actor has restarted here, or no host can restart it."""
-        if self._ends(one, closes):
-            self.actors.end_here(one.oid, self.ends[one.oid])
-        self.ownerless(one)
+        if self._ends(record, closes):
+            self.actors.end_here(record.oid, self.ends[record.oid])
+        self.ownerless(record)
 
-    def ownerless(self, one: ImportRecord) -> None:
+    def ownerless(self, record: ImportRecord) -> None:
         """No other host will restart the actor."""
-        actor = self.actors.by_identity.get(one.oid)
-        for client in self.counting.pop(one.oid, ()):
+        actor = self.actors.by_identity.get(record.oid)
+        for client in self.counting.pop(record.oid, ()):
             client.answer(actor.restarts if actor else 0)
-        pool = self.by_identity.get(one.oid)
+        pool = self.by_identity.get(record.oid)
         if pool is not None and self.bound[pool].ended is None:
             self._end(pool, self.bound[pool], NO_BACKUP)
 
-    def _is_there(self, one: ImportRecord, closes: bool) -> None:
+    def _is_there(self, record: ImportRecord, closes: bool) -> None:
         """Another host is the new owner, and may have restarted the actor."""
-        if self._ends(one, closes):
-            self.send(one.owner, EndActorThere(one.object, self.ends[one.oid]))
-        for client in self.counting.pop(one.oid, ()):
-            self.ask_restarts(client, one.oid)
-        pool = self.by_identity.get(one.oid)
+        if self._ends(record, closes):
+            self.send(record.owner, EndActorThere(record.object, self.ends[record.oid]))
+        for client in self.counting.pop(record.oid, ()):
+            self.ask_restarts(client, record.oid)
+        pool = self.by_identity.get(record.oid)
         if pool is not None and self.bound[pool].ended is None:
             self._seek(pool, self.bound[pool])
 
-    def _ends(self, one: ImportRecord, closes: bool) -> bool:
+    def _ends(self, record: ImportRecord, closes: bool) -> bool:
         """Whether the actor's end must be forwarded to its new host at once: it was killed, or no
         earlier calls wait here."""
-        return one.oid in self.ends and (self.ends[one.oid] or not closes)
+        return record.oid in self.ends and (self.ends[record.oid] or not closes)
 
     def _seek(self, pool: int, bound: Bound) -> None:
         """Asks the new owner of the identity for the pool that takes the calls."""
-        one = self.imports.by_oid.get(bound.identity)
-        if one is None:
+        record = self.imports.by_oid.get(bound.identity)
+        if record is None:
             return
-        bound.host_id = one.owner
-        if one.owner == self.client.host_id:
-            self.events.when_known(one.object, lambda: self._is_here(one, False))
+        bound.host_id = record.owner
+        if record.owner == self.client.host_id:
+            self.events.when_known(record.object, lambda: self._is_here(record, False))
         elif not (
-            self.send(one.owner, ActorSought(one.object))
-            or self.owners.is_open(one.owner)  # then another owner will be named
+            self.send(record.owner, ActorSought(record.object))
+            or self.owners.is_open(record.owner)  # then another owner will be named
         ):
             self._end(pool, bound, NO_BACKUP)
 
     def _found(self, host_id: int, message: ActorFound) -> None:
-        for one in self.imports.all_of(message.identity):
-            pool = self.by_identity.get(one.oid)
+        for record in self.imports.all_of(message.identity):
+            pool = self.by_identity.get(record.oid)
             bound = None if pool is None else self.bound[pool]
             if pool is None or bound is None or bound.host_id != host_id or bound.ended is not None:
                 continue
@@ -447,9 +447,9 @@ class RemoteActors:
     def peer_lost(self, member: Member) -> None:
         """Drops closings of the lost host's actors that cannot restart, and holds for the host."""
         self.closing = [
-            one
-            for one in self.closing
-            if one.host_id != member.host_id or self._restarts_elsewhere(one)
+            closing
+            for closing in self.closing
+            if closing.host_id != member.host_id or self._restarts_elsewhere(closing)
         ]
         for key in [key for key in self.given if key[0] == member.host_id]:
             del self.given[key]

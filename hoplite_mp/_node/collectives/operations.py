@@ -146,7 +146,7 @@ class Operations:
                 operation.waiting.setdefault(oid, []).append(index)
             elif oid not in operation.waiting:
                 (ready if self.client.state(oid) in VALUED else failed).append(index)
-        told = [self._about(operation, oid) for oid in (ask.sources[index] for index in ready)]
+        details = [self._about(operation, oid) for oid in (ask.sources[index] for index in ready)]
         in_lan = self.plan_runner is not None
         host_id = self.client.host_id
         yield ReduceRequested(
@@ -162,9 +162,9 @@ class Operations:
             ask.kind,
             tuple(ready),
             tuple(ask.to),
-            tuple(nbytes for nbytes, _, _ in told) if in_lan else (),
-            tuple(layout for _, layout, _ in told) if in_lan else (),
-            tuple(holders for _, _, holders in told) if in_lan else (),
+            tuple(nbytes for nbytes, _, _ in details) if in_lan else (),
+            tuple(layout for _, layout, _ in details) if in_lan else (),
+            tuple(holders for _, _, holders in details) if in_lan else (),
             tuple(map(tuple, ask.one_of)),
         )
         for index in failed:
@@ -391,7 +391,11 @@ class Operations:
         for operation in list(self.operations.values()):
             if operation.plan is not None and self.loop.now() >= operation.try_again_at:
                 self.execute(operation)
-        waiting = (one.try_again_at for one in self.operations.values() if one.plan is not None)
+        waiting = (
+            operation.try_again_at
+            for operation in self.operations.values()
+            if operation.plan is not None
+        )
         return min(waiting, default=None)
 
     # -- the end -------------------------------------------------------------------------------

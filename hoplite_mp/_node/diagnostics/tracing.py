@@ -136,17 +136,17 @@ class Recording:
         if self.on:
             opened = self._trace.open(slot)
             verdict = _VERDICTS.get(worker.verdict if worker is not None else "", LOST)
-            said = self._take(slot, worker)
-            self._add(slot, self._ended(slot, opened, said, verdict), worker)
+            later = self._take(slot, worker)
+            self._add(slot, self._ended(slot, opened, later, verdict), worker)
 
     def _ended(self, slot: int, opened: bytes, later: bytes, running: int) -> bytes:
         """Events for tasks on a process's stack (`opened`) whose end is not among its `later`
         events. running: the outcome of a task that has not ended."""
-        said = {event[:2] for event in EVENT.iter_unpack(later)}
+        recorded = {event[:2] for event in EVENT.iter_unpack(later)}
         now = self.loop.now_ns()
         found = b""
         for oid, begin_ns, _, kind, _, depth, rank, name in EVENT.iter_unpack(opened):
-            if (oid, begin_ns) not in said:
+            if (oid, begin_ns) not in recorded:
                 outcome = self._outcome(slot, oid) or running
                 found += EVENT.pack(oid, begin_ns, now, kind, outcome, depth, rank, name)
         return found
@@ -375,7 +375,7 @@ class Tracing:
 
     # -- nodes that join and leave -------------------------------------------------------------
 
-    def came(self, host_id: int) -> None:
+    def peer_joined(self, host_id: int) -> None:
         """A node that joins during a trace of this host takes part in it."""
         owned = self.owned
         if owned is None:
@@ -459,7 +459,7 @@ class Tracing:
         best: dict[int, Clock] = {}
         left = CLOCK_ROUNDS
 
-        def came(found: dict[int, Answer]) -> None:
+        def collect(found: dict[int, Answer]) -> None:
             nonlocal left
             left -= 1
             for host_id, answer in found.items():
@@ -467,11 +467,11 @@ class Tracing:
                 known = best.get(host_id)
                 best[host_id] = best_clock(known, answer.asked_ns, answer.came_ns, there)
             if left and found:
-                self.questions.ask_all(found, ClockAsked, came, PATIENCE_S)
+                self.questions.ask_all(found, ClockAsked, collect, PATIENCE_S)
             else:
                 done(best)
 
-        self.questions.ask_all(host_ids, ClockAsked, came, PATIENCE_S)
+        self.questions.ask_all(host_ids, ClockAsked, collect, PATIENCE_S)
 
 
 def _nothing() -> None:

@@ -369,8 +369,8 @@ class WaitReports:
                     return f"the result of a {operation.ask.kind} (operation {operation.number})"
             return "the result of a collective"
         if header["kind"] == KIND_FOREIGN:
-            one = self.imports.by_oid.get(oid)
-            return "pending at " + ("another host" if one is None else self._peer(one.owner))
+            record = self.imports.by_oid.get(oid)
+            return "pending at " + ("another host" if record is None else self._peer(record.owner))
         who = self.process(header["claimant"])
         if header["kind"] == KIND_STREAM:
             return f"the next item of {self.client.task_name(oid)}(), which runs on {who}"

@@ -98,7 +98,7 @@ class DriverListener:
                 stack.callback(sock.close)
             with its_line, its_output:
                 start = self.start
-                told = Attached(
+                attached = Attached(
                     slot,
                     generation,
                     start.memory_bytes,
@@ -108,31 +108,31 @@ class DriverListener:
                 )
                 given = [start.control_fd, start.store_fd, start.event_fd]
                 given += [its_line.fileno(), its_output.fileno()]
-                socket.send_fds(life, [dump(told)], given)
+                socket.send_fds(life, [dump(attached)], given)
             stack.pop_all()
         close = functools.partial(self._close, life, process, output)
-        drivers.came(slot, name, pid, line, output, close)
+        drivers.attached(slot, name, pid, line, output, close)
         self.loop.watch(life.fileno(), functools.partial(self._life, drivers, slot, life))
         self.loop.watch(process, functools.partial(self._ended, drivers, slot, process))
 
     def _life(self, drivers: AttachedDrivers, slot: int, life: socket.socket) -> None:
         """The connection has ended; a driver never sends anything else over it."""
         try:
-            said = life.recv(1)
+            data = life.recv(1)
         except BlockingIOError:
             return
         except OSError:
-            said = b""
-        if said:
+            data = b""
+        if data:
             _log.error("driver %d sent unexpected data: closing its connection", slot)
-        drivers.gone(slot)
+        drivers.detached(slot)
 
     def _ended(self, drivers: AttachedDrivers, slot: int, process: int) -> None:
         """The driver's process has ended, although a child may keep the sockets open."""
         poll = select.poll()
         poll.register(process, select.POLLIN)
         if poll.poll(0):  # otherwise the event was for an earlier descriptor of the same number
-            drivers.gone(slot)
+            drivers.detached(slot)
 
     def _close(self, life: socket.socket, process: int, output: socket.socket) -> None:
         with contextlib.suppress(OSError):  # ends the output even if a child holds the other end

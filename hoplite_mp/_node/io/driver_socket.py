@@ -72,8 +72,8 @@ class DriverSocket:
             return  # a `taken` function has queued more data
         self._sending = True
         try:
-            while told := self._send():
-                for taken, nbytes in told.items():
+            while credits := self._send():
+                for taken, nbytes in credits.items():
                     taken(nbytes)
         finally:
             self._sending = False
@@ -107,7 +107,7 @@ class DriverSocket:
         self.sock.close()
 
     def _send(self) -> dict[Callable[[int], None], int]:
-        told: dict[Callable[[int], None], int] = {}
+        credits: dict[Callable[[int], None], int] = {}
         with contextlib.suppress(BlockingIOError):
             while self.backlog:
                 data, nbytes, taken = self.backlog[0]
@@ -116,8 +116,8 @@ class DriverSocket:
                     self.backlog[0] = data[sent:], nbytes, taken
                     continue
                 self.backlog.popleft()
-                told[taken] = told.get(taken, 0) + nbytes
-        return told
+                credits[taken] = credits.get(taken, 0) + nbytes
+        return credits
 
     def _pass(self, data: memoryview) -> int:
         try:

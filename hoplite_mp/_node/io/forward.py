@@ -153,24 +153,24 @@ def _pour(source: socket.socket, sink: socket.socket) -> None:
     """Forwards one direction until it ends. An orderly end is passed on; an error ends both
     directions."""
     try:
-        come, go = os.pipe2(os.O_CLOEXEC)
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
     except OSError:  # no free descriptor: also end the other direction, or its thread waits forever
         _shut(source)
         _shut(sink)
         return
     try:
         with contextlib.suppress(OSError):  # above the user's limit the pipe keeps its size
-            fcntl.fcntl(go, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        while count := os.splice(source.fileno(), go, PIPE_BYTES):
+            fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        while count := os.splice(source.fileno(), write_end, PIPE_BYTES):
             while count:
-                count -= os.splice(come, sink.fileno(), count)
+                count -= os.splice(read_end, sink.fileno(), count)
         sink.shutdown(socket.SHUT_WR)
     except OSError:
         _shut(source)
         _shut(sink)
     finally:
-        os.close(come)
-        os.close(go)
+        os.close(read_end)
+        os.close(write_end)
 
 
 def _shut(sock: socket.socket) -> None:

@@ -126,15 +126,15 @@ class Lineage:
         return bool(header["kind"] == KIND_TASK and header["size"] <= SMALL_BYTES_MAX)
 
     def _hold(self, oid: int, counts: bool) -> bool:
-        one = self.held.get(oid)
-        if one is None:
+        held = self.held.get(oid)
+        if held is None:
             hold = self.client.hold(oid)
             if hold is None:
                 return False
             nbytes = self.client.inspect(oid)["size"] if counts else 0
-            one = self.held[oid] = _Held(hold, nbytes)
+            held = self.held[oid] = _Held(hold, nbytes)
             self.nbytes += nbytes
-        one.count += 1
+        held.count += 1
         return True
 
     def close_pool(self, number: int) -> None:
@@ -181,14 +181,14 @@ class Lineage:
                 self.nbytes -= dropped.nbytes
                 del dropped
             for part in entry.held:
-                one = self.held.get(part)
-                if one is None:
+                held = self.held.get(part)
+                if held is None:
                     continue
-                one.count -= 1
-                if not one.count:
+                held.count -= 1
+                if not held.count:
                     del self.held[part]
-                    self.nbytes -= one.nbytes
-                    del one
+                    self.nbytes -= held.nbytes
+                    del held
                     if self._is_over(part):
                         ahead.append(part)
 
@@ -206,8 +206,8 @@ class Lineage:
 
     def _sweep_again(self) -> None:
         self._sweeping = False
-        took = self.sweep()
-        self._sweep_later(max(POLL_S, POLL_SHARE * took))
+        duration = self.sweep()
+        self._sweep_later(max(POLL_S, POLL_SHARE * duration))
 
     def drop_unneeded(self) -> None:
         """Drops unneeded objects at once. Called when the store is full, and before its use is

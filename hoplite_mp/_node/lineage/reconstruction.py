@@ -108,11 +108,11 @@ class ReplicaQuery:
     def asked(self, host_id: int, message: CopiesAsked) -> None:
         """Answers the owner of these objects, which knows no holder."""
         for object_id in message.objects:
-            for one in self.imports.all_of(object_id):
-                if one.oid in self.remote_objects and not self.remote_objects.absent(one.oid):
-                    self.remote_objects.lost(one.oid, "all its holders are gone")
-                elif self.imports.is_whole(one):
-                    self.replicas.tell(object_id, self.client.inspect(one.oid)["size"])
+            for record in self.imports.all_of(object_id):
+                if record.oid in self.remote_objects and not self.remote_objects.absent(record.oid):
+                    self.remote_objects.lost(record.oid, "all its holders are gone")
+                elif self.imports.is_whole(record):
+                    self.replicas.tell(object_id, self.client.inspect(record.oid)["size"])
         self.send(host_id, CopiesTold(message.number))
 
 
@@ -183,14 +183,14 @@ class Reconstruction:
 
     def why_not(self, oid: int, remote: RemoteObject) -> str:
         """Why the value cannot be found or reconstructed; "" if it can."""
-        one = self.imports.by_oid.get(oid)
+        record = self.imports.by_oid.get(oid)
         if self.copies_of(oid) or oid in self.by_run:
             return ""
-        if one is None:
+        if record is None:
             return self._not_again(oid)
         return (
             ""
-            if self.owners.is_open(one.owner) or one.owner in self.roster.by_host_id
+            if self.owners.is_open(record.owner) or record.owner in self.roster.by_host_id
             else _NOT_KEPT
         )
 
@@ -248,12 +248,12 @@ class Reconstruction:
         self.replica_query.flush()
 
     def _begin(self, oid: int) -> None:
-        one, remote = self.imports.by_oid.get(oid), self.remote_objects.by_oid[oid]
+        record, remote = self.imports.by_oid.get(oid), self.remote_objects.by_oid[oid]
         copies = self.copies_of(oid)
         if copies and remote.copies_failed < COPIES_TRIED_MAX:
             self.remote_objects.found(oid, copies, copied=True)
-        elif one is not None:
-            self._ask_owner(oid, one)
+        elif record is not None:
+            self._ask_owner(oid, record)
         elif oid in self.by_run:  # the result of a second run was lost before it was fetched
             self._again(self.by_run[oid])
         elif oid not in self.runs:
@@ -261,29 +261,29 @@ class Reconstruction:
 
     # -- objects of other owners ---------------------------------------------------------------
 
-    def _ask_owner(self, oid: int, one: ImportRecord) -> None:
-        if self.owners.is_open(one.owner):
+    def _ask_owner(self, oid: int, record: ImportRecord) -> None:
+        if self.owners.is_open(record.owner):
             return  # the manager will name the new owner
         remote = self.remote_objects.by_oid[oid]
         remote.asked += 1
         if remote.asked > ASKS_MAX:
             self._fail(oid, "its owner knows no node that has it")
         elif remote.asked == 1:
-            self._ask(oid, one)
+            self._ask(oid, record)
         else:  # the owner has not yet detected the death of a holder
-            self.loop.call_later(ASK_S, lambda: self._ask(oid, one))
+            self.loop.call_later(ASK_S, lambda: self._ask(oid, record))
 
-    def _ask(self, oid: int, one: ImportRecord) -> None:
-        if not self.remote_objects.absent(oid) or self.owners.is_open(one.owner):
+    def _ask(self, oid: int, record: ImportRecord) -> None:
+        if not self.remote_objects.absent(oid) or self.owners.is_open(record.owner):
             return
-        if not self.send(one.owner, Reconstruct(one.object, one.number)):
+        if not self.send(record.owner, Reconstruct(record.object, record.number)):
             self._fail(oid, _NOT_KEPT)
 
     def ask_again(self, oid: int) -> None:
         """The owner has answered without naming a holder."""
-        one = self.imports.by_oid.get(oid)
-        if one is not None and self.remote_objects.absent(oid):
-            self._ask_owner(oid, one)
+        record = self.imports.by_oid.get(oid)
+        if record is not None and self.remote_objects.absent(oid):
+            self._ask_owner(oid, record)
 
     # -- tasks of this host --------------------------------------------------------------------
 
@@ -312,10 +312,14 @@ class Reconstruction:
             else:
                 run.holds = [*own, *holds]
                 arguments = {name: hold.oid for name, hold in zip(named, holds, strict=True)}
-                run.needs = {one for one in arguments.values() if self.remote_objects.absent(one)}
+                run.needs = {
+                    argument
+                    for argument in arguments.values()
+                    if self.remote_objects.absent(argument)
+                }
                 run.read = {arguments[name] for name in self.lineage.arguments(oid, True)}
-                for one in run.needs:
-                    self.remote_objects.make(one)
+                for argument in run.needs:
+                    self.remote_objects.make(argument)
                 self.loop.call_later(0.0, self.poll)
 
         self.imports.ask(named, held)

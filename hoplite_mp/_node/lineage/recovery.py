@@ -140,7 +140,7 @@ class Recovery:
         """A host is gone. Must precede the release of objects of that host by any component."""
         self.owners.begin(member.host_id, member.node)
 
-    def came(self, host_id: int) -> None:
+    def peer_joined(self, host_id: int) -> None:
         """A host that this node may have considered lost is a member. All other components are
         already informed."""
         self.owners.back(host_id)
@@ -156,6 +156,6 @@ class Recovery:
         if number is not None and not message.keeps:
             self.remote_objects.lose_copy(self.imports.own(message.object), number)
 
-    def freed(self, one: ImportRecord) -> None:
+    def freed(self, record: ImportRecord) -> None:
         """The header of an import was freed."""
-        self.owners.freed(one)
+        self.owners.freed(record)

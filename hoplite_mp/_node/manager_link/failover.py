@@ -463,7 +463,9 @@ class Failover:
         """The member whose host has one of the standby's addresses, if it has joined."""
         wanted = {parse_address(address).host for address in self.addresses}
         for member in self.membership.members.values():
-            if member.stays and wanted & {parse_address(one).host for one in member.addresses}:
+            if member.stays and wanted & {
+                parse_address(address).host for address in member.addresses
+            }:
                 return member
         return None
 

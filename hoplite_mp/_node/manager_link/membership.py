@@ -182,12 +182,12 @@ class NodeMembership:
 
     # -- messages of the manager ---------------------------------------------------------------
 
-    def came(self, member: Member) -> None:
+    def peer_joined(self, member: Member) -> None:
         """A member has joined."""
         self.numbers = max(self.numbers, member.node + 1)
         self.members[member.node] = member
 
-    def went(self, number: int) -> Member | None:
+    def remove(self, number: int) -> Member | None:
         """Removes a member that is gone. Returns it; None if it was already removed."""
         member = self.members.pop(number, None)
         had_workers = number in self.former_workers  # a leaving host first announces 0 workers
@@ -201,7 +201,7 @@ class NodeMembership:
         return member
 
     def has_left(self, number: int) -> None:
-        """The member announced its departure before it went."""
+        """The member announced its departure."""
         self.left.add(number)
 
     def have_workers(self, host_id: int, count: int) -> Member | None:
@@ -306,4 +306,4 @@ class JoinWaiters:
             self.reply(slot, Reply(number, management.join_error or stands))
 
     def _forget_client(self, slot: int) -> None:
-        self.waiting = [one for one in self.waiting if one[0] != slot]
+        self.waiting = [request for request in self.waiting if request[0] != slot]

@@ -148,7 +148,9 @@ class Exports:
     def peer_lost(self, member: Member) -> None:
         """Forgets the imports and replicas of a lost host."""
         for export in list(self.exports.values()):
-            export.importers = {one for one in export.importers if one[0] != member.host_id}
+            export.importers = {
+                importer for importer in export.importers if importer[0] != member.host_id
+            }
             export.copies.discard(member.host_id)
             self._forget_if_unused(export)
 

@@ -94,7 +94,7 @@ class Locations:
     def ask(self, slot: int, question: int, oid: int) -> None:
         """A process asks which nodes hold an object."""
         reply = self.replier(slot)
-        one = self.imports.by_oid.get(oid)
+        record = self.imports.by_oid.get(oid)
 
         def answered(answer: Answer | None) -> None:
             if answer is None:  # this host is the owner, or the owner is lost
@@ -104,10 +104,12 @@ class Locations:
                 found = (*answer.message.holders, *here)
             reply(Reply(question, sorted(set(found))))
 
-        if one is None or one.owner == self.client.host_id:
+        if record is None or record.owner == self.client.host_id:
             answered(None)
         else:
-            self.questions.ask(one.owner, functools.partial(LocateReplicas, one.object), answered)
+            self.questions.ask(
+                record.owner, functools.partial(LocateReplicas, record.object), answered
+            )
 
     def holders(self, oid: int) -> tuple[int, ...]:
         """Numbers of the nodes that are known to hold the whole value."""

@@ -54,7 +54,7 @@ class ImportsEvents(Protocol):
     def nobody_named(self, oid: int) -> None:
         """The owner knows no holder of an object whose known holders have all died."""
 
-    def ask_for_owner(self, one: ImportRecord) -> bool:
+    def ask_for_owner(self, record: ImportRecord) -> bool:
         """Asks for the owner of an import whose owner is gone; False: it gets no new owner."""
 
     def result_held(self, oid: int) -> None:
@@ -86,8 +86,10 @@ class Imports:
         """Calls `done` with a hold on each object's header here (None if it is gone), once all
         owners have confirmed that they keep the objects while these holds exist. holder: the id of
         a host that keeps its own objects during that time in any case."""
-        found = [self._hold(one, holder) for one in objects]
-        open_ = {id(one): one for one, _ in found if one is not None and not one.described}
+        found = [self._hold(object_id, holder) for object_id in objects]
+        open_ = {
+            id(record): record for record, _ in found if record is not None and not record.described
+        }
         left = len(open_)
         holds = [hold for _, hold in found]
 
@@ -97,8 +99,8 @@ class Imports:
             if not left:
                 done(holds)
 
-        for one in open_.values():
-            one.waiting.append(one_less)
+        for record in open_.values():
+            record.waiting.append(one_less)
         if not open_:
             done(holds)
 
@@ -115,59 +117,59 @@ class Imports:
                     self._acquire(known)
                     self.events.result_held(known.oid)
                 return known, hold
-        one = self._new(object_id)
-        hold = self.client.hold(one.oid)
-        self._acquire(one)
-        return one, hold
+        record = self._new(object_id)
+        hold = self.client.hold(record.oid)
+        self._acquire(record)
+        return record, hold
 
     def _new(self, object_id: bytes) -> ImportRecord:
         oid = self.client.new(KIND_FOREIGN, STATE["CLAIMED"], NODE_SLOT, 0)
         hold = self.client.hold(oid, False)
-        one = ImportRecord(object_id, ids.unpack_id(object_id)[0], 0, oid, hold)
-        self.lead(one)
-        return one
+        record = ImportRecord(object_id, ids.unpack_id(object_id)[0], 0, oid, hold)
+        self.lead(record)
+        return record
 
-    def lead(self, one: ImportRecord) -> None:
+    def lead(self, record: ImportRecord) -> None:
         """Maps the object's id to this header."""
-        one.same = self.by_object.get(one.object, one).same
-        self.by_object[one.object] = self.by_oid[one.oid] = one
-        if one in one.same:
-            one.same.remove(one)
-        one.same.insert(0, one)
+        record.same = self.by_object.get(record.object, record).same
+        self.by_object[record.object] = self.by_oid[record.oid] = record
+        if record in record.same:
+            record.same.remove(record)
+        record.same.insert(0, record)
 
     def all_of(self, object_id: bytes) -> list[ImportRecord]:
         """All headers here of the object."""
-        one = self.by_object.get(object_id)
-        return [] if one is None else [*one.same]
+        record = self.by_object.get(object_id)
+        return [] if record is None else [*record.same]
 
-    def _acquire(self, one: ImportRecord) -> None:
+    def _acquire(self, record: ImportRecord) -> None:
         """Notifies the owner that the object is held here; its description will follow."""
-        if not one.number:
-            one.number, self._next = self._next, self._next + 1
-        one.described = False
-        one.asks = not self.send(one.owner, Acquire(one.object, one.number))
-        if one.asks and not self.events.ask_for_owner(one):
-            self.fail(one, "its host is not in this cluster, or has left it")
+        if not record.number:
+            record.number, self._next = self._next, self._next + 1
+        record.described = False
+        record.asks = not self.send(record.owner, Acquire(record.object, record.number))
+        if record.asks and not self.events.ask_for_owner(record):
+            self.fail(record, "its host is not in this cluster, or has left it")
 
     def keep(self, object_id: bytes) -> Any:
         """A hold for a replica on the object's header here. The owner does not count it."""
-        one = self.by_object.get(object_id)
-        hold = None if one is None else self.client.hold(one.oid)
-        if one is None or hold is None:
-            one = self._new(object_id)
-            hold, one.hold, one.described = one.hold, None, True
-        one.kept = True
+        record = self.by_object.get(object_id)
+        hold = None if record is None else self.client.hold(record.oid)
+        if record is None or hold is None:
+            record = self._new(object_id)
+            hold, record.hold, record.described = record.hold, None, True
+        record.kept = True
         return hold
 
     def release_kept(self, oid: int, *, keeps: bool) -> bool:
         """No process here holds the object, but the node has a header of it: notifies the owner.
         keeps: whether the header is a complete replica's. False: the owner did not count this
         import."""
-        one = self.by_oid.get(oid)
-        if one is None or not one.number or not one.described:
+        record = self.by_oid.get(oid)
+        if record is None or not record.number or not record.described:
             return False
-        self.send(one.owner, Release(one.object, one.number, keeps))
-        one.number = 0
+        self.send(record.owner, Release(record.object, record.number, keeps))
+        record.number = 0
         return True
 
     def adopt(self, object_id: bytes, oid: int) -> None:
@@ -180,26 +182,26 @@ class Imports:
     def follow_owner(self, oid: int) -> None:
         """A task that was to run here returns to its owner. Processes of this host that hold its
         result get the value from the owner, as for other imports."""
-        one = self.by_oid[oid]
-        one.runs_here = False
+        record = self.by_oid[oid]
+        record.runs_here = False
         # Even if the owner already counts this host: while the task was here, the owner may have
         # reported that the object is gone, and now reports that again.
-        self._acquire(one)
+        self._acquire(record)
 
     def public(self, oid: int) -> bytes:
         """The cluster-wide id of an object that has a header here."""
-        one = self.by_oid.get(oid)
-        return ids.pack_id(self.client.host_id, oid) if one is None else one.object
+        record = self.by_oid.get(oid)
+        return ids.pack_id(self.client.host_id, oid) if record is None else record.object
 
     def near(self, object_id: bytes, oid: int) -> memoryview | None:
         """The payload of the object, if this host has it under another header than `oid`: a process
         held a ref to a task's result when the task was sent here."""
-        one = self.by_object.get(object_id)
-        if one is None or one.oid == oid:
+        record = self.by_object.get(object_id)
+        if record is None or record.oid == oid:
             return None
-        got = self.client.view(one.oid)
-        if isinstance(got, int) and self.results.store.restore(one.oid):
-            got = self.client.view(one.oid)
+        got = self.client.view(record.oid)
+        if isinstance(got, int) and self.results.store.restore(record.oid):
+            got = self.client.view(record.oid)
         return None if isinstance(got, int) else memoryview(got)
 
     def own(self, object_id: bytes) -> int:
@@ -208,125 +210,125 @@ class Imports:
         host_id, oid = ids.unpack_id(object_id)
         if host_id == self.client.host_id:
             return oid
-        one = self.by_object.get(object_id)
-        return one.oid if one is not None and one.owner == self.client.host_id else 0
+        record = self.by_object.get(object_id)
+        return record.oid if record is not None and record.owner == self.client.host_id else 0
 
     def local(self, object_id: bytes) -> int:
         """The local id of an object of any host; 0 if it has no header here."""
         host_id, oid = ids.unpack_id(object_id)
         if host_id == self.client.host_id:
             return oid
-        one = self.by_object.get(object_id)
-        return 0 if one is None else one.oid
+        record = self.by_object.get(object_id)
+        return 0 if record is None else record.oid
 
     def headers(self, object_id: bytes) -> list[int]:
         """The ids of all headers here of an object of any host."""
         own = self.own(object_id)
-        others = [one.oid for one in self.all_of(object_id)]
+        others = [record.oid for record in self.all_of(object_id)]
         return [own, *others] if own and own not in others else others
 
-    def is_whole(self, one: ImportRecord) -> bool:
+    def is_whole(self, record: ImportRecord) -> bool:
         """Whether the value is on this host, in memory or in the spill file."""
-        return self.client.state(one.oid) in VALUED and one.oid not in self.remote_objects
+        return self.client.state(record.oid) in VALUED and record.oid not in self.remote_objects
 
     def owner_of(self, object_id: bytes) -> int:
         """The host id of the object's last known owner."""
-        one = self.by_object.get(object_id)
-        return ids.unpack_id(object_id)[0] if one is None else one.owner
+        record = self.by_object.get(object_id)
+        return ids.unpack_id(object_id)[0] if record is None else record.owner
 
     # -- messages of the owner -----------------------------------------------------------------
 
     def described(self, message: Described) -> None:
         """The owner describes an object: at once, and again when a pending object is done."""
         headers = self.all_of(message.object)
-        one = next((one for one in headers if one.number == message.number), None)
-        if one is None:
+        record = next((record for record in headers if record.number == message.number), None)
+        if record is None:
             return
-        if self.client.state(one.oid) not in UNWRITTEN:
-            if self.remote_objects.absent(one.oid):
-                self._there_again(one, message)
+        if self.client.state(record.oid) not in UNWRITTEN:
+            if self.remote_objects.absent(record.oid):
+                self._there_again(record, message)
             else:
-                self.remote_objects.set_holders(one.oid, message.holders)
-            self.answer(one)  # it was described before, or placed here by a collective
+                self.remote_objects.set_holders(record.oid, message.holders)
+            self.answer(record)  # it was described before, or placed here by a collective
             return
-        if one.runs_here:
-            self.answer(one)
+        if record.runs_here:
+            self.answer(record)
             return
         if message.state == "ready":
-            self._ready(one, message)
+            self._ready(record, message)
         elif message.state == "failed":
             assert message.payload is not None
-            self.store(one, message.payload, True)
+            self.store(record, message.payload, True)
         elif message.state == "gone":
-            self.fail(one, "it was deleted, or had no holder left")
-        self.answer(one)
+            self.fail(record, "it was deleted, or had no holder left")
+        self.answer(record)
 
-    def _there_again(self, one: ImportRecord, message: Described) -> None:
+    def _there_again(self, record: ImportRecord, message: Described) -> None:
         """The owner describes an object whose known holders have died."""
         if message.payload is not None:
-            self.remote_objects.replace(one.oid, message.payload)
+            self.remote_objects.replace(record.oid, message.payload)
         elif message.state == "gone":
-            why = f"object {one.object.hex()} is lost: it was deleted, or had no holder left"
-            self.remote_objects.fail(one.oid, ObjectLostError(why))
+            why = f"object {record.object.hex()} is lost: it was deleted, or had no holder left"
+            self.remote_objects.fail(record.oid, ObjectLostError(why))
         elif message.holders:
-            self.remote_objects.found(one.oid, message.holders, message.nbytes, message.layout)
+            self.remote_objects.found(record.oid, message.holders, message.nbytes, message.layout)
         elif message.state == "ready":
-            self.events.nobody_named(one.oid)
+            self.events.nobody_named(record.oid)
 
-    def _ready(self, one: ImportRecord, message: Described) -> None:
-        if message.payload is None or not self.store(one, message.payload, False):
+    def _ready(self, record: ImportRecord, message: Described) -> None:
+        if message.payload is None or not self.store(record, message.payload, False):
             self.remote_objects.complete(
-                one.oid, message.object, message.nbytes, message.holders, message.layout
+                record.oid, message.object, message.nbytes, message.holders, message.layout
             )
 
-    def store(self, one: ImportRecord, payload: bytes, failed: bool) -> bool:
+    def store(self, record: ImportRecord, payload: bytes, failed: bool) -> bool:
         """Writes the value into a CLAIMED header. False: it does not fit now. A short error
         replaces an error that does not fit."""
         encoded = _serialize.Encoded(payload, [], [], len(payload), [])
         if not failed:
-            return self.results.store_if_fits(one.oid, encoded, False)
+            return self.results.store_if_fits(record.oid, encoded, False)
         lost = ObjectLostError("there is no space for its error on this host")
-        self.results.store_value(one.oid, encoded, True, lost)
+        self.results.store_value(record.oid, encoded, True, lost)
         return True
 
-    def fail(self, one: ImportRecord, why: str) -> None:
+    def fail(self, record: ImportRecord, why: str) -> None:
         """The value is permanently lost; readers get an ObjectLostError."""
-        if self.client.state(one.oid) == STATE["CLAIMED"] and not one.runs_here:
-            error = ObjectLostError(f"object {one.object.hex()} is lost: {why}")
-            self.store(one, _serialize.encode_error(error, "").tobytes(), True)
-        elif self.client.state(one.oid) == STATE["ABORTED"] and not one.runs_here:
-            self.results.tasks.settle(one.oid)  # a process here has deleted it
-        self.answer(one)
+        if self.client.state(record.oid) == STATE["CLAIMED"] and not record.runs_here:
+            error = ObjectLostError(f"object {record.object.hex()} is lost: {why}")
+            self.store(record, _serialize.encode_error(error, "").tobytes(), True)
+        elif self.client.state(record.oid) == STATE["ABORTED"] and not record.runs_here:
+            self.results.tasks.settle(record.oid)  # a process here has deleted it
+        self.answer(record)
 
-    def answer(self, one: ImportRecord) -> None:
+    def answer(self, record: ImportRecord) -> None:
         """Calls the functions that wait for the description."""
-        one.described = True
-        waiting, one.waiting = one.waiting, []
+        record.described = True
+        waiting, record.waiting = record.waiting, []
         for done in waiting:
             done()
-        one.hold = None  # the requesting processes have their own holds now
+        record.hold = None  # the requesting processes have their own holds now
 
     # -- the end -------------------------------------------------------------------------------
 
     def freed(self, oid: int) -> None:
         """The node has collected a header of its own. If it was an import, the owner is notified
         that no process here holds it."""
-        one = self.by_oid.get(oid)
-        if one is None or self.client.state(oid) not in GONE:
+        record = self.by_oid.get(oid)
+        if record is None or self.client.state(oid) not in GONE:
             return
         del self.by_oid[oid]
-        one.same.remove(one)
-        if one.same:
-            self.by_object[one.object] = one.same[0]
+        record.same.remove(record)
+        if record.same:
+            self.by_object[record.object] = record.same[0]
         else:
-            del self.by_object[one.object]
+            del self.by_object[record.object]
         self.remote_objects.drop(oid)
-        if one.number or not one.kept:
-            keeps = any(map(self.is_whole, one.same))
-            self.send(one.owner, Release(one.object, one.number, keeps))
+        if record.number or not record.kept:
+            keeps = any(map(self.is_whole, record.same))
+            self.send(record.owner, Release(record.object, record.number, keeps))
 
     def drop(self, oid: int) -> None:
         """Notifies the owner that a process here has deleted the object."""
-        one = self.by_oid.get(oid)
-        if one is not None:
-            self.send(one.owner, Drop(one.object))
+        record = self.by_oid.get(oid)
+        if record is not None:
+            self.send(record.owner, Drop(record.object))

@@ -112,7 +112,9 @@ class Leases:
         store = self.store
         store.take_returns()
         self.preallocated_blocks = {
-            one: to for one, to in self.preallocated_blocks.items() if store.leases.get(one) == to
+            payload: to
+            for payload, to in self.preallocated_blocks.items()
+            if store.leases.get(payload) == to
         }
         spared = nbytes + sum(map(store.size_of, self.preallocated_blocks))
         if spared > store.limit // SPARES_SHARE or not store.has_spare(nbytes):

@@ -94,38 +94,38 @@ class OrphanInventory:
 
     def lost_as(self, number: int) -> Lost | None:
         """The dead owner whose node had the number."""
-        return next((one for one in self.lost.values() if one.number == number), None)
+        return next((lost for lost in self.lost.values() if lost.number == number), None)
 
     def of(self, host_id: int) -> list[ImportRecord]:
         """All imports that the host with this id owns."""
-        return [one for one in self.imports.by_oid.values() if one.owner == host_id]
+        return [record for record in self.imports.by_oid.values() if record.owner == host_id]
 
     def hold(self, lost: Lost, imports: list[ImportRecord]) -> None:
         """Holds these imports until their new owner is known."""
-        for one in imports:
-            hold = self.client.hold(one.oid)
+        for record in imports:
+            hold = self.client.hold(record.oid)
             if hold is not None:
-                lost.holds[one.oid] = hold
+                lost.holds[record.oid] = hold
 
     def report(
         self, number: int, imports: list[ImportRecord], lost: Lost | None
     ) -> HoldingsReported:
         """Describes this host's part in these objects, which the node `number` owned."""
         headers: dict[bytes, list[ImportRecord]] = {}
-        for one in imports:
-            headers.setdefault(one.object, []).append(one)
+        for record in imports:
+            headers.setdefault(record.object, []).append(record)
         objects: list[bytes] = []
         numbers: list[int] = []
         whole: list[int] = []
         backups: list[int] = []
         for object_id, found in headers.items():
-            counted = next((one.number for one in found if one.number), 0)
-            here = any(self.imports.is_whole(one) for one in found)
+            counted = next((record.number for record in found if record.number), 0)
+            here = any(self.imports.is_whole(record) for record in found)
             used = counted or any(map(is_kept, found))
             # An object that was reported before is always reported again, because the manager's
             # answer will name it.
-            said = lost is not None and object_id in lost.reported
-            if len(objects) == HOLDINGS_MAX or not (here or used or said):
+            reported = lost is not None and object_id in lost.reported
+            if len(objects) == HOLDINGS_MAX or not (here or used or reported):
                 continue
             if here:
                 whole.append(len(objects))
@@ -153,10 +153,10 @@ class OrphanInventory:
         )
 
 
-def is_kept(one: ImportRecord) -> bool:
+def is_kept(record: ImportRecord) -> bool:
     """Whether only the node itself holds the object here, as a replica, complete or still
     arriving."""
-    return one.kept and not one.number
+    return record.kept and not record.number
 
 
 class OwnershipTransferEvents(Protocol):
@@ -165,10 +165,10 @@ class OwnershipTransferEvents(Protocol):
     def backup_number(self, object_id: bytes, host_id: int) -> int | None:
         """See OrphanInventoryEvents."""
 
-    def moved(self, one: ImportRecord) -> None:
+    def moved(self, record: ImportRecord) -> None:
         """An import has a new owner, which may be this host."""
 
-    def ownerless(self, one: ImportRecord) -> None:
+    def ownerless(self, record: ImportRecord) -> None:
         """The manager has named no new owner for an import, and will not name one."""
 
     def owners_handled(self) -> None:
@@ -242,21 +242,21 @@ class OwnershipTransfer:
         """Repeats this node's reports, and the known new owners, to a new manager."""
         moved: dict[int, list[ImportRecord]] = {}
         owners: dict[bytes, int] = {}
-        for one in list(self.imports.by_oid.values()):
-            owner = self.number_of(one.owner)
-            if one.moved >= 0 and owner is not None:
-                owners[one.object] = owner
-                moved.setdefault(one.moved, []).append(one)
-            elif one.owner in self.lost:
-                number = self.lost[one.owner].number
-                moved.setdefault(number, []).append(one)
-                if one.moved >= 0:  # other nodes may only know the first owner
-                    owners[one.object] = number
-            asks = is_kept(one) or (one.number and not one.described)
+        for record in list(self.imports.by_oid.values()):
+            owner = self.number_of(record.owner)
+            if record.moved >= 0 and owner is not None:
+                owners[record.object] = owner
+                moved.setdefault(record.moved, []).append(record)
+            elif record.owner in self.lost:
+                number = self.lost[record.owner].number
+                moved.setdefault(number, []).append(record)
+                if record.moved >= 0:  # other nodes may only know the first owner
+                    owners[record.object] = number
+            asks = is_kept(record) or (record.number and not record.described)
             # Open questions are repeated even if the owner's host is now known: they were lost with
             # the former manager.
-            if asks and (owner is None or one.asks) and one.owner not in self.lost:
-                yield OwnerAsked(self.node(), one.object)
+            if asks and (owner is None or record.asks) and record.owner not in self.lost:
+                yield OwnerAsked(self.node(), record.object)
         for begin in range(0, len(owners), HOLDINGS_MAX):
             part = slice(begin, begin + HOLDINGS_MAX)
             yield OwnersKnown(self.node(), tuple(owners)[part], tuple(owners.values())[part])
@@ -269,16 +269,18 @@ class OwnershipTransfer:
                     lost.former.setdefault(object_id, set()).add(before)
                 lost.reported.clear()
                 lost.asked.clear()  # the new manager has no open question; this report replaces it
-            told = self.orphan_inventory.report(number, moved.get(number, []), lost)
-            if told.objects:
+            inventory = self.orphan_inventory.report(number, moved.get(number, []), lost)
+            if inventory.objects:
                 # The manager may name this node as the owner, if the present owner has died by
                 # then.
-                restated[number] = [self.client.hold(one.oid) for one in moved.get(number, ())]
-            if told.objects or lost is not None:
-                yield told
+                restated[number] = [
+                    self.client.hold(record.oid) for record in moved.get(number, ())
+                ]
+            if inventory.objects or lost is not None:
+                yield inventory
             # A manager that has not detected the death may name that host as an owner, and later
             # declare it lost; then `report` follows.
-            if lost is not None and lost.confirmed and not told.objects:
+            if lost is not None and lost.confirmed and not inventory.objects:
                 self._close(lost)
         self._restated = restated
 
@@ -286,7 +288,7 @@ class OwnershipTransfer:
     def manager_handlers(self) -> dict[type, ManagerHandler]:
         """Handlers of messages of the manager about owners."""
 
-        def told(message: OwnerTold) -> None:
+        def owner_told(message: OwnerTold) -> None:
             self._told(message)
             self.events.owners_handled()
 
@@ -294,7 +296,7 @@ class OwnershipTransfer:
             self._owners_named(message)
             self.events.owners_handled()
 
-        return {OwnerTold: told, OwnersNamed: owners_named}
+        return {OwnerTold: owner_told, OwnersNamed: owners_named}
 
     def _owners_named(self, message: OwnersNamed) -> None:
         if not message.more:
@@ -304,10 +306,12 @@ class OwnershipTransfer:
             return
         for at, object_id in enumerate(message.objects):
             owner = self._named(message.owners[at])
-            ours = [one for one in self.imports.all_of(object_id) if one.owner == lost.host_id]
+            ours = [
+                record for record in self.imports.all_of(object_id) if record.owner == lost.host_id
+            ]
             if owner is None:
-                for one in ours:
-                    self._lose(one, lost)
+                for record in ours:
+                    self._lose(record, lost)
             elif owner == self.client.host_id:
                 self._take_over(lost, ours, message.counted[at], message.copies[at])
             else:
@@ -324,16 +328,16 @@ class OwnershipTransfer:
         lost = self.lost.pop(host_id, None)
         if lost is None:
             return
-        for one in self.orphan_inventory.of(host_id):
-            self.events.moved(one)
+        for record in self.orphan_inventory.of(host_id):
+            self.events.moved(record)
             # The owner counts an import once, however often it is acquired. It describes the object
             # each time, which also answers readers of an absent value.
-            if one.number:
-                self._acquire(one)
-            elif self.imports.is_whole(one) or is_kept(one):
-                self._keep_on(one)
+            if record.number:
+                self._acquire(record)
+            elif self.imports.is_whole(record) or is_kept(record):
+                self._keep_on(record)
             else:
-                self.imports.follow_owner(one.oid)
+                self.imports.follow_owner(record.oid)
         lost.holds.clear()
         self.events.owners_handled()
 
@@ -342,72 +346,74 @@ class OwnershipTransfer:
         manager has named no owner."""
         owner = self.host_id_at(number)
         if owner is None:
-            owner = next((one for one, other in self.numbers.items() if other == number), None)
+            owner = next(
+                (host_id for host_id, other in self.numbers.items() if other == number), None
+            )
         return owner
 
     def _close(self, lost: Lost) -> None:
         """Ends the search after the death of one owner: objects without a new owner are lost, and
         holds that kept the headers meanwhile are released."""
         del self.lost[lost.host_id]
-        for one in self.orphan_inventory.of(lost.host_id):
-            if one.number not in lost.asked:
-                self._lose(one, lost)
+        for record in self.orphan_inventory.of(lost.host_id):
+            if record.number not in lost.asked:
+                self._lose(record, lost)
         lost.holds.clear()
 
-    def _lose(self, one: ImportRecord, lost: Lost) -> None:
+    def _lose(self, record: ImportRecord, lost: Lost) -> None:
         """The object is lost, because no host has it completely, whatever holders are recorded
         here."""
         why = _no_copy(lost.number)
-        remote = self.remote_objects.by_oid.get(one.oid)
+        remote = self.remote_objects.by_oid.get(record.oid)
         if remote is not None and remote.payload:  # the running transfer decides whether it is lost
-            hold = self.client.hold(one.oid)
+            hold = self.client.hold(record.oid)
             remote.waiting.append(lambda: _drop(hold))
-        elif self.client.state(one.oid) in UNWRITTEN:
-            self.imports.fail(one, why)
+        elif self.client.state(record.oid) in UNWRITTEN:
+            self.imports.fail(record, why)
         else:
             self.remote_objects.fail(
-                one.oid, ObjectLostError(f"object {one.object.hex()} is lost: {why}")
+                record.oid, ObjectLostError(f"object {record.object.hex()} is lost: {why}")
             )
-        self.imports.answer(one)
-        self.events.ownerless(one)  # the value may be complete here, like that of an identity
+        self.imports.answer(record)
+        self.events.ownerless(record)  # the value may be complete here, like that of an identity
 
     def _moved(self, lost: Lost, object_id: bytes, ours: list[ImportRecord], owner: int) -> None:
         """Another node is the owner now, and counts this host's import as reported."""
         number = lost.reported.get(object_id, 0)
-        for one in ours:
-            self._follow(one, owner)
-            self.events.moved(one)
+        for record in ours:
+            self._follow(record, owner)
+            self.events.moved(record)
         if owner in self.lost:
             return
         # Acquire precedes Release, because otherwise the object could be freed in between. Release
         # precedes ReplicaStored, because a Release makes the owner forget this host's replica.
-        for one in ours:
+        for record in ours:
             # An owner named by a former manager does not count later imports, because it has closed
             # its search and ignores OwnersNamed. So a reported import without a description is
             # acquired as well; an owner that already counts it counts it once.
-            if one.number and (one.number != number or not one.described):
-                self._acquire(one)
+            if record.number and (record.number != number or not record.described):
+                self._acquire(record)
         # A header that OwnerTold has already moved may also have the reported number.
-        here = {one.number for one in self.imports.all_of(object_id)}
+        here = {record.number for record in self.imports.all_of(object_id)}
         for before in sorted({number, *lost.former.get(object_id, ())} - here - {0}):
             self.send(owner, Release(object_id, before))  # released after the report
-        for one in ours:
-            if not one.number and (self.imports.is_whole(one) or is_kept(one)):
-                self._keep_on(one)
+        for record in ours:
+            if not record.number and (self.imports.is_whole(record) or is_kept(record)):
+                self._keep_on(record)
 
-    def _acquire(self, one: ImportRecord) -> None:
-        if not self.send(one.owner, Acquire(one.object, one.number)):
-            self.ask_for_owner(one)
+    def _acquire(self, record: ImportRecord) -> None:
+        if not self.send(record.owner, Acquire(record.object, record.number)):
+            self.ask_for_owner(record)
 
-    def _keep_on(self, one: ImportRecord) -> None:
+    def _keep_on(self, record: ImportRecord) -> None:
         """Keeps a replica, here or arriving, and reports it to its new owner when complete."""
-        hold = self.client.hold(one.oid)
+        hold = self.client.hold(record.oid)
         if hold is None:
             return
-        one.kept = True
-        self.replicas.keep_on(one.object, hold)
-        if self.imports.is_whole(one):  # it may have been completed after the report
-            self._tell(one)
+        record.kept = True
+        self.replicas.keep_on(record.object, hold)
+        if self.imports.is_whole(record):  # it may have been completed after the report
+            self._tell(record)
 
     def _take_over(
         self,
@@ -420,11 +426,11 @@ class OwnershipTransfer:
         numbers of nodes that have replicas."""
         if not ours:  # a former manager, which died between two messages, made this node the owner
             return
-        mine = next((one for one in ours if self.imports.is_whole(one)), ours[0])
+        mine = next((record for record in ours if self.imports.is_whole(record)), ours[0])
         object_id = mine.object
         self.imports.lead(mine)
-        for one in ours:
-            one.owner, one.moved = self.client.host_id, lost.number
+        for record in ours:
+            record.owner, record.moved = self.client.host_id, lost.number
         for node, number in zip(counted[::2], counted[1::2], strict=True):
             peer = self.host_id_at(node)
             gone = peer is None or (object_id, peer, number) in lost.pending_releases
@@ -433,10 +439,10 @@ class OwnershipTransfer:
         host_ids = [self.host_id_at(node) for node in copies]
         self.exports.lend(object_id, [host_id for host_id in host_ids if host_id is not None])
         self.imports.answer(mine)
-        for one in ours:
-            if one is not mine and one.number:
-                self.imports.described(self.exports.describe(mine.oid, object_id, one.number))
-                one.hold = self.client.hold(mine.oid)
+        for record in ours:
+            if record is not mine and record.number:
+                self.imports.described(self.exports.describe(mine.oid, object_id, record.number))
+                record.hold = self.client.hold(mine.oid)
         self.replicas.let_go(object_id)  # the export's hold now keeps the object
         self.events.moved(mine)
 
@@ -451,50 +457,50 @@ class OwnershipTransfer:
         if lost is not None:
             lost.pending_releases.add((message.object, peer, message.number))
 
-    def ask_for_owner(self, one: ImportRecord) -> bool:
+    def ask_for_owner(self, record: ImportRecord) -> bool:
         """Asks the manager for the new owner of an object whose owner is gone, because a process
         here has received a ref to it, or a replica here is complete."""
-        if one.number and one.owner in self.lost:
-            self.lost[one.owner].asked.add(one.number)
-        self.send_manager(OwnerAsked(self.node(), one.object))
+        if record.number and record.owner in self.lost:
+            self.lost[record.owner].asked.add(record.number)
+        self.send_manager(OwnerAsked(self.node(), record.object))
         return True
 
     def _told(self, message: OwnerTold) -> None:
         owner = self._named(message.owner)
-        for one in self.imports.all_of(message.object):
-            if is_kept(one):
-                self._copy_answered(one, owner)
-            if not one.number or one.described:
+        for record in self.imports.all_of(message.object):
+            if is_kept(record):
+                self._copy_answered(record, owner)
+            if not record.number or record.described:
                 continue
-            if one.owner in self.lost:
-                self.lost[one.owner].asked.discard(one.number)
+            if record.owner in self.lost:
+                self.lost[record.owner].asked.discard(record.number)
             if owner is None or owner == self.client.host_id:
-                self.imports.fail(one, _no_copy(self.numbers.get(one.owner)))
+                self.imports.fail(record, _no_copy(self.numbers.get(record.owner)))
                 continue
-            self._follow(one, owner)
-            self.events.moved(one)
+            self._follow(record, owner)
+            self.events.moved(record)
             if owner not in self.lost:
-                self._acquire(one)
+                self._acquire(record)
 
-    def _copy_answered(self, one: ImportRecord, owner: int | None) -> None:
+    def _copy_answered(self, record: ImportRecord, owner: int | None) -> None:
         """The manager's answer about a replica here that was unknown to the dead owner."""
-        if self.number_of(one.owner) is not None or one.owner in self.lost:
+        if self.number_of(record.owner) is not None or record.owner in self.lost:
             return
         if owner is None:
-            self.replicas.let_go(one.object)
+            self.replicas.let_go(record.object)
         elif owner != self.client.host_id:
-            self._follow(one, owner)
+            self._follow(record, owner)
             if owner not in self.lost:
-                self._keep_on(one)
+                self._keep_on(record)
 
-    def _follow(self, one: ImportRecord, owner: int) -> None:
+    def _follow(self, record: ImportRecord, owner: int) -> None:
         """Sets a new owner. If it is already dead, the import is held until the manager has named
         the next owner."""
         # The manager may name the same host again if it or this node missed the host's death.
-        if owner != one.owner:
-            one.owner, one.moved = owner, self.numbers.get(one.owner, -1)
+        if owner != record.owner:
+            record.owner, record.moved = owner, self.numbers.get(record.owner, -1)
         if owner in self.lost:
-            self.orphan_inventory.hold(self.lost[owner], [one])
+            self.orphan_inventory.hold(self.lost[owner], [record])
 
     def own(self, object_id: bytes) -> int:
         """As Imports.own. Another host may learn before this node that the manager has made this
@@ -503,23 +509,23 @@ class OwnershipTransfer:
         found = self.imports.own(object_id)
         if found:
             return found
-        ours = (one for one in self.imports.all_of(object_id) if one.owner in self.lost)
-        return next((one.oid for one in ours if self.imports.is_whole(one)), 0)
+        ours = (record for record in self.imports.all_of(object_id) if record.owner in self.lost)
+        return next((record.oid for record in ours if self.imports.is_whole(record)), 0)
 
-    def freed(self, one: ImportRecord) -> None:
+    def freed(self, record: ImportRecord) -> None:
         """A header here was freed. If it was the object's last header here, and this node has
         become the owner, no host holds the object, and the manager is notified."""
-        others = self.imports.all_of(one.object)
-        other = next((other for other in others if other.owner == one.owner), None)
+        others = self.imports.all_of(record.object)
+        other = next((other for other in others if other.owner == record.owner), None)
         if other is not None:
-            if (is_kept(other) or not one.number) and self.imports.is_whole(other):
+            if (is_kept(other) or not record.number) and self.imports.is_whole(other):
                 # A Release of the freed header makes the owner forget this host's replica.
                 self._tell(other)
-        elif one.owner == self.client.host_id != ids.unpack_id(one.object)[0]:
-            self.send_manager(ObjectGone(one.object))
+        elif record.owner == self.client.host_id != ids.unpack_id(record.object)[0]:
+            self.send_manager(ObjectGone(record.object))
 
-    def _tell(self, one: ImportRecord) -> None:
-        self.replicas.tell(one.object, self.client.inspect(one.oid)["size"])
+    def _tell(self, record: ImportRecord) -> None:
+        self.replicas.tell(record.object, self.client.inspect(record.oid)["size"])
 
 
 def _drop(hold: Any) -> None:

@@ -86,9 +86,9 @@ class Replicas:
         """Notifies the object's owner that a replica is complete."""
         owner = self.imports.owner_of(object_id)
         if owner != self.client.host_id and not self.send(owner, ReplicaStored(object_id, nbytes)):
-            one = self.imports.by_object.get(object_id)
-            if one is not None:
-                self.imports.events.ask_for_owner(one)
+            record = self.imports.by_object.get(object_id)
+            if record is not None:
+                self.imports.events.ask_for_owner(record)
 
     def report(self, message: ReplicaStored) -> None:
         """Notifies the object's owner, which may be this host."""
@@ -123,7 +123,9 @@ class Replicas:
         """A host is gone: releases the replicas of its objects. _node/lineage/ has taken its own
         holds on them earlier."""
         for object_id in [
-            one for one in self.holds if self.imports.owner_of(one) == member.host_id
+            object_id
+            for object_id in self.holds
+            if self.imports.owner_of(object_id) == member.host_id
         ]:
             del self.holds[object_id]
 
@@ -165,10 +167,10 @@ class Replicas:
     def _result_ended(self, oid: int) -> bool:
         """Whether polling of a result can stop. If the node keeps nothing of it, the owner is
         notified when its header is freed."""
-        one = self.imports.by_oid.get(oid)
-        if one is None or not one.number or not self.client.private_counts(oid)[0]:
+        record = self.imports.by_oid.get(oid)
+        if record is None or not record.number or not self.client.private_counts(oid)[0]:
             return True
-        replica = self.holds.get(one.object)  # perhaps on another header of the same object
+        replica = self.holds.get(record.object)  # perhaps on another header of the same object
         ours = self.exports.holds_only(oid, int(replica is not None and replica.oid == oid))
         return ours and self.imports.release_kept(oid, keeps=False)
 

@@ -104,8 +104,10 @@ class ResultWriter:
         if instead is not None:
             self.store_value(oid, instead(), False)
             return
-        brief = _serialize.encode_short_error(error or MemoryError(), "", _shm.INLINE_BYTES_MAX)
-        self.store_value(oid, brief, True)
+        short_form = _serialize.encode_short_error(
+            error or MemoryError(), "", _shm.INLINE_BYTES_MAX
+        )
+        self.store_value(oid, short_form, True)
 
     def store_if_fits(self, oid: int, encoded: _serialize.Encoded, failed: bool) -> bool:
         """Writes a payload and finishes the header. False: it does not fit, and the header is

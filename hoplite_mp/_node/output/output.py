@@ -482,4 +482,4 @@ class Output:
     def quiet(self) -> bool:
         """Whether everything has been sent."""
         drivers = (driver for _, driver in self.drivers.values())
-        return not self.held and all(one.broken or not one.backlog for one in drivers)
+        return not self.held and all(driver.broken or not driver.backlog for driver in drivers)

@@ -200,13 +200,13 @@ class LinkEstimator:
         while len(self._samples) > 2 and now - self._samples[1][0] >= STRETCH_S:
             self._samples.popleft()
         first, last = self._samples[0], self._samples[-1]
-        took = last[0] - first[0]
-        if took < STRETCH_S:
+        elapsed = last[0] - first[0]
+        if elapsed < STRETCH_S:
             return
         for i in range(2):
             nbytes = last[1 + i] - first[1 + i]
             if nbytes >= STRETCH_BYTES_MIN:
-                self.peaks[i] = max(self.peaks[i], nbytes / took)
+                self.peaks[i] = max(self.peaks[i], nbytes / elapsed)
 
 
 # Latencies to other nodes, measured once when this node joins.

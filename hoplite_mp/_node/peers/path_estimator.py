@@ -90,8 +90,8 @@ class _Pair:
 
     rate: float  # bytes per second
     bursts: int = 1  # number of bursts that agree
-    told: float = 0.0  # the rate last reported to the manager; 0.0: none
-    told_at: float = 0.0
+    reported: float = 0.0  # the rate last reported to the manager; 0.0: none
+    reported_at: float = 0.0
 
 
 class PathEstimator:
@@ -118,10 +118,10 @@ class PathEstimator:
         self.held: dict[int, float] = {}  # rates of congested flows in this burst
         self.backlogged_s = 0.0  # time of this burst in which a flow from here was backlogged
         self._slow_since: float | None = None
-        self._slow_told_at: float | None = None
+        self._slow_reported_at: float | None = None
         self._when_slow: list[Callable[[int, int], None]] = []
         self._received: dict[int, float] = {}  # bytes per second in the latest stretch
-        self._said: dict[int, float] = {}  # when PathCongested was sent
+        self._sent_at: dict[int, float] = {}  # when PathCongested was sent
         self._samples: deque[tuple[float, Mapping[int, Flow]]] = deque()
 
     def when_slow(self, tell: Callable[[int, int], None]) -> None:
@@ -144,59 +144,63 @@ class PathEstimator:
         while len(self._samples) > 2 and now - self._samples[1][0] >= WINDOW_S:
             self._samples.popleft()
         (begun, before), (_, after) = self._samples[0], self._samples[-1]
-        took = now - begun
-        if took < WINDOW_S:
+        elapsed = now - begun
+        if elapsed < WINDOW_S:
             return
         moved = {}
         for node, flow in after.items():
             old = before.get(node, Flow(0, 0, 0))
             # Figures of ended links are missing, so a difference may be negative.
             moved[node] = Flow(*(max(0, b - a) for a, b in zip(old, flow, strict=True)))
-        self._report_congested(now, took, moved)
-        self._report_slow(now, took, moved)
+        self._report_congested(now, elapsed, moved)
+        self._report_slow(now, elapsed, moved)
         self._received = {
-            node: flow.received / took
+            node: flow.received / elapsed
             for node, flow in moved.items()
             if flow.received >= FLOW_BYTES_MIN
         }
         for node, rate in self._received.items():
             self.peaks[node] = max(self.peaks.get(node, 0.0), rate)
 
-    def _report_congested(self, now: float, took: float, moved: Mapping[int, Flow]) -> None:
+    def _report_congested(self, now: float, elapsed: float, moved: Mapping[int, Flow]) -> None:
         """Sends PathCongested for congested flows, unless this host's own link is full."""
         backlogged = {
-            node: flow.sent / took
+            node: flow.sent / elapsed
             for node, flow in moved.items()
-            if flow.backlogged_ns >= BACKLOGGED * took * 1e9 and flow.sent >= FLOW_BYTES_MIN
+            if flow.backlogged_ns >= BACKLOGGED * elapsed * 1e9 and flow.sent >= FLOW_BYTES_MIN
         }
         if backlogged:
             self.backlogged_s += now - self._samples[-2][0]
         link = self.rates()[0]
-        if sum(flow.sent for flow in moved.values()) >= FULL * link * took:
+        if sum(flow.sent for flow in moved.values()) >= FULL * link * elapsed:
             return
         for node, rate in backlogged.items():
-            said = self._said.get(node)
+            sent_at = self._sent_at.get(node)
             if rate < CONGESTED * link / len(backlogged) and (
-                said is None or now - said >= SAY_AGAIN_S
+                sent_at is None or now - sent_at >= SAY_AGAIN_S
             ):
-                self._said[node] = now
+                self._sent_at[node] = now
                 self.say(node)
 
-    def _report_slow(self, now: float, took: float, moved: Mapping[int, Flow]) -> None:
+    def _report_slow(self, now: float, elapsed: float, moved: Mapping[int, Flow]) -> None:
         """Reports that this host's link is slow, if it is."""
-        waiting = [one for one in moved.values() if one.backlogged_ns >= BACKLOGGED * took * 1e9]
+        waiting = [
+            flow for flow in moved.values() if flow.backlogged_ns >= BACKLOGGED * elapsed * 1e9
+        ]
         sent = sum(flow.sent for flow in moved.values())
-        if len(waiting) < SLOW_FLOWS_MIN or not 0 < sent < SLOW * self.rates()[0] * took:
+        if len(waiting) < SLOW_FLOWS_MIN or not 0 < sent < SLOW * self.rates()[0] * elapsed:
             self._slow_since = None
             return
         if self._slow_since is None:
-            self._slow_since = now - took
-        told = self._slow_told_at
-        if now - self._slow_since >= SLOW_S and (told is None or now - told >= SAY_AGAIN_S):
-            self._slow_told_at = now
+            self._slow_since = now - elapsed
+        reported_at = self._slow_reported_at
+        if now - self._slow_since >= SLOW_S and (
+            reported_at is None or now - reported_at >= SAY_AGAIN_S
+        ):
+            self._slow_reported_at = now
             received = sum(flow.received for flow in moved.values())
             for tell in self._when_slow:
-                tell(int(sent / took), int(received / took))
+                tell(int(sent / elapsed), int(received / elapsed))
 
     def congested(self, node: int) -> None:
         """The node has sent PathCongested: its own link does not slow its flow to this host."""
@@ -228,30 +232,30 @@ class PathEstimator:
         pair.rate = max(peak, lowered)
         now = self.loop.now()
         if pair.bursts >= BURSTS_MIN and (
-            abs(pair.rate - pair.told) > TELL_CHANGE * pair.told
-            or now - pair.told_at >= TELL_AGAIN_S
+            abs(pair.rate - pair.reported) > TELL_CHANGE * pair.reported
+            or now - pair.reported_at >= TELL_AGAIN_S
         ):
             self._tell(node, pair, now)
 
     def _widen(self, node: int, peak: float, link: float) -> None:
         pair = self.known[node]
         pair.rate = peak
-        if pair.told and peak > (1 + TELL_CHANGE) * pair.told:
+        if pair.reported and peak > (1 + TELL_CHANGE) * pair.reported:
             self._tell(node, pair, self.loop.now())
         if peak >= STAR_TOLERANCE * link:
             del self.known[node]
 
     def _tell(self, node: int, pair: _Pair, now: float) -> None:
-        pair.told, pair.told_at = pair.rate, now
+        pair.reported, pair.reported_at = pair.rate, now
         self.tell(node, pair.rate)
 
     def tell_next_manager(self) -> None:
         """The new manager knows no rate of a pair: each rate is reported when the next burst
         confirms it."""
         for pair in self.known.values():
-            pair.told = pair.told_at = 0.0
+            pair.reported = pair.reported_at = 0.0
 
     def peer_lost(self, member: Member) -> None:
         """Forgets a lost node; after a restart it may be on another cable."""
-        for table in (self.known, self._said, self.peaks, self._received, self.held):
+        for table in (self.known, self._sent_at, self.peaks, self._received, self.held):
             table.pop(member.node, None)

@@ -69,20 +69,20 @@ class PeerDialing:
         self,
         loop: LoopPort,
         make: Callable[[], OutgoingConnection],
-        whom: str,
+        target: str,
         done: Callable[[Admission | None], None],
         level: int = logging.WARNING,
         *,
         waits: bool = True,
     ) -> None:
-        """whom: for log messages. done: gets the connection, or None. level: of the message that
-        `whom` cannot be reached. waits: retry, instead of failing, while this process has no free
-        descriptor."""
+        """target: name in log messages. done: gets the connection, or None. level: of the message
+        that `target` cannot be reached. waits: retry, instead of failing, while this process has no
+        free descriptor."""
         self._level = level
         self._make = make
         self._waits = waits
         self._starved = False
-        self.loop, self.whom, self.done = loop, whom, done
+        self.loop, self.target, self.done = loop, target, done
         self.fd = -1
         self.over = False
 
@@ -101,7 +101,7 @@ class PeerDialing:
 
     def _wait_for_descriptor(self, why: str) -> None:
         if not self._starved:
-            _log.error("%s cannot be called now: %s", self.whom, why)
+            _log.error("%s cannot be called now: %s", self.target, why)
         self._starved = True
         if self._waits:
             self.loop.call_later(STARVED_S, self.begin)
@@ -120,7 +120,7 @@ class PeerDialing:
                 self.loop.unwatch(self.fd)
                 self._wait_for_descriptor(str(error))
                 return
-            _log.log(self._level, "%s cannot be reached: %s", self.whom, error)
+            _log.log(self._level, "%s cannot be reached: %s", self.target, error)
             self._end(None)
             return
         if admission is not None:
@@ -165,7 +165,7 @@ class Peers:
         self.listens_at = ""  # the address at which this node accepts others, without a port
         self.relays = Relays(host, connections, self)
 
-    def came(self, member: Member) -> None:
+    def peer_joined(self, member: Member) -> None:
         """A node has joined, perhaps this one."""
         if member.host_id == self.mine.host_id:
             self.own = _hosts(member)
@@ -245,7 +245,7 @@ class Peers:
     ) -> None:
         """Connects to a node, over a relay if necessary. `done` gets the connection, or None when
         the node cannot be reached. link: Introduction.link and Introduction.answers."""
-        way = self.relays.way(member.host_id)
+        route = self.relays.route(member.host_id)
         others = len(self.by_host_id) > 1
 
         def met() -> bool:
@@ -259,21 +259,21 @@ class Peers:
 
         def called(admission: Admission | None) -> None:
             lost = admission is None and member.host_id in self.by_host_id
-            if lost and others and not way and not met():
+            if lost and others and not route and not met():
                 self.relays.find(member, found)
             else:
                 done(admission)
 
-        def found(way: list[Endpoint]) -> None:
+        def found(route: list[Endpoint]) -> None:
             if met():  # the other node has connected meanwhile
                 done(None)
                 return
             # Without a relay this node calls the other node directly, and for longer, because it
             # may not be listening yet. If the other node is gone, the manager will announce that.
-            self._call_at(way or endpoints_of(member.addresses), member, role, done, link)
+            self._call_at(route or endpoints_of(member.addresses), member, role, done, link)
 
-        rounds = DIRECT_ROUNDS_MAX if others and not way else 0
-        endpoints = way or endpoints_of(member.addresses)
+        rounds = DIRECT_ROUNDS_MAX if others and not route else 0
+        endpoints = route or endpoints_of(member.addresses)
         self._call_at(endpoints, member, role, called, link, rounds)
 
     def _call_at(

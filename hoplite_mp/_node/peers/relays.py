@@ -66,7 +66,7 @@ class Relays:
         self.connections = connections
         self.events = events
         # Host id -> id of the host that relays to it, and the endpoints of the lent port.
-        self.ways: dict[int, tuple[int, list[Endpoint]]] = {}
+        self.routes: dict[int, tuple[int, list[Endpoint]]] = {}
         self.searches: dict[int, _Search] = {}  # by id of the host that cannot be reached
         self.forwards: dict[int, LentPort] = {}  # by id of the host to which the port forwards
         # Host id -> ids of the hosts that asked for a relay to it, and the numbers of their
@@ -75,9 +75,9 @@ class Relays:
 
     # -- relays that this node uses ------------------------------------------------------------
 
-    def way(self, host_id: int) -> list[Endpoint]:
+    def route(self, host_id: int) -> list[Endpoint]:
         """The endpoints to call instead of the host's own; empty if the host is called directly."""
-        return self.ways[host_id][1] if host_id in self.ways else []
+        return self.routes[host_id][1] if host_id in self.routes else []
 
     def find(self, member: Member, done: Callable[[list[Endpoint]], None]) -> None:
         """Searches for a relay to an unreachable node. `done` gets the relay's endpoints, or an
@@ -85,7 +85,7 @@ class Relays:
         search = self.searches.get(member.host_id)
         if search is None:
             others = [host_id for host_id in self.roster.by_host_id if host_id != member.host_id]
-            unreached = self.ways.keys() | self.searches.keys()
+            unreached = self.routes.keys() | self.searches.keys()
             candidates = [host_id for host_id in others if host_id not in unreached][:ASKED_MAX]
             search = self.searches[member.host_id] = _Search(candidates, [done])
             self._ask(member.host_id, search)
@@ -112,9 +112,9 @@ class Relays:
     def _opened(self, host_id: int, lender: int, port: int) -> None:
         """The node of the host `lender` has opened a port that forwards to the host `host_id`."""
         behind, peer = self.roster.by_host_id[host_id], self.roster.by_host_id[lender]
-        way = [at._replace(port=port) for at in map(parse_address, peer.addresses)]
-        found = endpoints_of(tuple(map(str, way)))
-        self.ways[host_id] = lender, found
+        route = [at._replace(port=port) for at in map(parse_address, peer.addresses)]
+        found = endpoints_of(tuple(map(str, route)))
+        self.routes[host_id] = lender, found
         words = "node h%d is reached over node h%d, because it cannot be reached directly"
         _log.warning(words, behind.node, peer.node)
         self._end(host_id, found)
@@ -129,7 +129,7 @@ class Relays:
         """The host `asker` cannot reach another host. A thread tries to reach it from here."""
         host_id, number = message.host_id, message.number
         peer = self.roster.by_host_id.get(host_id)
-        if peer is None or host_id in self.ways or host_id in self.searches:
+        if peer is None or host_id in self.routes or host_id in self.searches:
             self.events.send(asker, RelayOpened(number, 0))
         elif host_id in self.forwards:
             self.events.send(asker, RelayOpened(number, self.forwards[host_id].port))
@@ -164,8 +164,10 @@ class Relays:
 
     def lose_peer(self, host_id: int) -> None:
         """A host is gone, and with it the relays over it and to it."""
-        self.ways = {
-            behind: way for behind, way in self.ways.items() if host_id not in (behind, way[0])
+        self.routes = {
+            behind: route
+            for behind, route in self.routes.items()
+            if host_id not in (behind, route[0])
         }
         forward = self.forwards.pop(host_id, None)
         if forward is not None:

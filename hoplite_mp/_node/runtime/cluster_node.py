@@ -422,28 +422,28 @@ class ClusterNode:
         self.local.join_waiters.answer()
 
     def _came(self, member: Member) -> None:
-        self.membership.came(member)
-        self.peers.came(member)
+        self.membership.peer_joined(member)
+        self.peers.peer_joined(member)
         if member.host_id != self.host.client.host_id:
             self.local.outbound_tasks.set_runner(member.host_id, member.node, member.workers)
-            self.local.resources.came(member)
+            self.local.resources.peer_joined(member)
             if self.membership.workers_now is not None:
                 self.peers.send(member.host_id, WorkersNow(self.membership.workers_now))
             self.draining.tell(member.host_id)
-            self.local.tracing.came(member.host_id)
+            self.local.tracing.peer_joined(member.host_id)
             self.peers.let_in(member.host_id)
-            self.backups.came()
-            self.recovery.came(member.host_id)
+            self.backups.peer_joined()
+            self.recovery.peer_joined(member.host_id)
 
     def _have_workers(self, host_id: int, count: int) -> None:
         """Notes that the host `host_id` has `count` workers in its common pool."""
         member = self.membership.have_workers(host_id, count)
         if member is not None:
             self.local.outbound_tasks.set_runner(host_id, member.node, count)
-            self.local.resources.came(member)
+            self.local.resources.peer_joined(member)
 
     def _went(self, number: int) -> None:
-        member = self.membership.went(number)
+        member = self.membership.remove(number)
         if member is None:
             return
         pass_on(member, self.loss_receivers())

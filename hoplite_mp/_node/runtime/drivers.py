@@ -121,7 +121,7 @@ class Drivers:
         """Frees the slot of a driver to which the slot could not be sent."""
         self.client.unregister(slot)
 
-    def came(
+    def attached(
         self,
         slot: int,
         name: int,
@@ -147,7 +147,7 @@ class Drivers:
             self._settle(driver, reads_on=True)
             self.poll()
 
-    def gone(self, slot: int) -> None:
+    def detached(self, slot: int) -> None:
         """The driver does not read shared memory any more."""
         driver = self.by_slot.get(slot)
         if driver is None:

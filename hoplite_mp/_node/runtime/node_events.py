@@ -78,7 +78,7 @@ class NodeEvents:
 
     def nobody_named(self, oid: int) -> None: ...
 
-    def ask_for_owner(self, one: ImportRecord) -> bool:
+    def ask_for_owner(self, record: ImportRecord) -> bool:
         return False
 
     def result_held(self, oid: int) -> None: ...
@@ -335,11 +335,11 @@ class ClusterNodeEvents(NodeEvents):
     def freed(self, oid: int) -> None:
         self.components.actors.freed(oid)
         imports = self.components.imports
-        one = imports.by_oid.get(oid)
+        record = imports.by_oid.get(oid)
         imports.freed(oid)
-        if one is not None and oid not in imports.by_oid:
-            self.transfers.dropped(one.object)
-            self.recovery.freed(one)
+        if record is not None and oid not in imports.by_oid:
+            self.transfers.dropped(record.object)
+            self.recovery.freed(record)
 
     def is_inbound(self, oid: int) -> bool:
         return self.recovery.is_run_here(oid)
@@ -347,8 +347,8 @@ class ClusterNodeEvents(NodeEvents):
     def nobody_named(self, oid: int) -> None:
         self.recovery.reconstruction.ask_again(oid)
 
-    def ask_for_owner(self, one: ImportRecord) -> bool:
-        return self.recovery.owners.ask_for_owner(one)
+    def ask_for_owner(self, record: ImportRecord) -> bool:
+        return self.recovery.owners.ask_for_owner(record)
 
     def result_held(self, oid: int) -> None:
         self.replicas.watch_result(oid)
@@ -467,11 +467,11 @@ class ClusterNodeEvents(NodeEvents):
     def backup_number(self, object_id: bytes, host_id: int) -> int | None:
         return self.backups.number_of(object_id, host_id)
 
-    def moved(self, one: ImportRecord) -> None:
-        self.actor_failover.moved(one)
+    def moved(self, record: ImportRecord) -> None:
+        self.actor_failover.moved(record)
 
-    def ownerless(self, one: ImportRecord) -> None:
-        self.actor_failover.ownerless(one)
+    def ownerless(self, record: ImportRecord) -> None:
+        self.actor_failover.ownerless(record)
 
     def owners_handled(self) -> None:
         self.actor_failover.run_ready()

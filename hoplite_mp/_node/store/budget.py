@@ -127,8 +127,8 @@ class Store:
         if payload is not None:
             return payload
         reserve = min(self.config.error_reserve_bytes, self.limit // ERROR_SHARE)
-        room = reserve - sum(map(self.size_of, self.errors))
-        if nbytes > room or (start := self.arena.allocate(nbytes + HEAD, 4096)) is None:
+        left = reserve - sum(map(self.size_of, self.errors))
+        if nbytes > left or (start := self.arena.allocate(nbytes + HEAD, 4096)) is None:
             return None
         payload = self.client.lease(start, self.arena.size_of(start))
         self.leases[payload] = slot
@@ -307,12 +307,12 @@ class Store:
         own = {offset for offset, lessee in self.spans.items() if lessee == slot and align >= size}
         others: dict[int, list[Candidate]] = {}
         small = spilled = 0
-        batch, room = self.limit // SPILL_BATCHES, False
+        batch, enough = self.limit // SPILL_BATCHES, False
         now = self.loop.now()
         self._handed = {oid: until for oid, until in self._handed.items() if until > now}
         candidates = sorted(c for c in self.client.spill_candidates() if c[1] not in self._handed)
         for candidate in candidates:
-            if (room and spilled >= batch) or self.loop.now() < self._spill_again:
+            if (enough and spilled >= batch) or self.loop.now() < self._spill_again:
                 return
             _, oid, payload, length = candidate
             big = payload in self.leases
@@ -320,7 +320,7 @@ class Store:
             if not big and span not in own:
                 others.setdefault(span, []).append(candidate)
                 continue
-            if not big and (room or small >= max(size, nbytes)):
+            if not big and (enough or small >= max(size, nbytes)):
                 continue
             if not self.spill_one(oid, payload, length):
                 continue
@@ -330,8 +330,8 @@ class Store:
             else:
                 small += length
                 self.returned_to = slot
-            room = room or self.fits(nbytes, align)
-        if not room and not small:
+            enough = enough or self.fits(nbytes, align)
+        if not enough and not small:
             count = len(candidates) // SPILL_BATCHES
             self._empty_spans(others, lambda: self.fits(nbytes, align), count)
 
@@ -469,8 +469,8 @@ class Store:
 
     def usage_message(self) -> str:
         """The fill level of the store, without a scan of all objects."""
-        room = f"store of h{self.client.number} holds {format_bytes(self.arena.used)}"
-        return f"{room} of {format_bytes(self.limit)}"
+        used = f"store of h{self.client.number} holds {format_bytes(self.arena.used)}"
+        return f"{used} of {format_bytes(self.limit)}"
 
     def never_message(self) -> str:
         """The reason why an object can never fit."""

@@ -72,11 +72,11 @@ class Ranges:
             if begin == end:
                 break
             place = bisect.bisect_right(self.found, begin, key=lambda one: one[0])
-            upto = end
+            gap_end = end
             if place < len(self.found) and len(missing) + 1 < GAPS_MAX:
-                upto = min(end, self.found[place][0])
-            missing.append((begin, upto))
-            begin = upto
+                gap_end = min(end, self.found[place][0])
+            missing.append((begin, gap_end))
+            begin = gap_end
         return missing
 
     def copy(self) -> Ranges:
@@ -181,7 +181,7 @@ class GrowingBlocks:
 
     def when_whole(self, source: list[GrowingBlock], action: Callable[[], None]) -> None:
         """Calls `action` when all of these blocks are complete."""
-        missing = [one for one in source if not one.whole]
+        missing = [block for block in source if not block.whole]
         if missing:
             missing[0].then.append(lambda: self.when_whole(missing, action))
         else:
@@ -189,7 +189,7 @@ class GrowingBlocks:
 
     def lose(self, slot: int) -> None:
         """A process has ended, so the rest of its blocks will never be written."""
-        for source in [one for one in self.blocks.values() if one.slot == slot]:
+        for source in [block for block in self.blocks.values() if block.slot == slot]:
             self.abandon(source)
 
     def abandon(self, source: GrowingBlock) -> None:

@@ -148,10 +148,12 @@ class Draining:
         if not self._evacuating:
             return
         by_host_id = self.roster.by_host_id
-        going = {by_host_id[host_id].node for host_id in self.leaving if host_id in by_host_id}
+        leaving_nodes = {
+            by_host_id[host_id].node for host_id in self.leaving if host_id in by_host_id
+        }
         needed: set[int] = set()
         for oid, remote in list(self.remote_objects.by_oid.items()):
-            if not remote.holders or not going.issuperset(remote.holders):
+            if not remote.holders or not leaving_nodes.issuperset(remote.holders):
                 continue
             if self.store.impossible(remote.nbytes):
                 why = (
@@ -162,8 +164,8 @@ class Draining:
             needed.update(remote.holders)
             if not remote.payload:
                 self.remote_objects.want(oid, _nothing)  # retried if it does not fit
-        for host_id, told in list(self.leaving.items()):
-            if told or host_id not in by_host_id or by_host_id[host_id].node in needed:
+        for host_id, sent in list(self.leaving.items()):
+            if sent or host_id not in by_host_id or by_host_id[host_id].node in needed:
                 continue
             if not self.events.has_calls(host_id):
                 self.leaving[host_id] = True

@@ -143,7 +143,7 @@ class InboundTasks:
             self._ask(inbound_task, message, named)
         except Exception as error:  # no header is left: the sender must not wait forever
             for key, row in list(self.rows.items()):
-                self.rows[key] = deque(one for one in row if one[0] is not inbound_task)
+                self.rows[key] = deque(waiting for waiting in row if waiting[0] is not inbound_task)
             self.rows = {key: row for key, row in self.rows.items() if row}
             if self.by_task.get(inbound_task.task) is inbound_task:
                 self._fail(inbound_task, error)
@@ -280,9 +280,11 @@ class InboundTasks:
             mem = memoryview(got)
         remote_objects = self.imports.remote_objects
         for object_id in dict.fromkeys(_serialize.read_dependencies(mem) if mem else ()):
-            one = self.imports.by_object.get(object_id)
-            if one is not None and one.oid in remote_objects:
-                remote_objects.want(one.oid, _nothing)  # if it does not fit, the worker fetches it
+            record = self.imports.by_object.get(object_id)
+            if record is not None and record.oid in remote_objects:
+                remote_objects.want(
+                    record.oid, _nothing
+                )  # if it does not fit, the worker fetches it
 
     # -- ends of tasks -------------------------------------------------------------------------
 
@@ -351,7 +353,7 @@ class InboundTasks:
 
     def withdraw(self, pool: int) -> None:
         """Cancels the tasks of a pool that have not begun."""
-        for inbound_task in [one for one in self.by_task.values() if one.pool == pool]:
+        for inbound_task in [task for task in self.by_task.values() if task.pool == pool]:
             if not inbound_task.oid:
                 self.cancel(inbound_task.task)
             else:
@@ -367,7 +369,7 @@ class InboundTasks:
     def recall_all(self, peer: int) -> None:
         """Returns all tasks of the host that have not begun, except calls of actors and tasks of
         worker broadcasts, which only this host can run."""
-        for inbound_task in [one for one in self.by_task.values() if one.peer == peer]:
+        for inbound_task in [task for task in self.by_task.values() if task.peer == peer]:
             pool = self.tasks.pool_of(inbound_task.oid) if inbound_task.oid else POOL
             if not (self.events.is_actor(pool) or self.events.is_round(pool)):
                 self._return(inbound_task)
@@ -404,7 +406,7 @@ class InboundTasks:
 
     def peer_lost(self, member: Member) -> None:
         """Cancels the tasks of a lost host, and forgets them."""
-        for inbound_task in [one for one in self.by_task.values() if one.peer == member.host_id]:
+        for inbound_task in [task for task in self.by_task.values() if task.peer == member.host_id]:
             if not inbound_task.ended:
                 self.cancel(inbound_task.task)
             if inbound_task.oid:

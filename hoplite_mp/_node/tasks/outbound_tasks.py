@@ -174,11 +174,11 @@ class Runners:
         of the others."""
         queues_ahead = heap is self._with_capacity
         at = [
-            one
+            runner
             for number, nbytes in near.items()
             if nbytes
-            for one in self._all.get(number, ())
-            if (one.capacity if queues_ahead else one.free) > 0
+            for runner in self._all.get(number, ())
+            if (runner.capacity if queues_ahead else runner.free) > 0
         ]
         self.visits += len(at)
         if at:
@@ -336,10 +336,10 @@ class OutboundTasks:
         self.capacity -= runner.workers
         for pool, runners in list(self.remote_runners.items()):
             what = "to which it is bound" if runner in runners else "which had its workers"
-            lost = any(one.host_id == host_id and one is not runner for one in runners)
-            for one in [one for one in runners if one.host_id == host_id]:
-                runners.remove(one)
-                self._of_pool[pool].remove(one)
+            lost = any(other.host_id == host_id and other is not runner for other in runners)
+            for other in [other for other in runners if other.host_id == host_id]:
+                runners.remove(other)
+                self._of_pool[pool].remove(other)
             if not runners:
                 del self.remote_runners[pool]
                 del self._of_pool[pool]
@@ -356,10 +356,14 @@ class OutboundTasks:
         for pool, runners in list(self.remote_runners.items()):
             if self.events.is_remote_actor(pool):
                 continue
-            leaving = [one for one in runners if one.host_id == host_id and one.pool != COMMON_POOL]
-            for one in leaving:
-                one.workers = 0
-                one.changed()
+            leaving = [
+                runner
+                for runner in runners
+                if runner.host_id == host_id and runner.pool != COMMON_POOL
+            ]
+            for runner in leaving:
+                runner.workers = 0
+                runner.changed()
             if leaving and len(leaving) == len(runners):
                 self.events.pool_deserted(
                     pool, f"node h{leaving[0].number}, which has its workers, is leaving"
@@ -484,7 +488,7 @@ class OutboundTasks:
         """Sends a task that this node has claimed to the runner."""
         function, args_oid, args, flags, timeout_ns, _ = self.tasks.task(oid)
         header = self.client.inspect(oid)
-        holds = [self.client.hold(one) for one in (function, args_oid) if one]
+        holds = [self.client.hold(local_id) for local_id in (function, args_oid) if local_id]
         if None in holds:  # the submitter has just died
             self._lost(oid, runner.number)
             return
@@ -514,8 +518,8 @@ class OutboundTasks:
             self.lose_runner(runner.host_id)
 
     def _public(self, oid: int) -> bytes:
-        one = self.imports.by_oid.get(oid)
-        return ids.pack_id(self.client.host_id, oid) if one is None else one.object
+        record = self.imports.by_oid.get(oid)
+        return ids.pack_id(self.client.host_id, oid) if record is None else record.object
 
     def bytes_near(self, oid: int) -> dict[int, int]:
         """The bytes of the task's arguments on each other node, by node number."""
@@ -528,8 +532,10 @@ class OutboundTasks:
         found: dict[int, int] = {}
         for ref in refs:
             host_id, oid = ids.unpack_id(ref)
-            one = self.imports.by_object.get(ref)
-            at = oid if host_id == self.client.host_id else (one.oid if one is not None else 0)
+            record = self.imports.by_object.get(ref)
+            at = (
+                oid if host_id == self.client.host_id else (record.oid if record is not None else 0)
+            )
             if (remote := self.remote_objects.by_oid.get(at)) is not None:
                 for number in remote.holders:
                     found[number] = found.get(number, 0) + remote.nbytes

@@ -77,7 +77,7 @@ class Pool:
     failing: bool = False  # a timer fails tasks that are queued from now on
     attempts: int = 0  # consecutive starts whose workers died before their first task
     start_again_at: float = 0.0
-    ailing: bool = False  # after many failed attempts: queued tasks fail as well
+    keeps_failing: bool = False  # after many failed attempts: queued tasks fail as well
     proven: bool = False  # the initializer has returned in some worker
     why: str = ""  # how the last worker ended that died before its first task
     surplus_since: float | None = None
@@ -99,7 +99,7 @@ class Pool:
     @property
     def own(self) -> int:
         """How many workers are neither retiring nor stand-ins."""
-        return sum(not (one.retiring or one.stands_in) for one in self.workers.values())
+        return sum(not (worker.retiring or worker.stands_in) for worker in self.workers.values())
 
     def is_settled(self, blocked: int) -> bool:
         """If True, `missing` and `surplus` are 0 and `stuck` is False at any time: the usual case,
@@ -121,7 +121,9 @@ class Pool:
             return 0
         wanted = self.target + (0 if self.actor or self.demand else min(blocked, blocked_max))
         short = max(0, wanted - self.living)
-        return min(short, 1) if self.ailing else short  # one worker shows whether starts succeed
+        return (
+            min(short, 1) if self.keeps_failing else short
+        )  # one worker shows whether starts succeed
 
     def stuck(self, blocked: int, blocked_max: int, now: float) -> bool:
         """Whether all workers have waited inside tasks for a while, and no stand-in may be started.
@@ -165,23 +167,23 @@ class Pool:
                 pause = limits.restart_pause_s * 2.0 ** min(self.attempts - 2, 60)
                 self.start_again_at = now + min(pause, limits.restart_pause_s_max)
         if self.attempts >= limits.start_attempts_max:
-            self.ailing = True
+            self.keeps_failing = True
             if self.setup and not self.proven:
                 self.broken = f"its workers end in the initializer ({how})"
-        return self.ailing
+        return self.keeps_failing
 
     def idle_again(self, limits: Config) -> None:
-        """A worker is idle, so other workers may start. One more failure makes the pool ailing
+        """A worker is idle, so other workers may start. After one more failure, queued tasks fail
         again."""
-        if self.ailing:
-            self.ailing = False
+        if self.keeps_failing:
+            self.keeps_failing = False
             self.attempts = limits.start_attempts_max - 1
             self.start_again_at = 0.0
 
     def recovered(self) -> None:
         """Forgets failed starts, because a worker has run a task or has lived long enough."""
         if self.attempts:
-            self.attempts, self.ailing = 0, False
+            self.attempts, self.keeps_failing = 0, False
             self.start_again_at = 0.0
 
 
@@ -189,4 +191,4 @@ def next_number(last: int, taken: Set[int]) -> int | None:
     """The number of the next pool; None if all are taken. Numbers are assigned in turn, because
     messages about a number's previous pool may still arrive."""
     turn = ((last + step) % (POOLS_MAX - 1) + 1 for step in range(POOLS_MAX - 1))
-    return next((one for one in turn if one not in taken), None)
+    return next((number for number in turn if number not in taken), None)

@@ -96,9 +96,9 @@ class RemoteWorkers:
             error = ""
             for host_id, answer in found.items():
                 error = self._opened(pool, host_id, wanted[host_id], answer.message) or error
-            done(error, any(one not in found or self._is_gone(one) for one in wanted))
+            done(error, any(host_id not in found or self._is_gone(host_id) for host_id in wanted))
 
-        makes = {one: self._make(pool, count, False) for one, count in wanted.items()}
+        makes = {host_id: self._make(pool, count, False) for host_id, count in wanted.items()}
         self.questions.ask_each(makes, opened)
 
     def _make(self, pool: Pool, count: int, at_once: bool) -> Callable[[int], OpenRemotePool]:
@@ -187,7 +187,7 @@ class RemoteWorkers:
         """How many of the pool's workers have no task."""
         running = sum(bool(self.client.client_info(slot)["running"]) for slot in pool.workers)
         remote = self.outbound_tasks.remote_runners.get(pool.number, ())
-        return max(0, pool.target - running) + sum(one.free for one in remote)
+        return max(0, pool.target - running) + sum(runner.free for runner in remote)
 
     def _place(self, short: _Short) -> int | None:
         """The id of the host for the next worker: the host with the fewest of them, relative to its
@@ -248,7 +248,7 @@ class RemoteWorkers:
         expect none."""
         pool, now = short.pool, self.loop.now()
         remote = self.outbound_tasks.remote_runners.get(pool.number, ())
-        if pool.target or any(one.workers for one in remote):
+        if pool.target or any(runner.workers for runner in remote):
             short.since = now
         elif not pool.anywhere or now - short.since >= self.config.resource_wait_s:
             pool.broken, pool.host_lost = "no remaining host has the resources for it", True

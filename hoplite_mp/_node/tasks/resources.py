@@ -141,7 +141,7 @@ class Resources:
 
     # -- other hosts ---------------------------------------------------------------------------
 
-    def came(self, member: Member) -> None:
+    def peer_joined(self, member: Member) -> None:
         """Another host has joined, or its number of workers has changed."""
         if member.host_id not in self.others:
             self.others[member.host_id] = ResourceLedger(member.resources)
@@ -386,10 +386,10 @@ class Resources:
             self._fail(row, "the node to which it is bound is gone")
             return True
         if row.lost is None:
-            row.lost = spell = object()
+            row.lost = marker = object()
 
             def over() -> None:
-                if row.lost is spell:
+                if row.lost is marker:
                     row.given_up = True
                     self.serve()
 

@@ -100,7 +100,7 @@ class Sweeper:
                 return []
             got = data
         mem = memoryview(got)
-        headers = [oid for one in _serialize.read_refs(mem) for oid in self.results.headers(one)]
+        headers = [oid for ref in _serialize.read_refs(mem) for oid in self.results.headers(ref)]
         return [self.client.hold(oid) for oid in headers]
 
     def _settle(

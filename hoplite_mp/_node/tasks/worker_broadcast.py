@@ -212,7 +212,10 @@ class WorkerBroadcasts:
 
     def counts_on(self, slot: int) -> bool:
         """Whether a running broadcast includes the worker in the slot."""
-        return any(slot in one.waiting or slot in one.given for one in self.by_pool.values())
+        return any(
+            slot in broadcast.waiting or slot in broadcast.given
+            for broadcast in self.by_pool.values()
+        )
 
     def _roster(self) -> set[int]:
         """Slots of the present workers of the common pool. Superfluous stand-ins end at once, so

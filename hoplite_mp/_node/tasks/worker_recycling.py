@@ -49,7 +49,7 @@ class WorkerRecycling:
         self.worker_broadcasts = worker_broadcasts
         self._gone: dict[int, int] = {}  # name of a driver -> remaining checks
         self._hosts: dict[int, int] = {}  # the same by host id, for hosts with all their drivers
-        self._looking = False
+        self._check_pending = False
 
     def driver_ended(self, name: int) -> None:
         """The attached driver of that name has ended."""
@@ -62,8 +62,8 @@ class WorkerRecycling:
         self._check_later()
 
     def _check_later(self) -> None:
-        if not self._looking:
-            self._looking = True
+        if not self._check_pending:
+            self._check_pending = True
             self.loop.call_later(POLL_S, self._check)
 
     def _check(self) -> None:
@@ -83,16 +83,18 @@ class WorkerRecycling:
                 busy = True
             else:
                 self.workers.replace(worker)
-        everyone = {name for names in served.values() for name in names}
+        all_served = {name for names in served.values() for name in names}
         self._gone = {
-            name: max(0, left - 1) for name, left in self._gone.items() if left or name in everyone
+            name: max(0, left - 1)
+            for name, left in self._gone.items()
+            if left or name in all_served
         }
         self._hosts = {
             host_id: max(0, left - 1)
             for host_id, left in self._hosts.items()
-            if left or any(same_host(name, host_id) for name in everyone)
+            if left or any(same_host(name, host_id) for name in all_served)
         }
-        self._looking = False
+        self._check_pending = False
         if busy or any(self._gone.values()) or any(self._hosts.values()):
             self._check_later()
 

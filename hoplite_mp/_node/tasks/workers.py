@@ -97,7 +97,7 @@ class Workers(hints.Hints):
         self.tasks_done = self.tasks_failed = 0
         self._due: float | None = None
         self.full = False  # the last worker could not be started: every client slot is taken
-        self.trouble = ""  # reason why no worker can be started now
+        self.start_error = ""  # reason why no worker can be started now
         self._trouble_since = self._start_again_at = 0.0
 
     # -- pools ---------------------------------------------------------------------------------
@@ -203,13 +203,13 @@ class Workers(hints.Hints):
 
     def pauses(self) -> bool:
         """Whether an attempt to start a worker has just failed for lack of resources."""
-        return bool(self.trouble) and self.loop.now() < self._start_again_at
+        return bool(self.start_error) and self.loop.now() < self._start_again_at
 
     @property
     def why_none(self) -> str:
         """The reason why a request for workers or a pool failed."""
         if self.pauses():
-            return f"no worker can be started: {self.trouble}"
+            return f"no worker can be started: {self.start_error}"
         actors = sum(pool.actor for pool in self.pools.values())
         if self._next_number() is None:
             return (
@@ -229,10 +229,10 @@ class Workers(hints.Hints):
         """A worker cannot start for lack of a descriptor, a process or memory; it is retried
         later."""
         now = self.loop.now()
-        if not self.trouble:
+        if not self.start_error:
             self._trouble_since = now
             _log.error("no worker can be started now: %s", why)
-        self.trouble = why
+        self.start_error = why
         self._start_again_at = now + POLL_AGAIN_S
         self.loop.call_later(POLL_AGAIN_S, lambda: None)
         if now - self._trouble_since >= START_PATIENCE_S:
@@ -242,7 +242,7 @@ class Workers(hints.Hints):
         """Fails tasks that wait for workers that cannot be started, unless other hosts can run
         them."""
         others = self.outbound_tasks.capacity > 0
-        why = f"no worker could be started for {START_PATIENCE_S:g} s: {self.trouble}"
+        why = f"no worker could be started for {START_PATIENCE_S:g} s: {self.start_error}"
         for pool in self.pools.values():
             if not pool.workers and pool.target and not pool.broken:
                 for oid in self.client.queued_in(pool.number):
@@ -317,7 +317,7 @@ class Workers(hints.Hints):
     # -- starts and deaths ---------------------------------------------------------------------
 
     def spawned(self, slot: int, pid: int) -> None:
-        worker, self.trouble = self.all.get(slot), ""
+        worker, self.start_error = self.all.get(slot), ""
         if worker is not None:
             worker.pid = pid
             self.tasks.set_pid(slot, pid)
@@ -353,16 +353,16 @@ class Workers(hints.Hints):
     def _replace(self, pool: Pool, worker: WorkerInfo, code: int) -> None:
         """Replaces an ended worker, now or after a pause; fails the queued tasks if the pool is
         broken."""
-        ailed, now = pool.ailing, self.loop.now()
+        was_failing, now = pool.keeps_failing, self.loop.now()
         how = how_it_ended(code, worker)
-        hopeless = pool.died(worker, code, SETUP_FAILED, how, now, self.config)
+        fail_now = pool.died(worker, code, SETUP_FAILED, how, now, self.config)
         if pool.broken and code == SETUP_FAILED and not pool.closing:
             self.client.open_pool(pool.number, POOL_BROKEN)  # `submit` now raises at once
         if pool.broken:
             self.fail_queued(pool)
             return
-        if hopeless:
-            self._fail_meanwhile(pool, ailed)
+        if fail_now:
+            self._fail_meanwhile(pool, was_failing)
         if pool.start_again_at > now:
             self.loop.call_later(pool.start_again_at - now, lambda: None)
         self.start_missing(pool)
@@ -390,7 +390,7 @@ class Workers(hints.Hints):
         """Announces the number of workers for which other hosts may send tasks."""
         pool = self.pools.get(0)
         if pool is not None:
-            self.events.workers_are(0 if pool.ailing and not pool.workers else pool.target)
+            self.events.workers_are(0 if pool.keeps_failing and not pool.workers else pool.target)
 
     def set_up(self, slot: int) -> None:
         """The worker's initializer has returned."""
@@ -513,7 +513,7 @@ class Workers(hints.Hints):
                     due = deadline
         for pool in list(self.pools.values()):
             blocked = waiting[pool.number]
-            if pool.ailing and self.tasks.idle(pool.number):
+            if pool.keeps_failing and self.tasks.idle(pool.number):
                 pool.idle_again(self.config)
             if pool.is_settled(blocked):
                 continue
@@ -540,7 +540,9 @@ class Workers(hints.Hints):
             self.loop.call_later(max(0.0, due - now), lambda: None)
 
     def retire(self, pool: Pool, count: int) -> None:
-        for slot in sorted(pool.workers, key=lambda one: (pool.workers[one].stands_in, one))[::-1]:
+        for slot in sorted(pool.workers, key=lambda slot: (pool.workers[slot].stands_in, slot))[
+            ::-1
+        ]:
             busy = self.client.client_info(slot)["running"] or self.events.counts_on(slot)
             if count > 0 and not pool.workers[slot].retiring and not busy:
                 self.replace(pool.workers[slot])

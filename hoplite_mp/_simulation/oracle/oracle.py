@@ -235,7 +235,7 @@ LASTING = {
     "NodeMembership.former_workers", "NodeMembership.gone", "NodeMembership.left",
     "NodeMembership.members",
     "OutboundTasks._offered", "OutboundTasks.runners", "Output.drivers", "Output.pipes",
-    "OwnershipTransfer.numbers", "PathEstimator._received", "PathEstimator._said",
+    "OwnershipTransfer.numbers", "PathEstimator._received", "PathEstimator._sent_at",
     "PathEstimator._samples", "PathEstimator._when_slow", "PathEstimator.held",
     "PathEstimator.known", "PathEstimator.peaks", "Peers.by_host_id", "Peers.by_number",
     "Peers.own", "PlanCache._known", "PendingMessages._by_generation", "ProgramCache._known",

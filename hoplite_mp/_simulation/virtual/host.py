@@ -269,10 +269,10 @@ class VirtualHost:
 
         def leave() -> None:
             drivers.line_ended(slot)
-            self.loop.call_later(LEAVE_S, lambda: drivers.gone(slot))
+            self.loop.call_later(LEAVE_S, lambda: drivers.detached(slot))
 
         process = self.run(name, live)
-        drivers.came(slot, output_owner, FIRST_PID + slot, channel, output, theirs.close)
+        drivers.attached(slot, output_owner, FIRST_PID + slot, channel, output, theirs.close)
 
         def ended() -> None:
             self.around.timeline.note(f"{name} on host {self.place} has ended")

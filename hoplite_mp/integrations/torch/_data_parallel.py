@@ -80,10 +80,10 @@ class StepMembership:
 
     def _met(self) -> bool:
         group = self.group
-        said = group.allgather((self._formed_at, group._member.identity))
+        answers = group.allgather((self._formed_at, group._member.identity))
         assert group.calls is not None, "the meeting has just made a call"
         call = group.calls - 1
-        here = {rank: one for rank, one in enumerate(said) if one is not None}
+        here = {rank: one for rank, one in enumerate(answers) if one is not None}
         if self._formed_at is not None and all(at == self._formed_at for at, _ in here.values()):
             return True
         givers = [rank for rank, (at, _) in here.items() if at is not None]
