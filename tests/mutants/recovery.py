@@ -19,7 +19,8 @@ MUTANTS = (
         "owners-loses-what-was-asked-about",
         "hoplite_mp/_node/objects/ownership_transfer.py",
         (
-            "            if record.number not in lost.asked:\n                self._lose(record, lost)"
+            "            if record.number not in lost.asked:\n"
+            "                self._lose(record, lost)"
         ),
         "            self._lose(record, lost)",
         (
