@@ -542,14 +542,15 @@ cdef class Tasks:
         return tracing(self.c)
 
     def note_group_call(self, bytes name, uint64_t call, uint32_t rank, uint64_t begin_ns,
-                        bint failed) -> None:
-        """Records the end of a Group's call, if a trace is running."""
+                         bint failed, uint64_t nbytes) -> None:
+        """Records the end of a Group's call, if a trace is running. nbytes: the member's input."""
         cdef shm_event event
         if not tracing(self.c) or not begin_ns:
             return
         memset(&event, 0, sizeof(event))
         event.id, event.begin_ns, event.end_ns, event.rank = call, begin_ns, now_ns(), rank
         event.kind = EVENT_GROUP_CALL
+        event.bytes_in = nbytes
         event.outcome = OUTCOME_FAILED if failed else OUTCOME_DONE
         memcpy(event.name, PyBytes_AS_STRING(name), min(PyBytes_GET_SIZE(name), NAME_BYTES))
         trace_add(self.c, self.slot, &event)

@@ -101,6 +101,7 @@ static inline void trace_remove(char *c, unsigned slot, uint64_t id, unsigned ou
         shm_event event = t->open[at];
         event.end_ns = now_ns();
         event.outcome = (uint8_t)outcome;
+        event.bytes_out = result_bytes(c, id);
         trace_add(c, slot, &event);
     }
     trace_change(t);

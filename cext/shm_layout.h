@@ -375,7 +375,7 @@ static_assert(sizeof(shm_block) == BLOCK_ALIGN, "block head");
 
 enum event_kind { EVENT_TASK = 0, EVENT_GROUP_CALL = 1 };
 enum event_outcome { OUTCOME_RUNNING = 0, OUTCOME_DONE = 1, OUTCOME_FAILED = 2, OUTCOME_CANCELLED = 3 };
-/* An event of a client: 64 bytes, times of CLOCK_MONOTONIC. */
+/* An event of a client: 80 bytes, times of CLOCK_MONOTONIC. */
 typedef struct {
     uint64_t id;           /* local id of the task; number of the call */
     uint64_t begin_ns;
@@ -385,8 +385,10 @@ typedef struct {
     uint16_t depth;        /* 1: not inside another task */
     uint32_t rank;         /* of a member of a Group */
     char name[NAME_BYTES];
+    uint64_t bytes_in;     /* arguments of the task; what the member gives to the call */
+    uint64_t bytes_out;    /* result of the task; 0 if unknown, and for calls */
 } shm_event;
-static_assert(sizeof(shm_event) == 64, "event");
+static_assert(sizeof(shm_event) == 80, "event");
 
 /* The tasks that a client is running (open[0 .. depth)), and its events. Only the client writes
  * here, except for `head`; `changes` is odd while it changes `open` or `depth`. */
@@ -400,7 +402,7 @@ typedef struct {
     shm_event open[TRACE_OPEN];
     shm_event ring[TRACE_RING];
 } shm_trace;
-static_assert(sizeof(shm_trace) == 128 + 64 * (TRACE_OPEN + TRACE_RING), "trace");
+static_assert(sizeof(shm_trace) == 128 + 80 * (TRACE_OPEN + TRACE_RING), "trace");
 
 #define OFF_CLIENTS 65536ULL
 #define OFF_POOLS (OFF_CLIENTS + CLIENTS * sizeof(shm_client))

@@ -67,6 +67,7 @@ cdef extern from "shm_spans.h" nogil:
         uint16_t depth
         uint32_t rank
         char name[32]
+        uint64_t bytes_in, bytes_out
     ctypedef struct shm_trace:
         uint64_t tail, head
         uint32_t changes, depth

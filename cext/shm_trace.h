@@ -1,6 +1,6 @@
 /* A client's running tasks and, during a trace, its past events: a stack and a ring for each.
  *
- * A timeline must not cost a task a system call, nor be lost with its worker. The client writes 64
+ * A timeline must not cost a task a system call, nor be lost with its worker. The client writes 80
  * bytes into its own memory; its node reads them at any time, also after the client's death. One
  * writer, one reader; events that the reader misses are counted.
  */
@@ -25,6 +25,19 @@ static inline void trace_change(shm_trace *t) {
 }
 static inline void trace_changed(shm_trace *t) { PUT(&t->changes, t->changes + 1); }
 
+/* Bytes of a task's arguments. The record is that of a task that its runner has claimed. */
+static inline uint64_t arguments_bytes(char *c, uint64_t id) {
+    shm_record *r = record_of(c, id);
+    return r->args ? header_of(c, r->args)->size : r->args_len;
+}
+/* Bytes of a task's result; 0 if the header has another generation by now. */
+static inline uint64_t result_bytes(char *c, uint64_t id) {
+    shm_header *h = header_of(c, id);
+    if (WORD_GENERATION(LOAD(&h->word)) != ID_GENERATION(id))
+        return 0;
+    return h->flags & FLAG_INLINE ? record_of(c, id)->result_len : h->size;
+}
+
 /* A task begins. Always written, because finding the running tasks later would cost more. */
 static inline void trace_push(char *c, unsigned slot, uint64_t id, const char *name, uint64_t now) {
     shm_trace *t = trace_of(c, slot);
@@ -40,6 +53,8 @@ static inline void trace_push(char *c, unsigned slot, uint64_t id, const char *n
         e->depth = (uint16_t)(depth + 1);
         e->rank = 0;
         memcpy(e->name, name, NAME_BYTES);
+        e->bytes_in = arguments_bytes(c, id);
+        e->bytes_out = 0;
     }
     t->depth = depth + 1;
     trace_changed(t);
@@ -64,6 +79,7 @@ static inline void trace_pop(char *c, unsigned slot, unsigned outcome) {
         shm_event event = t->open[depth - 1];
         event.end_ns = now_ns();
         event.outcome = (uint8_t)outcome;
+        event.bytes_out = result_bytes(c, event.id);
         trace_add(c, slot, &event);
     }
     trace_change(t);

@@ -399,7 +399,7 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     # -- diagnostics ---------------------------------------------------------------------------
 
     trace_events_max: Annotated[int, Meta(ge=1)] = 500_000
-    """Events that a node keeps in a trace: this many of its processes (64 bytes each), and this
+    """Events that a node keeps in a trace: this many of its processes (80 bytes each), and this
     many of its own (transfers, collectives, spilling). Older events are dropped and counted.
     Higher: longer traces of short tasks are complete. Lower: less memory in the node, and a smaller
     file."""

@@ -98,6 +98,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="command")
     _add_demo(commands)
     _add_simulate(commands)
+    _add_predict(commands)
     members = _add_members(commands)
     _, join = members
     for command in members:
@@ -216,6 +217,79 @@ def _add_simulate(commands: Commands) -> None:
         "of the engine, 64KiB for more than 128 nodes",
     )
     simulate.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the table to this file"
+    )
+
+
+def _add_predict(commands: Commands) -> None:
+    predict = commands.add_parser(
+        "predict",
+        help="predict the steps per second of a training program on more hosts",
+        description="Plays the steps of a trace of one worker on simulated hosts with the real "
+        "node and planner, in virtual time. Shows steps per second, the percentiles of single "
+        "steps, and the share of time in which links and cores are busy, the bottleneck first. "
+        "Synchronous training: calls of a Group of size 1. Asynchronous: calls of an actor, which "
+        "has the first host for itself.",
+    )
+    predict.set_defaults(run=_lazy("hoplite_mp._cli.predict", "predict"))
+    predict.add_argument(
+        "trace", type=Path, metavar="FILE", help="written by Cluster.trace while one worker trained"
+    )
+    predict.add_argument(
+        "--hosts", default="2,4,8", metavar="N", help="comma-separated list; default: %(default)s"
+    )
+    predict.add_argument(
+        "--bandwidth",
+        default="1Gbit",
+        metavar="RATE",
+        help="nominal bandwidth of each link in each direction, with the headers of TCP over "
+        "Ethernet; default: %(default)s",
+    )
+    predict.add_argument(
+        "--latency", default="100us", metavar="TIME", help="one-way latency; default: %(default)s"
+    )
+    predict.add_argument(
+        "--cores-per-host",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="cores that a worker and the library share on a host; default: %(default)s",
+    )
+    predict.add_argument(
+        "--cores",
+        type=_positive,
+        metavar="N",
+        help="cores that all hosts share, if they are emulated on one machine",
+    )
+    predict.add_argument(
+        "--cpu-per-gb",
+        type=_seconds_of_cpu,
+        metavar="S",
+        help="CPU seconds to send and receive 1 GB; default: measured over loopback",
+    )
+    predict.add_argument(
+        "--server",
+        metavar="NAME",
+        help="name or class of the actor that has the parameters; default: the only actor, if "
+        "there are no calls of Groups",
+    )
+    predict.add_argument(
+        "--calls-per-step",
+        type=_positive,
+        metavar="N",
+        help="default: the shortest sequence of calls that repeats",
+    )
+    predict.add_argument(
+        "--steps",
+        type=_positive,
+        default=20,
+        metavar="N",
+        help="steps that each worker plays; default: %(default)s",
+    )
+    predict.add_argument(
+        "--seed", type=_count, default=0, metavar="S", help="for the choice of recorded steps"
+    )
+    predict.add_argument(
         "--json", type=Path, metavar="FILE", help="also write the table to this file"
     )
 
@@ -431,6 +505,16 @@ def _wait_seconds(text: str) -> float:
     if not 0 <= number < math.inf:
         raise argparse.ArgumentTypeError(f"must be seconds from 0, not {text!r}")
     return number
+
+
+def _seconds_of_cpu(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, not {text!r}")
+    return seconds
 
 
 def _positive(text: str) -> int:

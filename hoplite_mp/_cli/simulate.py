@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hoplite_mp._simulation.runs import RunOutcome
     from hoplite_mp._simulation.scale.scale import ScaleRow
 
-__all__ = ["DEFAULT_NODES", "simulate"]
+__all__ = ["DEFAULT_NODES", "bandwidth", "duration", "host_counts", "simulate"]
 
 DEFAULT_NODES = "8"
 DEFAULT_OPERATIONS = "broadcast,get,reduce,allreduce,reduce_scatter"
@@ -74,7 +74,7 @@ def _faults(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"--{name} is not allowed with --faults random, which draws it")
     nodes = None
     if arguments.nodes is not None:
-        (nodes, *more) = _nodes(arguments.nodes, NODES_MIN, FAULTS_NODES_MAX)
+        (nodes, *more) = host_counts("nodes", arguments.nodes, NODES_MIN, FAULTS_NODES_MAX)
         if more:
             raise ConfigError("--faults random takes at most one number of --nodes")
     outcomes: list[RunOutcome] = []
@@ -115,10 +115,10 @@ def _summary(outcomes: Sequence[RunOutcome]) -> str:
 def _scale(arguments: argparse.Namespace) -> int:
     operations = _operations(arguments.operations or DEFAULT_OPERATIONS)
     nbytes = _bytes("bytes", arguments.bytes or DEFAULT_BYTES, BYTES_LEAST) // 4 * 4
-    rate = _rate(arguments.rate or DEFAULT_RATE)
-    latency_s = _seconds(arguments.latency or DEFAULT_LATENCY)
+    rate = bandwidth("rate", arguments.rate or DEFAULT_RATE)
+    latency_s = duration("latency", arguments.latency or DEFAULT_LATENCY)
     sizes = []
-    for nodes in _nodes(arguments.nodes or DEFAULT_NODES, NODES_MIN, SCALE_NODES_MAX):
+    for nodes in host_counts("nodes", arguments.nodes or DEFAULT_NODES, NODES_MIN, SCALE_NODES_MAX):
         least = coarseness(nodes)
         if arguments.block is not None:
             least = _bytes("block", arguments.block, 1)
@@ -209,8 +209,8 @@ def _topologies(arguments: argparse.Namespace) -> int:
     plans = _plans(arguments.plan or ",".join(PLANS))
     networks = _interconnects(arguments.topology)
     nbytes = _bytes("bytes", arguments.bytes or DEFAULT_BYTES, BYTES_LEAST)
-    rate = _rate(arguments.rate or DEFAULT_RATE)
-    latency_s = _seconds(arguments.latency or DEFAULT_LATENCY)
+    rate = bandwidth("rate", arguments.rate or DEFAULT_RATE)
+    latency_s = duration("latency", arguments.latency or DEFAULT_LATENCY)
     try:
         rows = [
             row
@@ -304,12 +304,13 @@ def _interconnects(text: str) -> list[Interconnect]:
         raise ConfigError(f"--topology: {error}") from None
 
 
-def _nodes(text: str, least: int, most: int) -> list[int]:
+def host_counts(option: str, text: str, least: int, most: int) -> list[int]:
+    """The numbers of hosts in an option."""
     found = []
     for word in text.split(","):
         if not word.strip().isdecimal() or not least <= int(word) <= most:
             raise ConfigError(
-                f"--nodes={text!r} is not allowed: whole numbers from {least} to {most}, "
+                f"--{option}={text!r} is not allowed: whole numbers from {least} to {most}, "
                 "separated by commas"
             )
         found.append(int(word))
@@ -337,8 +338,8 @@ def _bytes(name: str, text: str, least: int) -> int:
     return nbytes
 
 
-def _rate(text: str) -> float:
-    """The rate in bytes per second."""
+def bandwidth(option: str, text: str) -> float:
+    """The rate in an option, in bytes per second."""
     match = _RATE.fullmatch(text.strip())
     rate = math.nan
     if match is not None:
@@ -346,13 +347,14 @@ def _rate(text: str) -> float:
         rate = _number(number) * 1000 ** " KMG".index(unit.upper() or " ") / 8
     if not 1 <= rate < math.inf:
         raise ConfigError(
-            f"--rate={text!r} is not allowed: bits per second with a unit, such as "
+            f"--{option}={text!r} is not allowed: bits per second with a unit, such as "
             '"100Mbit" or "10Gbit"'
         )
     return rate
 
 
-def _seconds(text: str) -> float:
+def duration(option: str, text: str) -> float:
+    """The time in an option, in seconds."""
     match = _SECONDS.fullmatch(text.strip())
     seconds = math.nan
     if match is not None:
@@ -360,7 +362,7 @@ def _seconds(text: str) -> float:
         seconds = _number(number) * {"us": 1e-6, "µs": 1e-6, "ms": 1e-3}.get(unit, 1.0)
     if not 0 <= seconds <= 60:
         raise ConfigError(
-            f'--latency={text!r} is not allowed: up to a minute, such as "100us", "1ms" or "0.05s"'
+            f'--{option}={text!r} is not allowed: up to a minute, such as "100us", "1ms" or "0.05s"'
         )
     return seconds
 

@@ -325,14 +325,16 @@ def _events(number: int, document: TraceDocument) -> Iterator[dict[str, Any]]:
     """The events of a document, with times in nanoseconds by that node's clock."""
     for slot, pid, packed in document.events:
         track = document.actors.get(pid, slot)
-        for oid, begin, end, kind, outcome, depth, rank, raw in EVENT.iter_unpack(packed):
+        for event in EVENT.iter_unpack(packed):
+            oid, begin, end, kind, outcome, depth, rank, raw, bytes_in, bytes_out = event
             name = raw.split(b"\0")[0].decode(errors="replace")
             args: dict[str, Any] = {"pid": pid, "outcome": OUTCOMES_OF_EVENTS[outcome]}
             if kind == TASK:
                 public = document.inbound_tasks.get(oid) or pack_id(document.host_id, oid)
                 args = {"id": public.hex(), **args, "inside": depth - 1}
+                args |= {"bytes_in": bytes_in, "bytes_out": bytes_out}
             else:
-                args = {"call": oid, "rank": rank, **args}
+                args = {"call": oid, "rank": rank, **args, "bytes_in": bytes_in}
             yield {
                 "ph": "X", "name": name or "?", "cat": KINDS_OF_EVENTS[kind], "pid": number + 1,
                 "track": track if kind == TASK else f"{_process(slot)}: group calls",

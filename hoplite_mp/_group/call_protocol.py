@@ -121,7 +121,7 @@ class CallProtocol:
         finally:
             name = f"{kind} {self.name}".encode(errors="replace")
             self._tasks.note_group_call(
-                name, (self._member.calls or 1) - 1, self.rank, begun, failed
+                name, (self._member.calls or 1) - 1, self.rank, begun, failed, _bytes_of(x)
             )
 
     def end_after(self, error: BaseException) -> None:
@@ -504,6 +504,13 @@ class CallProtocol:
         threads = self._runtime.config.reduce_threads or self._runtime.tasks.cores
         total = prefix(op, arrays, threads)
         return total if out is None else into(total, out)
+
+
+def _bytes_of(x: Any) -> int:
+    """The bytes of the arrays that a rank gives to a call; other values count as 0."""
+    if isinstance(x, (list, tuple)):
+        return sum(one.nbytes for one in x if isinstance(one, np.ndarray))
+    return x.nbytes if isinstance(x, np.ndarray) else 0
 
 
 NAME_SHARE_CHARS = 100  # of a Group's name in the names of the Groups split from it

@@ -37,8 +37,8 @@ TRACE_STEPS = ("begin", "end", "drop")
 # Unprivileged processes can send packets of at most 416 KiB.
 PIECE_BYTES_MAX = 128 << 10
 # One event of a process, as in cext/shm_layout.h: id, begin_ns, end_ns, kind, outcome, depth, rank,
-# name.
-EVENT = struct.Struct("<QQQBBHI32s")
+# name, bytes_in, bytes_out.
+EVENT = struct.Struct("<QQQBBHI32sQQ")
 KINDS_OF_EVENTS = ("task", "group call")
 OUTCOMES_OF_EVENTS = ("running", "done", "failed", "cancelled", "lost", "timeout")
 

@@ -208,7 +208,7 @@ CALLS = (
 DOCUMENT = msgspec.msgpack.encode(
     TraceDocument(
         "host", 7, 10, 90,
-        [(2, 4711, b"".join(EVENT.pack(i, 20, 30, i, 1, 1, 3, b"train") for i in range(2)))],
+        [(2, 4711, b"".join(EVENT.pack(i, 20, 30, i, 1, 1, 3, b"train", 8, 9) for i in range(2)))],
         {1: ID}, [("transfer", "object", 20, 40, {"from": 1, "object": ID, "bytes": 64})], 0,
     )
 )  # fmt: skip

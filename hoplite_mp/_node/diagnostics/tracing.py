@@ -47,7 +47,7 @@ __all__ = ["Clock", "Recording", "Tracing", "best_clock"]
 
 # What this node records for a trace: the tasks of its processes, and its own events.
 #
-# Processes write 64 bytes for each task into rings in shared memory. The node copies a ring when it
+# Processes write 80 bytes for each task into rings in shared memory. The node copies a ring when it
 # fills up, when its process has ended, and at the end of the trace. The events stay packed, because
 # a Python object for each would be too expensive at a hundred thousand tasks a second.
 
@@ -145,10 +145,10 @@ class Recording:
         recorded = {event[:2] for event in EVENT.iter_unpack(later)}
         now = self.loop.now_ns()
         found = b""
-        for oid, begin_ns, _, kind, _, depth, rank, name in EVENT.iter_unpack(opened):
+        for oid, begin_ns, _, kind, _, depth, rank, *more in EVENT.iter_unpack(opened):
             if (oid, begin_ns) not in recorded:
                 outcome = self._outcome(slot, oid) or running
-                found += EVENT.pack(oid, begin_ns, now, kind, outcome, depth, rank, name)
+                found += EVENT.pack(oid, begin_ns, now, kind, outcome, depth, rank, *more)
         return found
 
     def _outcome(self, slot: int, oid: int) -> int:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.messages import NodeToManager
     from hoplite_mp._simulation.scale.node import Wait
 
-__all__ = ["OPERATIONS", "ScaleRow", "ScaleWorld", "Size", "coarseness", "measure"]
+__all__ = ["BLOCK_BYTES", "OPERATIONS", "ScaleRow", "ScaleWorld", "Size", "coarseness", "measure"]
 
 
 # With more nodes than this, blocks have at least COARSE_BYTES, unless --block says otherwise,

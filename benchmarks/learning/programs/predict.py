@@ -1,0 +1,112 @@
+"""Synchronous training, and asynchronous training with a parameter server, for predictions.
+
+`python -m benchmarks.learning.programs.predict '{"hosts": 2, "mode": "synchronous"}'`. With
+"trace", one worker on this host trains and is traced. Otherwise the server of asynchronous training
+is on the first host, and each other host has a worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import hoplite_mp
+from benchmarks.learning.programs.perceptron import Perceptron, Shard
+from examples.applications.our_hosts import connect
+from examples.applications.running import arguments, say
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WARM_UP = 3
+LR = np.float32(0.05)
+
+
+class Server:
+    """The parameters of asynchronous training."""
+
+    def __init__(self) -> None:
+        self.flat = Perceptron().flat
+
+    def pull(self) -> np.ndarray[Any, Any]:
+        return self.flat
+
+    def push(self, grad: np.ndarray[Any, Any]) -> None:
+        self.flat = self.flat - LR * grad
+
+
+def steps(rank: int, given: Any, warm: Any, times: list[float]) -> Iterator[int]:
+    """The numbers of a worker's steps; notes in `times` when the measured ones begin and end."""
+    for step in range(given.steps + WARM_UP):
+        if step == WARM_UP:
+            if rank == 0:
+                warm.set()
+            times.append(time.monotonic())
+        yield step
+        if step >= WARM_UP:
+            times.append(time.monotonic())
+
+
+def synchronous(rank: int, ranks: int, given: Any, warm: Any) -> list[float]:
+    model, shard = Perceptron(), Shard(rank, ranks, given.batch)
+    group = hoplite_mp.current().group("training", ranks, rank)
+    times: list[float] = []
+    for _ in steps(rank, given, warm, times):
+        mean = group.allreduce(model.gradient(*shard.next()), op="mean")
+        model.flat -= LR * mean
+    return times
+
+
+def asynchronous(rank: int, ranks: int, given: Any, warm: Any, server: Any) -> list[float]:
+    model, shard = Perceptron(), Shard(rank, ranks, given.batch)
+    times: list[float] = []
+    for _ in steps(rank, given, warm, times):
+        model.flat[...] = server.pull().result()
+        server.push(model.gradient(*shard.next())).result()
+    return times
+
+
+def exchange(rank: int, ranks: int, given: Any, warm: Any) -> list[float]:
+    """Calls without computation, to measure the CPU time of transfers."""
+    grad = Perceptron().grad
+    group = hoplite_mp.current().group("exchange", ranks, rank)
+    times: list[float] = []
+    for _ in steps(rank, given, warm, times):
+        group.allreduce(grad, op="mean")
+    return times
+
+
+def rate(times: list[list[float]], is_asynchronous: bool) -> float:
+    """Steps per second, while all workers train."""
+    begin, end = max(one[0] for one in times), min(one[-1] for one in times)
+    within = [[at for at in one if begin <= at <= end] for one in times]
+    parts = [(len(one) - 1) / (one[-1] - one[0]) for one in within if len(one) > 1]
+    return sum(parts) / (1 if is_asynchronous else len(times))
+
+
+if __name__ == "__main__":
+    given = arguments(mode="synchronous", steps=20, batch=32, trace="", tls=False)
+    is_asynchronous = given.mode == "asynchronous"
+    with connect(given) as c:
+        workers = 1 if given.trace else given.hosts - is_asynchronous
+        more: list[Any] = []
+        if is_asynchronous:
+            more = [c.options(name="server", node="h0").actor(Server)]
+            more[0].pull().result()
+        train = {"synchronous": synchronous, "asynchronous": asynchronous, "exchange": exchange}
+        away = is_asynchronous and not given.trace
+        place = c.options(resources={"away" if away else "place": 1})
+        warm = hoplite_mp.Event()
+        with c.trace(given.trace) if given.trace else contextlib.nullcontext():
+            ranks = [
+                place.submit(train[given.mode], rank, workers, given, warm, *more)
+                for rank in range(workers)
+            ]
+            warm.wait()
+            say("begun")
+            times = c.get(ranks)
+            say("ended")
+        say("result", rate=rate(times, is_asynchronous))

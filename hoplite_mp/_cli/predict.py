@@ -1,0 +1,135 @@
+"""`hoplite-mp predict` from its options to its exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+from hoplite_mp._cli.simulate import bandwidth, duration, host_counts
+from hoplite_mp._cli.table import format_seconds, table, three_digits
+from hoplite_mp._common.machine_limits import available_bytes, format_bytes
+from hoplite_mp._simulation.prediction.play import (
+    HOSTS_MIN,
+    Machines,
+    NotPlayed,
+    memory_bytes,
+    play,
+)
+from hoplite_mp._simulation.prediction.recording import NotRecorded, read
+from hoplite_mp._simulation.prediction.transfer_cpu import measured_byte_s
+from hoplite_mp._version import __version__
+from hoplite_mp.errors import ConfigError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from hoplite_mp._simulation.prediction.play import Prediction
+    from hoplite_mp._simulation.prediction.recording import Recording
+
+__all__ = ["payload_rate", "predict", "show"]
+
+# Simulated hosts run in one process, with real shared memory.
+HOSTS_MAX = 64
+# Of a full Ethernet frame with its preamble and the gap after it, this is payload of TCP.
+PAYLOAD_SHARE = 1448 / 1538
+INTERRUPTED = 130  # the exit code that shells use
+
+
+def predict(arguments: argparse.Namespace) -> int:
+    """Plays the trace, and shows the predictions. Returns the exit code."""
+    try:
+        return _predict(arguments)
+    except KeyboardInterrupt:
+        print("hoplite-mp predict: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except (ConfigError, NotRecorded, NotPlayed, OSError) as error:
+        what = f"{arguments.trace}: {error}" if isinstance(error, NotRecorded) else str(error)
+        print(f"hoplite-mp predict: {what}", file=sys.stderr)
+        return 2 if isinstance(error, (ConfigError, NotRecorded)) else 1
+
+
+def payload_rate(option: str, text: str) -> float:
+    """Payload bytes per second of a link whose nominal bandwidth is in the option."""
+    return bandwidth(option, text) * PAYLOAD_SHARE
+
+
+def _predict(arguments: argparse.Namespace) -> int:
+    counts = host_counts("hosts", arguments.hosts, HOSTS_MIN, HOSTS_MAX)
+    rate = payload_rate("bandwidth", arguments.bandwidth)
+    latency_s = duration("latency", arguments.latency)
+    recording = read(arguments.trace, arguments.server or "", arguments.calls_per_step or 0)
+    for hosts in counts:
+        _check_memory(recording, hosts)
+    if arguments.json is not None:
+        arguments.json.touch()  # fails before the simulation if it cannot be written, not after
+    byte_s = measured_byte_s() if arguments.cpu_per_gb is None else arguments.cpu_per_gb / 2e9
+    logging.getLogger("hoplite_mp").setLevel(logging.ERROR)
+    predictions: list[Prediction] = []
+    for hosts in counts:
+        machines = Machines(
+            hosts, rate, latency_s, arguments.cores_per_host, arguments.cores, byte_s
+        )
+        predictions.append(play(recording, machines, arguments.steps, arguments.seed))
+    print(
+        f"{len(recording.steps)} recorded steps of {_what(recording)}, "
+        f"{format_seconds(recording.step_s)} each with one worker; links of "
+        f"{arguments.bandwidth}/s, {three_digits(2e9 * byte_s)} s of CPU per GB transferred"
+    )
+    print(show(predictions))
+    if arguments.json is not None:
+        content = {
+            "hoplite_mp": __version__,
+            "recorded_steps": len(recording.steps),
+            "recorded_step_s": recording.step_s,
+            "mode": _mode(recording),
+            "bandwidth": rate,
+            "latency_s": latency_s,
+            "cores_per_host": arguments.cores_per_host,
+            "cores": arguments.cores,
+            "cpu_per_gb": 2e9 * byte_s,
+            "rows": [dataclasses.asdict(one) for one in predictions],
+        }
+        arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def _check_memory(recording: Recording, hosts: int) -> None:
+    """The simulated hosts hold real arrays."""
+    needed, free = memory_bytes(recording, hosts), available_bytes()
+    if needed > free:
+        raise ConfigError(
+            f"--hosts: simulating {hosts} hosts may take {format_bytes(needed)} of memory, and "
+            f"{format_bytes(free)} are available"
+        )
+
+
+def _mode(recording: Recording) -> str:
+    return "asynchronous" if recording.is_asynchronous else "synchronous"
+
+
+def _what(recording: Recording) -> str:
+    if recording.is_asynchronous:
+        return f"asynchronous training with the actor {recording.name}"
+    return "synchronous training"
+
+
+def show(predictions: Sequence[Prediction]) -> str:
+    """The predictions as a table."""
+    cells: list[tuple[str, ...]] = [("hosts", "workers", "steps/s", "p10", "p90", "bottleneck")]
+    for one in predictions:
+        others = sorted(one.busy.items(), key=lambda item: -item[1])
+        cells.append(
+            (
+                str(one.hosts),
+                str(one.workers),
+                three_digits(one.steps_per_s),
+                three_digits(one.p10),
+                three_digits(one.p90),
+                ", ".join(f"{name} {100 * share:.0f} %" for name, share in others),
+            )
+        )
+    return "\n".join(table(cells, right=range(5)))

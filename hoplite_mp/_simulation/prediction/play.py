@@ -1,0 +1,325 @@
+"""The recorded steps on many simulated hosts: shipped node, planner and client code, virtual time.
+
+Each worker draws its steps at random from the recording, computes on the cores of its host, and
+makes the recorded calls with arrays of the recorded sizes. In synchronous training each host has a
+member of a Group. In asynchronous training the first host has the actor, and each other host a
+worker that waits for the result of each of its calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp._api.cluster import Cluster
+from hoplite_mp._simulation.network import VirtualNetwork
+from hoplite_mp._simulation.prediction.cores import Cores
+from hoplite_mp._simulation.scale.scale import BLOCK_BYTES
+from hoplite_mp._simulation.timeline import Timeline
+from hoplite_mp._simulation.virtual.clock import virtual_time
+from hoplite_mp._simulation.virtual.environment import RunEnvironment, Sizes
+from hoplite_mp._simulation.virtual.world import World
+from hoplite_mp.config import Config
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hoplite_mp._client.runtime import Runtime
+    from hoplite_mp._simulation.prediction.recording import RecordedCall, Recording
+    from hoplite_mp._simulation.virtual.host import VirtualHost
+
+__all__ = ["HOSTS_MIN", "Machines", "NotPlayed", "Prediction", "memory_bytes", "play"]
+
+HOSTS_MIN = 2
+EVENTS_MAX = 200_000_000
+JOINED_S = 1.0  # time for all hosts to join
+POLL_S = 1.0
+# A run that takes longer, in virtual time, counts as endless.
+SECONDS_MAX = 1e6
+# Steps of each worker before the measured ones: connections are made, and rates measured.
+WARM_UP_STEPS = 3
+# Arrays of one step that a store has at a time, and its least size in bytes.
+STORE_STEPS, STORE_BYTES_MIN = 4, 64 << 20
+GATHERING = ("gather", "allgather")
+SERVER = "server"
+
+
+class NotPlayed(RuntimeError):
+    """The program of a simulated worker has failed or does not end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """The hosts. rate: of each link in each direction, in payload bytes per second; latency_s:
+    one-way; cores_per_host: of each host; cores: of all hosts together, or None; byte_s: CPU
+    seconds of a host to send, or to receive, one byte."""
+
+    hosts: int
+    rate: float
+    latency_s: float
+    cores_per_host: float
+    cores: float | None
+    byte_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The result for one number of hosts. steps_per_s: in asynchronous training of all workers
+    together; p10, p90: percentiles of the rates of single steps; busy: resource -> the share of
+    time in which it was in use; bottleneck: the resource with the largest share."""
+
+    hosts: int
+    workers: int
+    steps_per_s: float
+    p10: float
+    p90: float
+    busy: dict[str, float]
+    bottleneck: str
+
+
+def memory_bytes(recording: Recording, hosts: int) -> int:
+    """About as many bytes of this machine's memory may be in use in a play."""
+    gathers = any(call.kind in GATHERING for step in recording.steps for call in step)
+    return hosts * STORE_STEPS * recording.bytes_of_step * (hosts if gathers else 1)
+
+
+def play(recording: Recording, machines: Machines, steps: int, seed: int) -> Prediction:
+    """Plays `steps` measured steps of each worker. NotPlayed: a worker's program has failed."""
+    timeline = Timeline(seed)
+    network = VirtualNetwork(timeline, machines.latency_s, 0.0)
+    config = Config(spin_us_max=0, populate_ahead_bytes=0, memory_reserve_bytes=1 << 20)
+    store = max(STORE_BYTES_MIN, STORE_STEPS * recording.bytes_of_step * machines.hosts)
+    sizes = Sizes(block=BLOCK_BYTES, store=store)
+    around = RunEnvironment(timeline, network, sizes, config, workers=1)
+    world = World(around)
+    run = _Run(world, recording, machines, steps, seed)
+    with virtual_time(world.processes):
+        try:
+            for _ in range(machines.hosts):
+                world.add_host(machines.rate, machines.rate)
+            timeline.run(EVENTS_MAX, JOINED_S)
+            network.cpu = run.cores
+            run.begin()
+            run.wait()
+        finally:
+            _runs.pop(run.number, None)
+    world.close()
+    return run.prediction()
+
+
+# Runs by number, for the actor, which is made from its class alone.
+_runs: dict[int, _Run] = {}
+
+
+class PlayedServer:
+    """The actor of asynchronous training."""
+
+    def __init__(self, number: int) -> None:
+        self.run = _runs[number]
+
+    def call(self, kind: str, seconds: float, nbytes: int, _: object) -> Any:
+        """Takes the recorded time of a method, and returns a result of the recorded size."""
+        self.run.compute(0, seconds)
+        self.run.served_s += seconds
+        return np.zeros(nbytes, np.uint8)
+
+
+@dataclass(slots=True)
+class _Usage:
+    """What has been used up to some time."""
+
+    at: float
+    cpu_s: list[float]
+    sent: list[int]
+    received: list[int]
+    served_s: float
+
+
+class _Run:
+    """One play."""
+
+    def __init__(
+        self, world: World, recording: Recording, machines: Machines, steps: int, seed: int
+    ) -> None:
+        self.world = world
+        self.recording = recording
+        self.machines = machines
+        self.steps = steps
+        self.seed = seed
+        self.served_s = 0.0
+        self.number = id(self)
+        self.cores = Cores(
+            world.timeline, machines.hosts, machines.cores_per_host, machines.cores, machines.byte_s
+        )
+        self.ends: list[list[float]] = []  # of each worker: when its steps have ended
+        self.errors: list[BaseException] = []
+        self.first: _Usage | None = None  # when the last worker has warmed up
+        self.last: _Usage | None = None  # when the first worker has ended
+        self._warm = 0
+        _runs[self.number] = self
+
+    # ---- programs
+
+    def begin(self) -> None:
+        hosts: Iterable[VirtualHost] = self.world.hosts
+        if self.recording.is_asynchronous:
+            first, *hosts = self.world.hosts
+            self._program(first, "maker", self._keep_server)
+        for rank, host in enumerate(hosts):
+            self.ends.append([])
+            body = self._serve if self.recording.is_asynchronous else self._train
+            self._program(host, f"worker {rank}", partial(body, rank, host.place))
+
+    def _program(self, host: VirtualHost, name: str, body: Any) -> None:
+        def live(runtime: Runtime) -> None:
+            try:
+                body(Cluster._of(runtime))
+            except Exception as error:
+                self.errors.append(error)
+
+        host.attach(name, live)
+
+    def compute(self, host: int, seconds: float) -> None:
+        """Called by a simulated process: it computes."""
+        process = self.world.processes.running
+        assert process is not None
+        job = object()
+        self.cores.compute(host, seconds, self.world.processes.wake_all, job)
+        process.wait(job, None)
+
+    def _steps(self, rank: int) -> Iterable[tuple[RecordedCall, ...]]:
+        """The steps of a worker; notes when each has ended."""
+        chance = random.Random(f"{self.seed} {rank}")
+        for number in range(WARM_UP_STEPS + self.steps):
+            if number == WARM_UP_STEPS:
+                self._warm += 1
+                if self._warm == len(self.ends):
+                    self.first = self._usage()
+            yield chance.choice(self.recording.steps)
+            self.ends[rank].append(self.world.timeline.now)
+        if self.last is None:
+            self.last = self._usage()
+
+    def _train(self, rank: int, place: int, c: Cluster) -> None:
+        """A member of the Group of synchronous training."""
+        with c.group("training", self.machines.hosts, rank) as g:
+            for step in self._steps(rank):
+                for call in step:
+                    self.compute(place, call.compute_s + call.service_s)
+                    if call.kind == "barrier":
+                        g.barrier()
+                    else:
+                        getattr(g, call.kind)(_array(call.bytes_in))
+
+    def _keep_server(self, c: Cluster) -> None:
+        server = c.options(name=SERVER, node="h0").actor(PlayedServer, self.number)
+        server.call("", 0.0, 0, None).result()
+        while len(self.ends[0]) == 0 or self.open_workers:
+            time.sleep(POLL_S)
+
+    def _serve(self, rank: int, place: int, c: Cluster) -> None:
+        """A worker of asynchronous training."""
+        server = self._find_server(c)
+        for step in self._steps(rank):
+            for call in step:
+                self.compute(place, call.compute_s)
+                about = call.kind, call.service_s, call.bytes_out
+                server.call(*about, np.zeros(call.bytes_in, np.uint8)).result()
+
+    def _find_server(self, c: Cluster) -> Any:
+        while True:
+            with contextlib.suppress(LookupError):
+                return c.get_actor(SERVER)
+            time.sleep(POLL_S)
+
+    # ---- the run
+
+    @property
+    def open_workers(self) -> list[str]:
+        return [
+            process.name
+            for host in self.world.hosts
+            for process in host.programs
+            if process.alive and process.name != "maker"
+        ]
+
+    def wait(self) -> None:
+        """Until all workers have ended."""
+        timeline, until = self.world.timeline, JOINED_S
+        while True:
+            until = max(until, timeline.now) + POLL_S
+            timeline.run(EVENTS_MAX, until)
+            for process in self.world.processes.all:
+                if process.failure is not None:
+                    raise NotPlayed(f"{process.name}: {process.failure!r}") from process.failure
+            if self.errors:
+                raise NotPlayed(f"a worker: {self.errors[0]!r}") from self.errors[0]
+            if self.ends[0] and not self.open_workers:
+                return
+            if until > SECONDS_MAX or timeline.events >= EVENTS_MAX:
+                raise NotPlayed(f"it does not end: {self.open_workers}")
+
+    def _usage(self) -> _Usage:
+        self.cores.settle()
+        ports = self.world.network.ports
+        return _Usage(
+            self.world.timeline.now,
+            list(self.cores.used_s),
+            [port.sent for port in ports],
+            [port.received for port in ports],
+            self.served_s,
+        )
+
+    # ---- the result
+
+    def prediction(self) -> Prediction:
+        assert self.first is not None
+        assert self.last is not None
+        begin, end = self.first.at, self.last.at
+        within = [[at for at in ends if begin <= at <= end] for ends in self.ends]
+        if min(map(len, within)) < 2:
+            raise NotPlayed("a worker has ended before another one has begun: play more steps")
+        parts = [(len(ends) - 1) / (ends[-1] - ends[0]) for ends in within]
+        singles = [1 / (later - earlier) for ends in within for earlier, later in pairwise(ends)]
+        workers = len(self.ends)
+        together = workers if self.recording.is_asynchronous else 1
+        p10, p90 = (together * float(one) for one in np.percentile(singles, (10, 90)))
+        busy = self._busy(self.first, self.last)
+        bottleneck = max(busy, key=lambda name: round(busy[name], 2))
+        steps_per_s = sum(parts) * together / workers
+        return Prediction(self.machines.hosts, workers, steps_per_s, p10, p90, busy, bottleneck)
+
+    def _busy(self, first: _Usage, last: _Usage) -> dict[str, float]:
+        seconds = last.at - first.at
+
+        def most(earlier: list[Any], later: list[Any]) -> float:
+            return float(max(b - a for a, b in zip(earlier, later, strict=True)))
+
+        machines = self.machines
+        busy = {}  # of equal ones, the first is the bottleneck
+        if self.recording.is_asynchronous:
+            busy["server"] = (last.served_s - first.served_s) / seconds
+        busy |= {
+            "link": max(
+                most(first.sent, last.sent), most(first.received, last.received)
+            ) / machines.rate / seconds,
+            "cores of a host": most(first.cpu_s, last.cpu_s) / machines.cores_per_host / seconds,
+        }  # fmt: skip
+        if machines.cores is not None:
+            used = sum(last.cpu_s) - sum(first.cpu_s)
+            busy["shared cores"] = used / machines.cores / seconds
+        return busy
+
+
+def _array(nbytes: int) -> np.ndarray[Any, np.dtype[Any]]:
+    """An array of this size; of float32 if possible, as gradients."""
+    if nbytes % 4:
+        return np.zeros(nbytes, np.uint8)
+    return np.zeros(nbytes // 4, np.float32)

@@ -1,0 +1,232 @@
+"""The steps of one worker, read from the file of `Cluster.trace`.
+
+A step is what repeats. In synchronous training it ends with calls of Groups, in asynchronous
+training with calls of an actor that has the parameters. The worker computes between the calls.
+
+    synchronous    compute ─ allreduce ─ compute ─ allreduce ─ ...     calls of one member
+    asynchronous   pull ─ compute ─ push ─ pull ─ compute ─ push ...   tasks of one actor
+
+The trace is that of a single worker, so the time between two calls is the worker's own.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+    from pathlib import Path
+
+__all__ = ["GROUP_KINDS", "STEPS_MIN", "NotRecorded", "RecordedCall", "Recording", "read"]
+
+# Calls of Groups that can be played: each rank gives an array, whatever the number of ranks.
+GROUP_KINDS = (
+    "allreduce",
+    "reduce",
+    "broadcast",
+    "reduce_scatter",
+    "allgather",
+    "gather",
+    "barrier",
+)
+# The fewest complete steps, after the first one. With fewer, percentiles say nothing.
+STEPS_MIN = 5
+# The least share of all calls that must repeat. The others begin or end the training.
+REPEATED_SHARE_MIN = 0.5
+ACTOR_TRACK = "actor "
+
+
+class NotRecorded(ValueError):
+    """The file is no trace of a worker whose steps can be recognised."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCall:
+    """One call of a step. compute_s: seconds since the worker's previous call; service_s: seconds
+    of the call itself: of the actor's method, or of copies within the only host."""
+
+    kind: str
+    compute_s: float
+    service_s: float
+    bytes_in: int
+    bytes_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The steps of one worker. `name`: of the actor in asynchronous training, or ""."""
+
+    name: str
+    steps: tuple[tuple[RecordedCall, ...], ...]
+
+    @property
+    def is_asynchronous(self) -> bool:
+        return bool(self.name)
+
+    @property
+    def step_s(self) -> float:
+        """The median of the steps' seconds, with one worker on one host."""
+        return statistics.median(
+            sum(call.compute_s + call.service_s for call in step) for step in self.steps
+        )
+
+    @property
+    def bytes_of_step(self) -> int:
+        """The largest sum of the bytes of one step's calls."""
+        return max(sum(call.bytes_in + call.bytes_out for call in step) for step in self.steps)
+
+
+class _Args(msgspec.Struct):
+    name: str = ""
+    pid: int = 0
+    rank: int = 0
+    outcome: str = ""
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+
+class _Event(msgspec.Struct):
+    """An event of the file; times in microseconds."""
+
+    ph: str
+    name: str
+    pid: int = 0
+    tid: int = 0
+    cat: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    args: _Args = msgspec.field(default_factory=_Args)
+
+
+class _Other(msgspec.Struct):
+    dropped: dict[str, int]
+
+
+class _File(msgspec.Struct):
+    traceEvents: list[_Event]
+    otherData: _Other
+
+
+def read(path: Path, server: str = "", calls_per_step: int = 0) -> Recording:
+    """Reads the steps of a trace.
+
+    Parameters
+    ----------
+    path : Path
+        A file of `Cluster.trace`.
+    server : str
+        The name or class of the actor with the parameters. "": the trace has calls of Groups, or of
+        one actor.
+    calls_per_step : int
+        0: the shortest sequence of calls that repeats is one step.
+
+    Raises
+    ------
+    OSError
+        The file cannot be read.
+    NotRecorded
+        It is no trace, or has no steps, or those of several workers.
+    """
+    try:
+        file = msgspec.json.decode(path.read_bytes(), type=_File)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise NotRecorded(f"it is no trace of hoplite_mp: {error}") from None
+    if any(file.otherData.dropped.values()):
+        raise NotRecorded("events of the trace were dropped: trace fewer steps")
+    events = sorted((one for one in file.traceEvents if one.ph == "X"), key=lambda one: one.ts)
+    calls = [one for one in events if one.cat == "group call"]
+    name = ""
+    if server or not calls:
+        tracks = {one.tid: one.args.name for one in file.traceEvents if one.name == "thread_name"}
+        name, calls = _calls_of_actor(events, tracks, server)
+    else:
+        _check_member(calls)
+    done = [one for one in calls if one.args.outcome == "done"]
+    return Recording(name, _steps(_recorded(done, not name), calls_per_step))
+
+
+def _check_member(calls: list[_Event]) -> None:
+    members = {(one.pid, one.args.pid, one.args.rank) for one in calls}
+    if len(members) > 1 or any(rank for _, _, rank in members):
+        raise NotRecorded(
+            f"it has calls of {len(members)} members of Groups, of ranks up to "
+            f"{max(rank for _, _, rank in members)}: trace a single worker, in Groups of size 1"
+        )
+    for one in calls:
+        kind = one.name.split(" ")[0]
+        if kind not in GROUP_KINDS:
+            raise NotRecorded(f"{kind} cannot be played, only {', '.join(GROUP_KINDS)}")
+
+
+def _calls_of_actor(
+    events: list[_Event], tracks: dict[int, str], server: str
+) -> tuple[str, list[_Event]]:
+    """The actor's name, and its calls."""
+    actors: dict[str, list[_Event]] = {}
+    for one in events:
+        track = tracks.get(one.tid, "")
+        if one.cat == "task" and track.startswith(ACTOR_TRACK):
+            actors.setdefault(track.removeprefix(ACTOR_TRACK), []).append(one)
+    if server:
+        ends = (f"{server} (", f"{server}, ")
+        actors = {name: calls for name, calls in actors.items() if name.startswith(ends)}
+    if not actors:
+        what = f"no calls of the actor {server!r}" if server else "no calls of a Group or an actor"
+        raise NotRecorded(f"it has {what}")
+    if len(actors) > 1:
+        raise NotRecorded(f"it has calls of the actors {', '.join(actors)}: choose one")
+    return next(iter(actors.items()))
+
+
+def _recorded(calls: list[_Event], of_group: bool) -> list[RecordedCall]:
+    found = []
+    before = 0.0  # the end of the previous call
+    for one in calls:
+        kind = one.name.split(" ")[0] if of_group else one.name
+        compute_s, service_s = max(0.0, one.ts - before) / 1e6, one.dur / 1e6
+        about = one.args.bytes_in, one.args.bytes_out
+        found.append(RecordedCall(kind, compute_s, service_s, *about))
+        before = max(before, one.ts + one.dur)
+    return found
+
+
+# ---- steps
+
+
+def _steps(calls: list[RecordedCall], length: int) -> tuple[tuple[RecordedCall, ...], ...]:
+    """Cuts the calls into steps. The first step is left out: it follows whatever came before, and
+    warms up caches."""
+    sized: list[Hashable] = [(call.kind, call.bytes_in) for call in calls]
+    named: list[Hashable] = [call.kind for call in calls]
+    for signatures in (sized, named):  # sizes of compressed or pickled values vary
+        begin, end, period = _repeated(signatures, length)
+        count = (end - begin) // period if period else 0
+        if count > STEPS_MIN:
+            return tuple(
+                tuple(calls[begin + k * period : begin + (k + 1) * period]) for k in range(1, count)
+            )
+    raise NotRecorded(
+        f"{len(calls)} calls do not repeat in more than {STEPS_MIN} steps"
+        + f" of {length} calls" * bool(length)
+    )
+
+
+def _repeated(signatures: Sequence[Hashable], length: int) -> tuple[int, int, int]:
+    """(begin, end, period) of the calls that repeat, with the shortest period that fits; zeros if
+    there are none. length: the period, or 0."""
+    total = len(signatures)
+    for period in [length] if length else range(1, total // (STEPS_MIN + 1) + 1):
+        begin = best = first = 0
+        for at in range(total - period + 1):
+            if at == total - period or signatures[at] != signatures[at + period]:
+                if at - first > best:
+                    begin, best = first, at - first
+                first = at + 1
+        covered = best + period
+        if best and covered >= REPEATED_SHARE_MIN * total and covered > STEPS_MIN * period:
+            return begin, begin + covered, period
+    return 0, 0, 0
