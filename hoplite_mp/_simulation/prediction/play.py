@@ -100,17 +100,17 @@ def play(recording: Recording, machines: Machines, steps: int, seed: int) -> Pre
     around = RunEnvironment(timeline, network, sizes, config, workers=1)
     world = World(around)
     run = _Run(world, recording, machines, steps, seed)
-    with virtual_time(world.processes):
-        try:
+    try:
+        with virtual_time(world.processes):
             for _ in range(machines.hosts):
                 world.add_host(machines.rate, machines.rate)
             timeline.run(EVENTS_MAX, JOINED_S)
             network.cpu = run.cores
             run.begin()
             run.wait()
-        finally:
-            _runs.pop(run.number, None)
-    world.close()
+    finally:
+        del _runs[run.number]
+        world.close()
     return run.prediction()
 
 

@@ -139,14 +139,11 @@ def read(path: Path, server: str = "", calls_per_step: int = 0) -> Recording:
         raise NotRecorded("events of the trace were dropped: trace fewer steps")
     events = sorted((one for one in file.traceEvents if one.ph == "X"), key=lambda one: one.ts)
     calls = [one for one in events if one.cat == "group call"]
-    name = ""
-    if server or not calls:
-        tracks = {one.tid: one.args.name for one in file.traceEvents if one.name == "thread_name"}
-        name, calls = _calls_of_actor(events, tracks, server)
-    else:
+    if calls and not server:
         _check_member(calls)
-    done = [one for one in calls if one.args.outcome == "done"]
-    return Recording(name, _steps(_recorded(done, not name), calls_per_step))
+        return Recording("", _steps(_recorded(calls, of_group=True), calls_per_step))
+    tracks = {one.tid: one.args.name for one in file.traceEvents if one.name == "thread_name"}
+    return _of_actor(_calls_of_actors(events, tracks, server), calls_per_step)
 
 
 def _check_member(calls: list[_Event]) -> None:
@@ -162,10 +159,10 @@ def _check_member(calls: list[_Event]) -> None:
             raise NotRecorded(f"{kind} cannot be played, only {', '.join(GROUP_KINDS)}")
 
 
-def _calls_of_actor(
+def _calls_of_actors(
     events: list[_Event], tracks: dict[int, str], server: str
-) -> tuple[str, list[_Event]]:
-    """The actor's name, and its calls."""
+) -> dict[str, list[_Event]]:
+    """The calls of each actor, or of the one with that name, by name."""
     actors: dict[str, list[_Event]] = {}
     for one in events:
         track = tracks.get(one.tid, "")
@@ -177,15 +174,32 @@ def _calls_of_actor(
     if not actors:
         what = f"no calls of the actor {server!r}" if server else "no calls of a Group or an actor"
         raise NotRecorded(f"it has {what}")
-    if len(actors) > 1:
-        raise NotRecorded(f"it has calls of the actors {', '.join(actors)}: choose one")
-    return next(iter(actors.items()))
+    return actors
 
 
-def _recorded(calls: list[_Event], of_group: bool) -> list[RecordedCall]:
+def _of_actor(actors: dict[str, list[_Event]], calls_per_step: int) -> Recording:
+    """The steps of the only actor whose calls repeat."""
+    found: list[Recording] = []
+    errors: list[NotRecorded] = []
+    for name, calls in actors.items():
+        try:
+            found.append(Recording(name, _steps(_recorded(calls, of_group=False), calls_per_step)))
+        except NotRecorded as error:
+            errors.append(error)
+    if not found:
+        raise errors[0]
+    if len(found) > 1:
+        names = ", ".join(one.name for one in found)
+        raise NotRecorded(f"calls of the actors {names} repeat: choose one as the server")
+    return found[0]
+
+
+def _recorded(calls: list[_Event], *, of_group: bool) -> list[RecordedCall]:
     found = []
     before = 0.0  # the end of the previous call
     for one in calls:
+        if one.args.outcome != "done":
+            continue
         kind = one.name.split(" ")[0] if of_group else one.name
         compute_s, service_s = max(0.0, one.ts - before) / 1e6, one.dur / 1e6
         about = one.args.bytes_in, one.args.bytes_out
