@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._simulation.timeline import Timeline
 
-__all__ = ["EngineCpu", "Port", "Sending", "VirtualNetwork", "VirtualPipe"]
+__all__ = ["Port", "Sending", "VirtualNetwork", "VirtualPipe"]
 
 # Blocks of one stream that may be on the way. Higher: one stream fills a busy receiver's queue. At
 # 1, a link would be idle while the last byte of a block arrives.
@@ -40,20 +40,10 @@ class Sending(Protocol):
         """Called when the block has arrived."""
 
 
-class EngineCpu(Protocol):
-    """The CPU time that engines take for blocks. Blocks of one host are processed in order."""
-
-    def process(self, host: int, nbytes: int, done: Callable[..., object], *arguments: Any) -> None:
-        """Calls `done` when the host's engine has sent or received a block of this size."""
-
-
 class Port:
-    """A host's connection to the switch. `sent`, `received`: bytes of blocks."""
+    """A host's connection to the switch."""
 
-    __slots__ = (
-        "control_free", "debt_s", "down", "down_free", "host", "ready", "received", "sending",
-        "sent", "up", "up_free",
-    )  # fmt: skip
+    __slots__ = ("control_free", "debt_s", "down", "down_free", "host", "ready", "sending", "up")
 
     def __init__(self, host: int, up: float, down: float) -> None:
         self.host = host
@@ -61,8 +51,6 @@ class Port:
         self.down = down
         self.ready: deque[Sending] = deque()
         self.sending = False
-        self.sent = self.received = 0
-        self.up_free = 0.0  # when the last block that was sent has left
         self.down_free = 0.0  # when all data on its way here has arrived
         self.control_free = 0.0  # when all queued messages have left
         self.debt_s = 0.0  # time that messages have taken from the next block
@@ -81,7 +69,6 @@ class VirtualNetwork:
         # Sender and receiver -> bytes per second, and when all blocks have passed this path.
         self.narrow: dict[tuple[int, int], tuple[float, float]] = {}
         self.blocks = 0  # number of blocks sent
-        self.cpu: EngineCpu | None = None  # None: blocks take no CPU time
         self._held: dict[tuple[int, int], list[tuple[Callable[..., object], tuple[Any, ...]]]] = {}
 
     def add(self, up: float, down: float) -> int:
@@ -110,7 +97,7 @@ class VirtualNetwork:
         port.sending = False
         if port.host in self.stopped:
             return
-        ready = port.ready
+        ready, timeline = port.ready, self.timeline
         port.sending = True  # set now, because the stream may offer its next block in `take`
         while ready:
             stream = ready.popleft()
@@ -118,36 +105,23 @@ class VirtualNetwork:
             if block is None:
                 continue
             begin, end = block
-            if self.cpu is None:
-                self._leave(port, stream, begin, end)
-            else:
-                self.cpu.process(port.host, end - begin, self._leave, port, stream, begin, end)
-            return
-        port.sending = False
-
-    def _leave(self, port: Port, stream: Sending, begin: int, end: int) -> None:
-        """The engine has written a block; it leaves when the blocks before it have left."""
-        timeline, there = self.timeline, self.ports[stream.to]
-        now, nbytes = max(timeline.now, port.up_free), end - begin
-        left = now + nbytes / port.up + port.debt_s
-        port.up_free, port.debt_s = left, 0.0
-        first = max(now + self.latency_s, there.down_free)
-        come = max(first + nbytes / there.down, left + self.latency_s)
-        there.down_free = come
-        if (path := (port.host, stream.to)) in self.narrow:
-            rate, free = self.narrow[path]
-            free = max(now, free) + nbytes / rate
-            self.narrow[path] = rate, free
-            come = max(come, free + self.latency_s)
-        self.blocks += 1
-        port.sent += nbytes
-        there.received += nbytes
-        if self.cpu is None:
+            there = self.ports[stream.to]
+            now, nbytes = timeline.now, end - begin
+            left = now + nbytes / port.up + port.debt_s
+            port.debt_s = 0.0
+            first = max(now + self.latency_s, there.down_free)
+            come = max(first + nbytes / there.down, left + self.latency_s)
+            there.down_free = come
+            if (path := (port.host, stream.to)) in self.narrow:
+                rate, free = self.narrow[path]
+                free = max(now, free) + nbytes / rate
+                self.narrow[path] = rate, free
+                come = max(come, free + self.latency_s)
+            self.blocks += 1
             timeline.at(left, self._turn, port)
             timeline.at(come, stream.arrive, begin, end)
-        else:  # the engine writes the next block while this one leaves
-            timeline.at(now, self._turn, port)
-            timeline.at(come, self.cpu.process, stream.to, nbytes, stream.arrive, begin, end)
+            return
+        port.sending = False
 
     # ---- messages
 

@@ -8,6 +8,7 @@ is on the first host, and each other host has a worker.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 WARM_UP = 3
 LR = np.float32(0.05)
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class Server:
@@ -79,6 +81,12 @@ def exchange(rank: int, ranks: int, given: Any, warm: Any) -> list[float]:
     return times
 
 
+def interrupts_s() -> float:
+    """CPU seconds that this machine has spent on interrupts, such as packets, for no process."""
+    with open("/proc/stat", encoding="ascii") as file:
+        return sum(map(int, file.readline().split()[6:8])) * TICK_S  # irq, softirq
+
+
 def rate(times: list[list[float]], is_asynchronous: bool) -> float:
     """Steps per second, while all workers train."""
     begin, end = max(one[0] for one in times), min(one[-1] for one in times)
@@ -88,7 +96,7 @@ def rate(times: list[list[float]], is_asynchronous: bool) -> float:
 
 
 if __name__ == "__main__":
-    given = arguments(mode="synchronous", steps=20, batch=32, trace="", tls=False)
+    given = arguments(mode="synchronous", steps=20, batch=128, trace="", tls=False)
     is_asynchronous = given.mode == "asynchronous"
     with connect(given) as c:
         workers = 1 if given.trace else given.hosts - is_asynchronous
@@ -107,6 +115,8 @@ if __name__ == "__main__":
             ]
             warm.wait()
             say("begun")
+            before = interrupts_s()
             times = c.get(ranks)
+            took = interrupts_s() - before
             say("ended")
-        say("result", rate=rate(times, is_asynchronous))
+        say("result", rate=rate(times, is_asynchronous), interrupts_s=took)

@@ -2,6 +2,7 @@
 
     recording  the steps of one worker, read from its trace
     cores      CPU time that workers, engines and a server share
+    links      links that connections share
     play       the recorded steps on many simulated hosts, with the shipped node
 
 The method is that of Li, Yan, Paolieri and Golubchik, ICPE 2020: the steps of one worker are

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp._api.cluster import Cluster
-from hoplite_mp._simulation.network import VirtualNetwork
 from hoplite_mp._simulation.prediction.cores import Cores
+from hoplite_mp._simulation.prediction.links import SharedLinks
 from hoplite_mp._simulation.scale.scale import BLOCK_BYTES
 from hoplite_mp._simulation.timeline import Timeline
 from hoplite_mp._simulation.virtual.clock import virtual_time
@@ -93,19 +93,21 @@ def memory_bytes(recording: Recording, hosts: int) -> int:
 def play(recording: Recording, machines: Machines, steps: int, seed: int) -> Prediction:
     """Plays `steps` measured steps of each worker. NotPlayed: a worker's program has failed."""
     timeline = Timeline(seed)
-    network = VirtualNetwork(timeline, machines.latency_s, 0.0)
+    cores = Cores(
+        timeline, machines.hosts, machines.cores_per_host, machines.cores, machines.byte_s
+    )
+    network = SharedLinks(timeline, machines.latency_s, cores)
     config = Config(spin_us_max=0, populate_ahead_bytes=0, memory_reserve_bytes=1 << 20)
     store = max(STORE_BYTES_MIN, STORE_STEPS * recording.bytes_of_step * machines.hosts)
     sizes = Sizes(block=BLOCK_BYTES, store=store)
     around = RunEnvironment(timeline, network, sizes, config, workers=1)
     world = World(around)
-    run = _Run(world, recording, machines, steps, seed)
+    run = _Run(world, network, recording, machines, steps, seed)
     try:
         with virtual_time(world.processes):
             for _ in range(machines.hosts):
                 world.add_host(machines.rate, machines.rate)
             timeline.run(EVENTS_MAX, JOINED_S)
-            network.cpu = run.cores
             run.begin()
             run.wait()
     finally:
@@ -146,18 +148,23 @@ class _Run:
     """One play."""
 
     def __init__(
-        self, world: World, recording: Recording, machines: Machines, steps: int, seed: int
+        self,
+        world: World,
+        network: SharedLinks,
+        recording: Recording,
+        machines: Machines,
+        steps: int,
+        seed: int,
     ) -> None:
         self.world = world
+        self.network = network
+        self.cores = network.cores
         self.recording = recording
         self.machines = machines
         self.steps = steps
         self.seed = seed
         self.served_s = 0.0
         self.number = id(self)
-        self.cores = Cores(
-            world.timeline, machines.hosts, machines.cores_per_host, machines.cores, machines.byte_s
-        )
         self.ends: list[list[float]] = []  # of each worker: when its steps have ended
         self.errors: list[BaseException] = []
         self.first: _Usage | None = None  # when the last worker has warmed up
@@ -268,12 +275,11 @@ class _Run:
 
     def _usage(self) -> _Usage:
         self.cores.settle()
-        ports = self.world.network.ports
         return _Usage(
             self.world.timeline.now,
             list(self.cores.used_s),
-            [port.sent for port in ports],
-            [port.received for port in ports],
+            list(self.network.sent),
+            list(self.network.received),
             self.served_s,
         )
 
