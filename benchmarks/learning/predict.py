@@ -15,7 +15,7 @@ from benchmarks.applications.beds import Bed, python
 from benchmarks.applications.running import run
 from benchmarks.common import MIB, ROOT
 from benchmarks.learning.experiment import Experiment, Line, Measure, Outcome
-from hoplite_mp._simulation.prediction.recording import Recording, read
+from hoplite_mp._simulation.prediction.recording import RecordedTraining, read
 
 __all__ = ["EXPERIMENT"]
 
@@ -25,8 +25,10 @@ HOSTS, QUICK_HOSTS = (2, 4, 8), (2,)
 # Bandwidth -> the largest error that is wanted, in percent.
 RATES = {"100mbit": 10.0, "1gbit": 15.0}
 SPELLED = {"100mbit": "100Mbit", "1gbit": "1Gbit"}  # for the command line
-# Measured steps of each worker by bandwidth, and steps of the trace.
-STEPS, TRACED_STEPS = {"100mbit": 12, "1gbit": 40}, 60
+# Measured steps of the trace, of synchronous training, and of all workers of asynchronous training.
+TRACED_STEPS = 60
+STEPS = {"100mbit": 10, "1gbit": 40}
+TOGETHER = {"100mbit": 24, "1gbit": 120}
 QUICK_STEPS = 8
 PATIENCE_S = 300.0
 
@@ -44,7 +46,7 @@ def traced(folder: Path, steps: int) -> dict[str, Path]:
     return files
 
 
-def cpu_per_gb(recording: Recording, steps: int) -> float:
+def cpu_per_gb(recording: RecordedTraining, steps: int) -> float:
     """CPU seconds of a transfer of 1 GB, without copies within hosts, which are in the trace."""
     with bed(2, "1gbit") as pair:
         found = run(pair, PROGRAM, {"mode": "exchange", "steps": steps}, PATIENCE_S)
@@ -69,12 +71,16 @@ def predicted(file: Path, rate: str, hosts: tuple[int, ...], gb_s: float) -> lis
     return found
 
 
-def measured(rate: str, hosts: int, steps: int) -> dict[str, float]:
+def measured(rate: str, hosts: int, quick: bool) -> dict[str, float]:
     """Steps per second of each mode."""
+    steps = {
+        "synchronous": QUICK_STEPS if quick else STEPS[rate],
+        "asynchronous": QUICK_STEPS if quick else TOGETHER[rate] // (hosts - 1),
+    }
     with bed(hosts, rate) as many:
         return {
-            mode: run(many, PROGRAM, {"mode": mode, "steps": steps}, PATIENCE_S)["rate"]
-            for mode in MODES
+            mode: run(many, PROGRAM, {"mode": mode, "steps": count}, PATIENCE_S)["rate"]
+            for mode, count in steps.items()
         }
 
 
@@ -88,8 +94,7 @@ def experiment(quick: bool) -> Outcome:
         recordings = {mode: read(file) for mode, file in files.items()}
         gb_s = cpu_per_gb(recordings["synchronous"], QUICK_STEPS if quick else TRACED_STEPS)
         for rate in rates:
-            steps = QUICK_STEPS if quick else STEPS[rate]
-            real = {hosts: measured(rate, hosts, steps) for hosts in counts}
+            real = {hosts: measured(rate, hosts, quick) for hosts in counts}
             for mode, file in files.items():
                 rows = predicted(file, rate, counts, gb_s)
                 for row in rows:

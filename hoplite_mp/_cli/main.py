@@ -238,6 +238,36 @@ def _add_predict(commands: Commands) -> None:
     predict.add_argument(
         "--hosts", default="2,4,8", metavar="N", help="comma-separated list; default: %(default)s"
     )
+    _add_machines(predict)
+    predict.add_argument(
+        "--server",
+        metavar="NAME",
+        help="name or class of the actor that has the parameters; default: the only actor, if "
+        "there are no calls of Groups",
+    )
+    predict.add_argument(
+        "--calls-per-step",
+        type=_positive,
+        metavar="N",
+        help="default: the shortest sequence of calls that repeats",
+    )
+    predict.add_argument(
+        "--steps",
+        type=_positive,
+        default=20,
+        metavar="N",
+        help="steps that each worker plays; default: %(default)s",
+    )
+    predict.add_argument(
+        "--seed", type=_count, default=0, metavar="S", help="for the choice of recorded steps"
+    )
+    predict.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the table to this file"
+    )
+
+
+def _add_machines(predict: argparse.ArgumentParser) -> None:
+    """Adds the options that describe the hosts."""
     predict.add_argument(
         "--bandwidth",
         default="1Gbit",
@@ -266,31 +296,6 @@ def _add_predict(commands: Commands) -> None:
         type=_seconds_of_cpu,
         metavar="S",
         help="CPU seconds to send and receive 1 GB; default: measured over loopback",
-    )
-    predict.add_argument(
-        "--server",
-        metavar="NAME",
-        help="name or class of the actor that has the parameters; default: the only actor, if "
-        "there are no calls of Groups",
-    )
-    predict.add_argument(
-        "--calls-per-step",
-        type=_positive,
-        metavar="N",
-        help="default: the shortest sequence of calls that repeats",
-    )
-    predict.add_argument(
-        "--steps",
-        type=_positive,
-        default=20,
-        metavar="N",
-        help="steps that each worker plays; default: %(default)s",
-    )
-    predict.add_argument(
-        "--seed", type=_count, default=0, metavar="S", help="for the choice of recorded steps"
-    )
-    predict.add_argument(
-        "--json", type=Path, metavar="FILE", help="also write the table to this file"
     )
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hoplite_mp._simulation.prediction.play import Prediction
-    from hoplite_mp._simulation.prediction.recording import Recording
+    from hoplite_mp._simulation.prediction.recording import RecordedTraining
 
 __all__ = ["payload_rate", "predict", "show"]
 
@@ -97,7 +97,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_memory(recording: Recording, hosts: int) -> None:
+def _check_memory(recording: RecordedTraining, hosts: int) -> None:
     """The simulated hosts hold real arrays."""
     needed, free = memory_bytes(recording, hosts), available_bytes()
     if needed > free:
@@ -107,11 +107,11 @@ def _check_memory(recording: Recording, hosts: int) -> None:
         )
 
 
-def _mode(recording: Recording) -> str:
+def _mode(recording: RecordedTraining) -> str:
     return "asynchronous" if recording.is_asynchronous else "synchronous"
 
 
-def _what(recording: Recording) -> str:
+def _what(recording: RecordedTraining) -> str:
     if recording.is_asynchronous:
         return f"asynchronous training with the actor {recording.name}"
     return "synchronous training"

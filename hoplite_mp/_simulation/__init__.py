@@ -4,6 +4,7 @@
     network    links with rates and delays
     scale/     one operation on many simulated nodes, with the real planner
     virtual/   the environment of real nodes, managers and clients in one process
+    prediction/ recorded steps of a worker, played on many hosts
     workloads/ what the programs of a run do
     faults/    deaths, cuts and restarts; faults that strike at a message
     oracle/    the invariants that are checked during a run and after it

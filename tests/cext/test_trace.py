@@ -123,14 +123,15 @@ def test_deeper_than_the_stack_is_not_shown_but_counted_right(host: ShmHost) -> 
 
 def test_group_calls(host: ShmHost) -> None:
     party = Party(host)
-    party.tasks.note_group_call(b"allreduce g", 3, 1, 5, False)
+    party.tasks.note_group_call(b"allreduce g", 3, 1, 5, False, 8)
     party.trace.start()
-    party.tasks.note_group_call(b"allreduce g", 4, 1, 0, False)  # it began before anybody traced
-    party.tasks.note_group_call(b"allreduce g", 5, 1, 7, True)
+    party.tasks.note_group_call(b"allreduce g", 4, 1, 0, False, 8)  # it began before anybody traced
+    party.tasks.note_group_call(b"allreduce g", 5, 1, 7, True, 1 << 40)
     data, _ = party.trace.take(party.slot)
-    ((call, begin, _, kind, outcome, _, rank, name),) = EVENT.iter_unpack(data)
+    ((call, begin, _, kind, outcome, _, rank, name, nbytes, _),) = EVENT.iter_unpack(data)
     assert (call, begin, kind, outcome, rank) == (5, 7, 1, FAILED, 1)
     assert name.rstrip(b"\0") == b"allreduce g"
+    assert nbytes == 1 << 40
 
 
 def test_a_reader_beside_a_writer_sees_each_event_once(host: ShmHost) -> None:
@@ -159,7 +160,7 @@ def test_a_reader_beside_a_writer_sees_each_event_once(host: ShmHost) -> None:
     while True:
         data, dropped = trace.take(slot)
         lost += dropped
-        for oid, begin, end, _, outcome, depth, _, name in EVENT.iter_unpack(data):
+        for oid, begin, end, _, outcome, depth, _, name, *_ in EVENT.iter_unpack(data):
             seen += 1
             assert last_end <= begin <= end
             assert (outcome, depth) == (DONE, 1)

@@ -18,7 +18,7 @@ from hoplite_mp._simulation.prediction.recording import (
     STEPS_MIN,
     NotRecorded,
     RecordedCall,
-    Recording,
+    RecordedTraining,
     read,
 )
 from hoplite_mp._simulation.prediction.transfer_cpu import measured_byte_s
@@ -239,8 +239,8 @@ def test_a_transfer_takes_cpu_time() -> None:
 MACHINES = Machines(2, LINK, 50e-6, 1, None, 0.0)
 
 
-def steps(*calls: RecordedCall, name: str = "") -> Recording:
-    return Recording(name, (calls,) * STEPS_MIN)
+def steps(*calls: RecordedCall, name: str = "") -> RecordedTraining:
+    return RecordedTraining(name, (calls,) * STEPS_MIN)
 
 
 def test_the_link_limits_synchronous_training_of_large_arrays() -> None:
@@ -297,7 +297,7 @@ def test_the_server_limits_asynchronous_training_with_slow_updates() -> None:
 
 def test_equal_seeds_play_equally_and_slow_steps_make_percentiles() -> None:
     calls = [RecordedCall("allreduce", seconds, 0.0, 1000, 0) for seconds in (0.01, 0.01, 0.05)]
-    recording = Recording("", tuple((call,) for call in calls))
+    recording = RecordedTraining("", tuple((call,) for call in calls))
     first, again = (play(recording, MACHINES, 20, 1) for _ in range(2))
     assert first == again
     assert first.p10 == pytest.approx(1 / 0.05, rel=0.1)

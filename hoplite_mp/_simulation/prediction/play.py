@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hoplite_mp._client.runtime import Runtime
-    from hoplite_mp._simulation.prediction.recording import RecordedCall, Recording
+    from hoplite_mp._simulation.prediction.recording import RecordedCall, RecordedTraining
     from hoplite_mp._simulation.virtual.host import VirtualHost
 
 __all__ = ["HOSTS_MIN", "Machines", "NotPlayed", "Prediction", "memory_bytes", "play"]
@@ -84,13 +84,13 @@ class Prediction:
     bottleneck: str
 
 
-def memory_bytes(recording: Recording, hosts: int) -> int:
+def memory_bytes(recording: RecordedTraining, hosts: int) -> int:
     """About as many bytes of this machine's memory may be in use in a play."""
     gathers = any(call.kind in GATHERING for step in recording.steps for call in step)
     return hosts * STORE_STEPS * recording.bytes_of_step * (hosts if gathers else 1)
 
 
-def play(recording: Recording, machines: Machines, steps: int, seed: int) -> Prediction:
+def play(recording: RecordedTraining, machines: Machines, steps: int, seed: int) -> Prediction:
     """Plays `steps` measured steps of each worker. NotPlayed: a worker's program has failed."""
     timeline = Timeline(seed)
     cores = Cores(
@@ -151,7 +151,7 @@ class _Run:
         self,
         world: World,
         network: SharedLinks,
-        recording: Recording,
+        recording: RecordedTraining,
         machines: Machines,
         steps: int,
         seed: int,
@@ -169,7 +169,7 @@ class _Run:
         self.errors: list[BaseException] = []
         self.first: _Usage | None = None  # when the last worker has warmed up
         self.last: _Usage | None = None  # when the first worker has ended
-        self._warm = 0
+        self._ready = self._warm = 0  # workers that have found the server, that have warmed up
         _runs[self.number] = self
 
     # ---- programs
@@ -234,6 +234,7 @@ class _Run:
     def _serve(self, rank: int, place: int, c: Cluster) -> None:
         """A worker of asynchronous training."""
         server = self._find_server(c)
+        self._begin_together()
         for step in self._steps(rank):
             for call in step:
                 self.compute(place, call.compute_s)
@@ -245,6 +246,16 @@ class _Run:
             with contextlib.suppress(LookupError):
                 return c.get_actor(SERVER)
             time.sleep(POLL_S)
+
+    def _begin_together(self) -> None:
+        """Returns when all workers have found the server."""
+        processes = self.world.processes
+        assert processes.running is not None
+        self._ready += 1
+        if self._ready == len(self.ends):
+            processes.wake_all(self)
+        else:
+            processes.running.wait(self, None)
 
     # ---- the run
 

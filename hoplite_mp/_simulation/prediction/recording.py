@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
     from pathlib import Path
 
-__all__ = ["GROUP_KINDS", "STEPS_MIN", "NotRecorded", "RecordedCall", "Recording", "read"]
+__all__ = ["GROUP_KINDS", "STEPS_MIN", "NotRecorded", "RecordedCall", "RecordedTraining", "read"]
 
 # Calls of Groups that can be played: each rank gives an array, whatever the number of ranks.
 GROUP_KINDS = (
@@ -57,7 +57,7 @@ class RecordedCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RecordedTraining:
     """The steps of one worker. `name`: of the actor in asynchronous training, or ""."""
 
     name: str
@@ -111,7 +111,7 @@ class _File(msgspec.Struct):
     otherData: _Other
 
 
-def read(path: Path, server: str = "", calls_per_step: int = 0) -> Recording:
+def read(path: Path, server: str = "", calls_per_step: int = 0) -> RecordedTraining:
     """Reads the steps of a trace.
 
     Parameters
@@ -141,7 +141,7 @@ def read(path: Path, server: str = "", calls_per_step: int = 0) -> Recording:
     calls = [one for one in events if one.cat == "group call"]
     if calls and not server:
         _check_member(calls)
-        return Recording("", _steps(_recorded(calls, of_group=True), calls_per_step))
+        return RecordedTraining("", _steps(_recorded(calls, of_group=True), calls_per_step))
     tracks = {one.tid: one.args.name for one in file.traceEvents if one.name == "thread_name"}
     return _of_actor(_calls_of_actors(events, tracks, server), calls_per_step)
 
@@ -177,13 +177,15 @@ def _calls_of_actors(
     return actors
 
 
-def _of_actor(actors: dict[str, list[_Event]], calls_per_step: int) -> Recording:
+def _of_actor(actors: dict[str, list[_Event]], calls_per_step: int) -> RecordedTraining:
     """The steps of the only actor whose calls repeat."""
-    found: list[Recording] = []
+    found: list[RecordedTraining] = []
     errors: list[NotRecorded] = []
     for name, calls in actors.items():
         try:
-            found.append(Recording(name, _steps(_recorded(calls, of_group=False), calls_per_step)))
+            found.append(
+                RecordedTraining(name, _steps(_recorded(calls, of_group=False), calls_per_step))
+            )
         except NotRecorded as error:
             errors.append(error)
     if not found:
