@@ -25,10 +25,10 @@ HOSTS, QUICK_HOSTS = (2, 4, 8), (2,)
 # Bandwidth -> the largest error that is wanted, in percent.
 RATES = {"100mbit": 10.0, "1gbit": 15.0}
 SPELLED = {"100mbit": "100Mbit", "1gbit": "1Gbit"}  # for the command line
-# Measured steps of the trace, of synchronous training, and of all workers of asynchronous training.
+# Steps of the trace, and measured steps of each worker by bandwidth. Workers of asynchronous
+# training begin together, and take some steps to spread over both directions of the server's link.
 TRACED_STEPS = 60
 STEPS = {"100mbit": 10, "1gbit": 40}
-TOGETHER = {"100mbit": 24, "1gbit": 120}
 QUICK_STEPS = 8
 PATIENCE_S = 300.0
 
@@ -73,14 +73,11 @@ def predicted(file: Path, rate: str, hosts: tuple[int, ...], gb_s: float) -> lis
 
 def measured(rate: str, hosts: int, quick: bool) -> dict[str, float]:
     """Steps per second of each mode."""
-    steps = {
-        "synchronous": QUICK_STEPS if quick else STEPS[rate],
-        "asynchronous": QUICK_STEPS if quick else TOGETHER[rate] // (hosts - 1),
-    }
+    steps = QUICK_STEPS if quick else STEPS[rate]
     with bed(hosts, rate) as many:
         return {
-            mode: run(many, PROGRAM, {"mode": mode, "steps": count}, PATIENCE_S)["rate"]
-            for mode, count in steps.items()
+            mode: run(many, PROGRAM, {"mode": mode, "steps": steps}, PATIENCE_S)["rate"]
+            for mode in MODES
         }
 
 

@@ -22,7 +22,7 @@ from examples.applications.running import arguments, say
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-WARM_UP = 2
+WARM_UP = 3
 LR = np.float32(0.05)
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
