@@ -17,6 +17,7 @@ compares it with the sources.
                                words in shared memory                   cext/test_kill.py
     a file                     spilled payloads (as they were written)  as payloads, here
                                tokens, limits of the kernel             transport/, store/
+                               the timeline of one worker               here
 
 A target returns if the bytes are legal, and raises one of its `errors` if they are not. Whatever
 else comes out is a defect; so is memory beyond what the length of the bytes explains.
@@ -25,6 +26,7 @@ else comes out is a defect; so is memory beyond what the length of the bytes exp
 from __future__ import annotations
 
 import contextlib
+import json
 import pickle
 import struct
 import zlib
@@ -46,6 +48,7 @@ from hoplite_mp._protocol.diagnostics import EVENT, TraceDocument
 from hoplite_mp._protocol.handshake import ClientHandshake, ServerHandshake
 from hoplite_mp._protocol.peers import PeerMessage
 from hoplite_mp._protocol.secret import Secret, decode_secret, encode_secret
+from hoplite_mp._simulation.prediction.recording import NotRecorded, recorded
 from hoplite_mp._transport.addresses import parse_address, parse_ports
 from hoplite_mp._transport.certificates import Certificate
 from hoplite_mp.errors import (
@@ -212,6 +215,19 @@ DOCUMENT = msgspec.msgpack.encode(
         {1: ID}, [("transfer", "object", 20, 40, {"from": 1, "object": ID, "bytes": 64})], 0,
     )
 )  # fmt: skip
+TIMELINE = json.dumps(
+    {
+        "traceEvents": [
+            {"ph": "M", "name": "thread_name", "tid": 7, "args": {"name": "x"}},
+            *(
+                {"ph": "X", "name": "allreduce g", "cat": "group call", "tid": 7, "ts": 2.0 * at,
+                 "dur": 1.5, "args": {"outcome": "done", "rank": 0, "bytes_in": 40}}
+                for at in range(8)
+            ),
+        ],
+        "otherData": {"dropped": {}},
+    }
+).encode()  # fmt: skip
 PEM = b"-----BEGIN PRIVATE KEY-----\nMIGH\n-----END PRIVATE KEY-----\n" + (
     b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
 )
@@ -274,6 +290,7 @@ TARGETS = (
     Target("addresses", _address, (ConfigError,), tuple(a.encode() for a in ADDRESSES)),
     Target("certificates", Certificate, (ValueError,), (PEM,)),
     Target("traces", _trace, (ProtocolError,), (DOCUMENT,), packed=True),
+    Target("timelines", recorded, (NotRecorded,), (TIMELINE,)),
     Target("lines", _lines, (), (b"a line\nanother\0hoplite_mp 1122334455667788 %016x\nmore" % 5,)),
     *(_packets(name, kind) for name, kind in LOCAL.items()),
 )
@@ -328,6 +345,7 @@ SOURCES: dict[str, str] = {
     "_serialize/streams.py": "payloads; calls",
     "_serialize/tensors.py": "payloads",
     "_serialize/values.py": "payloads",
+    "_simulation/prediction/recording.py": "timelines",
     "_simulation/virtual/processes.py": OWN,
     "_supervisor/boot.py": "local: Start",
     "_supervisor/exec_worker.py": "local: Start",

@@ -13,15 +13,24 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
     from pathlib import Path
 
-__all__ = ["GROUP_KINDS", "STEPS_MIN", "NotRecorded", "RecordedCall", "RecordedTraining", "read"]
+__all__ = [
+    "GROUP_KINDS",
+    "STEPS_MIN",
+    "NotRecorded",
+    "RecordedCall",
+    "RecordedTraining",
+    "read",
+    "recorded",
+]
 
 # Calls of Groups that can be played: each rank gives an array, whatever the number of ranks.
 GROUP_KINDS = (
@@ -37,6 +46,8 @@ GROUP_KINDS = (
 STEPS_MIN = 5
 # The least share of all calls that must repeat. The others begin or end the training.
 REPEATED_SHARE_MIN = 0.5
+# Longer steps are found only if their length is given. Higher: traces without steps take longer.
+CALLS_PER_STEP_MAX = 1000
 ACTOR_TRACK = "actor "
 
 
@@ -80,25 +91,29 @@ class RecordedTraining:
         return max(sum(call.bytes_in + call.bytes_out for call in step) for step in self.steps)
 
 
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+_Microseconds = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+
+
 class _Args(msgspec.Struct):
     name: str = ""
     pid: int = 0
     rank: int = 0
     outcome: str = ""
-    bytes_in: int = 0
-    bytes_out: int = 0
+    bytes_in: _Bytes = 0
+    bytes_out: _Bytes = 0
 
 
 class _Event(msgspec.Struct):
-    """An event of the file; times in microseconds."""
+    """An event of the file."""
 
     ph: str
     name: str
     pid: int = 0
     tid: int = 0
     cat: str = ""
-    ts: float = 0.0
-    dur: float = 0.0
+    ts: _Microseconds = 0.0
+    dur: _Microseconds = 0.0
     args: _Args = msgspec.field(default_factory=_Args)
 
 
@@ -112,12 +127,18 @@ class _File(msgspec.Struct):
 
 
 def read(path: Path, server: str = "", calls_per_step: int = 0) -> RecordedTraining:
-    """Reads the steps of a trace.
+    """Reads the steps of a trace from its file. OSError: the file cannot be read; and the errors of
+    `recorded`, which has the same parameters."""
+    return recorded(path.read_bytes(), server, calls_per_step)
+
+
+def recorded(data: bytes, server: str = "", calls_per_step: int = 0) -> RecordedTraining:
+    """Finds the steps in a trace.
 
     Parameters
     ----------
-    path : Path
-        A file of `Cluster.trace`.
+    data : bytes
+        What `Cluster.trace` has written.
     server : str
         The name or class of the actor with the parameters. "": the trace has calls of Groups, or of
         one actor.
@@ -126,13 +147,11 @@ def read(path: Path, server: str = "", calls_per_step: int = 0) -> RecordedTrain
 
     Raises
     ------
-    OSError
-        The file cannot be read.
     NotRecorded
         It is no trace, or has no steps, or those of several workers.
     """
     try:
-        file = msgspec.json.decode(path.read_bytes(), type=_File)
+        file = msgspec.json.decode(data, type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise NotRecorded(f"it is no trace of hoplite_mp: {error}") from None
     if any(file.otherData.dropped.values()):
@@ -141,7 +160,7 @@ def read(path: Path, server: str = "", calls_per_step: int = 0) -> RecordedTrain
     calls = [one for one in events if one.cat == "group call"]
     if calls and not server:
         _check_member(calls)
-        return RecordedTraining("", _steps(_recorded(calls, of_group=True), calls_per_step))
+        return RecordedTraining("", _steps(_calls(calls, of_group=True), calls_per_step))
     tracks = {one.tid: one.args.name for one in file.traceEvents if one.name == "thread_name"}
     return _of_actor(_calls_of_actors(events, tracks, server), calls_per_step)
 
@@ -184,7 +203,7 @@ def _of_actor(actors: dict[str, list[_Event]], calls_per_step: int) -> RecordedT
     for name, calls in actors.items():
         try:
             found.append(
-                RecordedTraining(name, _steps(_recorded(calls, of_group=False), calls_per_step))
+                RecordedTraining(name, _steps(_calls(calls, of_group=False), calls_per_step))
             )
         except NotRecorded as error:
             errors.append(error)
@@ -196,10 +215,10 @@ def _of_actor(actors: dict[str, list[_Event]], calls_per_step: int) -> RecordedT
     return found[0]
 
 
-def _recorded(calls: list[_Event], *, of_group: bool) -> list[RecordedCall]:
+def _calls(events: list[_Event], *, of_group: bool) -> list[RecordedCall]:
     found = []
     before = 0.0  # the end of the previous call
-    for one in calls:
+    for one in events:
         if one.args.outcome != "done":
             continue
         kind = one.name.split(" ")[0] if of_group else one.name
@@ -234,15 +253,16 @@ def _steps(calls: list[RecordedCall], length: int) -> tuple[tuple[RecordedCall, 
 def _repeated(signatures: Sequence[Hashable], length: int) -> tuple[int, int, int]:
     """(begin, end, period) of the calls that repeat, with the shortest period that fits; zeros if
     there are none. length: the period, or 0."""
-    total = len(signatures)
-    for period in [length] if length else range(1, total // (STEPS_MIN + 1) + 1):
-        begin = best = first = 0
-        for at in range(total - period + 1):
-            if at == total - period or signatures[at] != signatures[at + period]:
-                if at - first > best:
-                    begin, best = first, at - first
-                first = at + 1
-        covered = best + period
-        if best and covered >= REPEATED_SHARE_MIN * total and covered > STEPS_MIN * period:
+    known: dict[Hashable, int] = {}
+    ids = np.array([known.setdefault(one, len(known)) for one in signatures], np.int64)
+    most = min(CALLS_PER_STEP_MAX, len(ids) // (STEPS_MIN + 1))
+    for period in [length] if length else range(1, most + 1):
+        differs = np.flatnonzero(ids[period:] != ids[:-period])
+        edges = np.concatenate([[-1], differs, [max(0, len(ids) - period)]])
+        runs = np.diff(edges) - 1
+        at = int(runs.argmax())
+        covered = int(runs[at]) + period
+        if covered >= REPEATED_SHARE_MIN * len(ids) and covered > STEPS_MIN * period:
+            begin = int(edges[at]) + 1
             return begin, begin + covered, period
     return 0, 0, 0
