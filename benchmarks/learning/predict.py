@@ -6,7 +6,6 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,10 @@ __all__ = ["EXPERIMENT"]
 
 PROGRAM = "benchmarks.learning.programs.predict"
 MODES = ("synchronous", "asynchronous")
-HOSTS, QUICK_HOSTS = (2, 4, 8), (2,)
 # Bandwidth -> the largest error that is wanted, in percent.
 RATES = {"100mbit": 10.0, "1gbit": 15.0}
+# In the order in which they are measured.
+ALL = [(rate, hosts) for rate in RATES for hosts in (8, 4, 2)]
 SPELLED = {"100mbit": "100Mbit", "1gbit": "1Gbit"}  # for the command line
 # Steps of the trace, and measured steps of each worker by bandwidth. Workers of asynchronous
 # training begin together, and take some steps to spread over both directions of the server's link.
@@ -55,72 +55,75 @@ def cpu_per_gb(recording: RecordedTraining, steps: int) -> float:
     return max(0.0, used_s) / found["usage"]["bytes_sent"] * 1e9  # type: ignore[no-any-return]
 
 
-def predicted(file: Path, rate: str, hosts: tuple[int, ...], gb_s: float) -> list[dict[str, Any]]:
-    """The rows of `hoplite-mp predict`."""
-    rows = file.with_suffix(".rows")
-    cores = os.cpu_count()
+def predicted(file: Path, rate: str, hosts: int, gb_s: float) -> dict[str, Any]:
+    """The row of `hoplite-mp predict`."""
+    rows, cores = file.with_suffix(".rows"), os.cpu_count()
     options = [
-        *("--hosts", ",".join(map(str, hosts)), "--bandwidth", SPELLED[rate]),
-        *("--cores", f"{cores}", "--cores-per-host", f"{cores}", "--cpu-per-gb", f"{gb_s}"),
+        *("--hosts", f"{hosts}", "--bandwidth", SPELLED[rate], "--cpu-per-gb", f"{gb_s}"),
+        *("--cores", f"{cores}", "--cores-per-host", f"{cores}"),
     ]
     command = [python(), "-m", "hoplite_mp", "predict", str(file), *options, "--json", str(rows)]
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=PATIENCE_S)
     if done.returncode:
         raise RuntimeError(done.stderr)
-    found: list[dict[str, Any]] = json.loads(rows.read_text())["rows"]
-    return found
+    (row,) = json.loads(rows.read_text())["rows"]
+    return row  # type: ignore[no-any-return]
 
 
-def measured(rate: str, hosts: int, quick: bool) -> dict[str, float]:
-    """Steps per second of each mode."""
-    steps = QUICK_STEPS if quick else STEPS[rate]
-    with bed(hosts, rate) as many:
-        return {
-            mode: run(many, PROGRAM, {"mode": mode, "steps": steps}, PATIENCE_S)["rate"]
-            for mode in MODES
-        }
+def others(result: dict[str, Any]) -> float:
+    """The cores of this machine that other programs have used during a run."""
+    others_s = result["machine_s"] - result["interrupts_s"] - result["usage"]["cpu_s"]
+    return max(0.0, others_s / result["seconds"])
+
+
+def compared(mode: str, rate: str, hosts: int, result: dict[str, Any], found: float) -> Measure:
+    """The error of one prediction."""
+    what = (
+        f"{mode}, {hosts} hosts, {SPELLED[rate]}/s: predicted {found:.3g} steps/s, measured "
+        f"{result['rate']:.3g}"
+    )
+    error = 100 * abs(found / result["rate"] - 1)
+    return Measure(what, error, "error in %", RATES[rate], at_least=False)
 
 
 def experiment(quick: bool) -> Outcome:
-    counts = QUICK_HOSTS if quick else HOSTS
-    rates = ("1gbit",) if quick else tuple(RATES)
-    load = [os.getloadavg()[0]]
-    measures, lines = [], []
+    measures, used = [], []
+    points: dict[tuple[str, str, str], list[tuple[float, float]]] = {}
+    traced_steps = QUICK_STEPS if quick else TRACED_STEPS
     with tempfile.TemporaryDirectory() as folder:
-        files = traced(Path(folder), QUICK_STEPS if quick else TRACED_STEPS)
-        recordings = {mode: read(file) for mode, file in files.items()}
-        gb_s = cpu_per_gb(recordings["synchronous"], QUICK_STEPS if quick else TRACED_STEPS)
-        for rate in rates:
-            real = {hosts: measured(rate, hosts, quick) for hosts in counts}
-            for mode, file in files.items():
-                rows = predicted(file, rate, counts, gb_s)
-                for row in rows:
-                    hosts, found = row["hosts"], real[row["hosts"]][mode]
-                    error = 100 * abs(row["steps_per_s"] - found) / found
-                    what = (
-                        f"{mode}, {hosts} hosts, {SPELLED[rate]}/s: predicted "
-                        f"{row['steps_per_s']:.3g} steps/s, measured {found:.3g}, bottleneck "
-                        f"{row['bottleneck']}"
-                    )
-                    print(what, file=sys.stderr, flush=True)
-                    measures.append(Measure(what, error, "error in %", RATES[rate], at_least=False))
-                points = [(row["hosts"], row["steps_per_s"]) for row in rows]
-                lines.append(Line(f"{mode}, {SPELLED[rate]}/s, predicted", points))
-                points = [(hosts, found[mode]) for hosts, found in real.items()]
-                lines.append(Line(f"{mode}, {SPELLED[rate]}/s, measured", points))
-    load.append(os.getloadavg()[0])
+        files = traced(Path(folder), traced_steps)
+        trainings = {mode: read(file) for mode, file in files.items()}
+        gb_s = cpu_per_gb(trainings["synchronous"], traced_steps)
+        for rate, hosts in ALL[-1:] if quick else ALL:
+            given = {"steps": QUICK_STEPS if quick else STEPS[rate]}
+            with bed(hosts, rate) as many:
+                results = {
+                    mode: run(many, PROGRAM, given | {"mode": mode}, PATIENCE_S) for mode in MODES
+                }
+            for mode, result in results.items():
+                used.append(others(result))
+                row = predicted(files[mode], rate, hosts, gb_s)
+                found = row["steps_per_s"]
+                measures.append(compared(mode, rate, hosts, result, found))
+                print(
+                    f"  {measures[-1].what}, others used {used[-1]:.2f} cores, busy: "
+                    + ", ".join(f"{name} {share:.2f}" for name, share in row["busy"].items()),
+                    flush=True,
+                )
+                for kind, value in (("predicted", found), ("measured", result["rate"])):
+                    points.setdefault((mode, SPELLED[rate], kind), []).append((hosts, value))
     setup = {
         "model": "784-1000-450-10, 5 MB of float32",
         "images of a worker in a step": 128,
-        "steps of the trace": len(recordings["synchronous"].steps),
+        "steps of the trace": len(trainings["synchronous"].steps),
         "s of a step of one worker": {
-            mode: round(one.step_s, 4) for mode, one in recordings.items()
+            mode: round(one.step_s, 4) for mode, one in trainings.items()
         },
         "CPU s per GB, measured on two hosts": round(gb_s, 2),
-        "cores of all hosts": os.cpu_count(),
-        "load before and after": [round(one, 1) for one in load],
+        "cores that other programs used": f"{max(used):.1f} of {os.cpu_count()}",
     }
     limits = ["All hosts share the processors of one machine, and the model has those, too."]
+    lines = [Line(f"{a}, {b}/s, {kind}", one) for (a, b, kind), one in points.items()]
     return Outcome(measures, setup, limits, lines, "hosts", "steps/s")
 
 

@@ -280,14 +280,14 @@ def _add_machines(predict: argparse.ArgumentParser) -> None:
     )
     predict.add_argument(
         "--cores-per-host",
-        type=_positive,
-        default=1,
+        type=_cores,
+        default=1.0,
         metavar="N",
-        help="cores that a worker and the library share on a host; default: %(default)s",
+        help="cores that a worker and the library share on a host; default: %(default)g",
     )
     predict.add_argument(
         "--cores",
-        type=_positive,
+        type=_cores,
         metavar="N",
         help="cores that all hosts share, if they are emulated on one machine",
     )
@@ -510,6 +510,16 @@ def _wait_seconds(text: str) -> float:
     if not 0 <= number < math.inf:
         raise argparse.ArgumentTypeError(f"must be seconds from 0, not {text!r}")
     return number
+
+
+def _cores(text: str) -> float:
+    try:
+        cores = float(text)
+    except ValueError:
+        cores = math.nan
+    if not 0.01 <= cores <= 1e6:
+        raise argparse.ArgumentTypeError(f"must be a number of cores, at least 0.01, not {text!r}")
+    return cores
 
 
 def _seconds_of_cpu(text: str) -> float:

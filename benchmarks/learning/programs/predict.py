@@ -81,10 +81,12 @@ def exchange(rank: int, ranks: int, given: Any, warm: Any) -> list[float]:
     return times
 
 
-def interrupts_s() -> float:
-    """CPU seconds that this machine has spent on interrupts, such as packets, for no process."""
+def machine_s() -> tuple[float, float]:
+    """CPU seconds of this machine, of all processes and interrupts, and of interrupts alone (for
+    example for packets)."""
     with open("/proc/stat", encoding="ascii") as file:
-        return sum(map(int, file.readline().split()[6:8])) * TICK_S  # irq, softirq
+        user, nice, system, _, _, *interrupts = map(int, file.readline().split()[1:8])
+    return (user + nice + system + sum(interrupts)) * TICK_S, sum(interrupts) * TICK_S
 
 
 def rate(times: list[list[float]], is_asynchronous: bool) -> float:
@@ -100,23 +102,25 @@ if __name__ == "__main__":
     is_asynchronous = given.mode == "asynchronous"
     with connect(given) as c:
         workers = 1 if given.trace else given.hosts - is_asynchronous
-        more: list[Any] = []
+        servers: list[Any] = []
         if is_asynchronous:
-            more = [c.options(name="server", node="h0").actor(Server)]
-            more[0].pull().result()
+            servers = [c.options(name="server", node="h0").actor(Server)]
+            servers[0].pull().result()
         train = {"synchronous": synchronous, "asynchronous": asynchronous, "exchange": exchange}
         away = is_asynchronous and not given.trace
         place = c.options(resources={"away" if away else "place": 1})
         warm = hoplite_mp.Event()
         with c.trace(given.trace) if given.trace else contextlib.nullcontext():
             ranks = [
-                place.submit(train[given.mode], rank, workers, given, warm, *more)
+                place.submit(train[given.mode], rank, workers, given, warm, *servers)
                 for rank in range(workers)
             ]
             warm.wait()
             say("begun")
-            before = interrupts_s()
+            begun, before = time.monotonic(), machine_s()
             times = c.get(ranks)
-            took = interrupts_s() - before
+            all_s, interrupts_s = (b - a for a, b in zip(before, machine_s(), strict=True))
+            seconds = time.monotonic() - begun
             say("ended")
-        say("result", rate=rate(times, is_asynchronous), interrupts_s=took)
+        more = {"seconds": seconds, "machine_s": all_s, "interrupts_s": interrupts_s}
+        say("result", rate=rate(times, is_asynchronous), **more)
