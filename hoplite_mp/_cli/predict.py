@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -25,7 +26,7 @@ from hoplite_mp.errors import ConfigError
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from hoplite_mp._simulation.prediction.play import Prediction
     from hoplite_mp._simulation.prediction.recording import RecordedTraining
@@ -67,13 +68,13 @@ def _predict(arguments: argparse.Namespace) -> int:
     if arguments.json is not None:
         arguments.json.touch()  # fails before the simulation if it cannot be written, not after
     byte_s = measured_byte_s() if arguments.cpu_per_gb is None else arguments.cpu_per_gb / 2e9
-    logging.getLogger("hoplite_mp").setLevel(logging.ERROR)
     predictions: list[Prediction] = []
-    for hosts in counts:
-        machines = Machines(
-            hosts, rate, latency_s, arguments.cores_per_host, arguments.cores, byte_s
-        )
-        predictions.append(play(recording, machines, arguments.steps, arguments.seed))
+    with _quiet():
+        for hosts in counts:
+            machines = Machines(
+                hosts, rate, latency_s, arguments.cores_per_host, arguments.cores, byte_s
+            )
+            predictions.append(play(recording, machines, arguments.steps, arguments.seed))
     print(
         f"{len(recording.steps)} recorded steps of {_what(recording)}, "
         f"{format_seconds(recording.step_s)} each with one worker; links of "
@@ -95,6 +96,18 @@ def _predict(arguments: argparse.Namespace) -> int:
         }
         arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return 0
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside this context, nodes log no warnings: they are simulated."""
+    logger = logging.getLogger("hoplite_mp")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _check_memory(recording: RecordedTraining, hosts: int) -> None:

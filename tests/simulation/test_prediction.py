@@ -105,6 +105,16 @@ def test_steps_of_asynchronous_training_are_calls_of_the_actor(tmp_path: Path) -
         read(file, server="Weights")
 
 
+def test_a_size_that_is_missing_is_the_usual_one(tmp_path: Path) -> None:
+    """A result may have been released when the end of its task was recorded."""
+    calls = [("pull", 1), ("push", 400)] * 8
+    file = trace(tmp_path / "run.json", calls, cat="task", track="actor weights (Server)")
+    content = json.loads(file.read_text())
+    content["traceEvents"][8]["args"]["bytes_out"] = 0
+    file.write_text(json.dumps(content))
+    assert {call.bytes_out for step in read(file).steps for call in step} == {3}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -12,7 +12,7 @@ The trace is that of a single worker, so the time between two calls is the worke
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -202,9 +202,8 @@ def _of_actor(actors: dict[str, list[_Event]], calls_per_step: int) -> RecordedT
     errors: list[NotRecorded] = []
     for name, calls in actors.items():
         try:
-            found.append(
-                RecordedTraining(name, _steps(_calls(calls, of_group=False), calls_per_step))
-            )
+            steps = _steps(_calls(calls, of_group=False), calls_per_step)
+            found.append(RecordedTraining(name, _with_sizes(steps)))
         except NotRecorded as error:
             errors.append(error)
     if not found:
@@ -213,6 +212,24 @@ def _of_actor(actors: dict[str, list[_Event]], calls_per_step: int) -> RecordedT
         names = ", ".join(one.name for one in found)
         raise NotRecorded(f"calls of the actors {names} repeat: choose one as the server")
     return found[0]
+
+
+def _with_sizes(
+    steps: tuple[tuple[RecordedCall, ...], ...],
+) -> tuple[tuple[RecordedCall, ...], ...]:
+    """Fills in sizes of results that callers had released before their tasks were recorded, with
+    the usual size."""
+    usual = [
+        int(statistics.median(call.bytes_out for call in calls))
+        for calls in zip(*steps, strict=True)
+    ]
+    return tuple(
+        tuple(
+            replace(call, bytes_out=call.bytes_out or nbytes)
+            for call, nbytes in zip(step, usual, strict=True)
+        )
+        for step in steps
+    )
 
 
 def _calls(events: list[_Event], *, of_group: bool) -> list[RecordedCall]:
