@@ -20,6 +20,7 @@ from hoplite_mp._common.reduction import function_name, is_function
 from hoplite_mp._common.signals import is_interruption
 from hoplite_mp._common.slice_operators import SliceOperator
 from hoplite_mp._group.background import Background, CallFuture
+from hoplite_mp._group.bounded import BoundedReductions
 from hoplite_mp._group.call_protocol import REJOIN
 from hoplite_mp._group.messages import Receive
 from hoplite_mp._group.slice_folds import SliceFolds
@@ -338,6 +339,7 @@ class GroupCollectives:
     _member: GroupMembership
     _calls: CallProtocol
     _folds: ObjectFolds
+    _make_rounds: Callable[[], Group]  # of the subclass
 
     def _join(self, member: GroupMembership, calls: CallProtocol, messages: MemberMessages) -> None:
         """Builds the objects that make this member's calls."""
@@ -345,6 +347,7 @@ class GroupCollectives:
         self._calls = calls
         self._folds = ObjectFolds(member, calls, messages)
         self._slice_folds = SliceFolds(member, calls)
+        self._bounded: BoundedReductions | None = None
         self._background: Background | None = None
 
     def _call_by(self, op: Any, finite: bool = False) -> Callable[..., Any]:
@@ -353,8 +356,29 @@ class GroupCollectives:
             return functools.partial(self._slice_folds.reduce, finite=finite)
         return self._folds.fold if is_function(op) else self._calls.call
 
+    def _bounded_allreduce(
+        self, x: Any, op: Any, out: Array | None, finite: bool, num: Any, deadline: Any
+    ) -> Array:
+        if finite:
+            op = "finite=True"  # no operator, so every rank raises an error
+        return self._bounded_reductions().allreduce(x, op, out, num, deadline)  # type: ignore[no-any-return]
+
+    def _bounded_reductions(self) -> BoundedReductions:
+        """The bounded allreduces, which need a thread from their first call on."""
+        if self._bounded is None:
+            about = self._member, self._calls, self._folds._messages
+            self._bounded = BoundedReductions(*about, self._make_rounds)
+        return self._bounded
+
     def allreduce(
-        self, x: Any, op: Any = "sum", *, out: Array | None = None, finite: bool = False
+        self,
+        x: Any,
+        op: Any = "sum",
+        *,
+        out: Array | None = None,
+        finite: bool = False,
+        num: int | None = None,
+        deadline: float | None = None,
     ) -> Array:
         """Reduces x of every living rank, and returns the result on every rank.
 
@@ -408,6 +432,8 @@ class GroupCollectives:
         ...     g.allreduce({1 << 80}, op=lambda a, b: a | b)
         {1208925819614629174706176}
         """
+        if num is not None or deadline is not None:
+            return self._here(self._bounded_allreduce, x, op, out, finite, num, deadline)  # type: ignore[no-any-return]
         result: Array = self._here(
             self._calls.call if type(op) is str and not finite else self._call_by(op, finite),
             "allreduce",

@@ -34,6 +34,7 @@ __all__ = ["Group", "join"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 PLACE_MAX = 1 << 31
+ROUNDS_NAME_CHARS = 100  # of a Group's name in the name of the Group of its rounds
 # Between two checks whether another thread has finished leaving. It polls, because Ctrl-C may
 # interrupt both threads at any step, so that an event could stay unset.
 LEAVING_POLL_S = 0.0005
@@ -226,6 +227,13 @@ class Group(GroupCollectives, GroupMessages):
             self._calls.end_after(error)
             raise
 
+    def _make_rounds(self) -> Group:
+        """Joins the Group of the rounds of bounded allreduces, with the same ranks. It waits only
+        for present members of this Group."""
+        name = f"{self.name[:ROUNDS_NAME_CHARS]}/{self._member.generation}/rounds"
+        ask = GroupJoin(name, self.size, self.rank, self._member.generation, call=_own_call())
+        return _member(self._runtime, ask, False, None)
+
     def _of_peers(self, name: str, peers: list[tuple[int, Any]]) -> Group:
         """Joins a split Group. peers: (rank, identity) in the order of the new ranks, the same on
         each rank. The new Group does not wait for a member that leaves this Group before it has
@@ -332,6 +340,8 @@ class Group(GroupCollectives, GroupMessages):
         step may be repeated, except for the message to the node: it would end a later
         membership."""
         self._member.closed = True
+        if self._bounded is not None:
+            self._bounded.end()
         self._messages.end()
         self._calls.leave_board()
         lost: errors.NodeLostError | None = None

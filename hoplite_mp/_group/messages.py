@@ -18,7 +18,7 @@ from hoplite_mp._common import clock, locks
 from hoplite_mp._common.clock import FOREVER_NS, deadline_ns
 from hoplite_mp._common.locks import starting_thread
 from hoplite_mp._protocol.fields import SOURCES_MAX
-from hoplite_mp._protocol.local import RESULT_TAG, GroupInbox, GroupReceived, GroupSend
+from hoplite_mp._protocol.local import USER_TAG_MAX, GroupInbox, GroupReceived, GroupSend
 from hoplite_mp.errors import (
     ClosedError,
     HopliteTimeoutError,
@@ -72,7 +72,7 @@ class Receive:
 
     def matches(self, one: Arrived) -> bool:
         if self.tag is None:
-            return one.tag != RESULT_TAG and self.source in (None, one.source)
+            return one.tag <= USER_TAG_MAX and self.source in (None, one.source)
         return self.tag == one.tag and self.source in (None, one.source)
 
     @property
@@ -541,8 +541,8 @@ def _tag(tag: Any) -> int:
     number = whole(tag)
     if number is None:
         raise TypeError(f"tag={tag!r}: a tag is an integer")
-    if not 0 <= number < RESULT_TAG:
-        raise ValueError(f"tag={number}: it must be from 0 to {RESULT_TAG - 1}")
+    if not 0 <= number <= USER_TAG_MAX:
+        raise ValueError(f"tag={number}: it must be from 0 to {USER_TAG_MAX}")
     return number
 
 

@@ -223,8 +223,8 @@ class GroupRecord:
     @property
     def vacated(self) -> dict[int, Holder]:
         """For a group that is not formed: the free ranks that were last held by tasks, and their
-        last members. Empty for a split group, which waits for its founders by another rule."""
-        if self.phase is Phase.FORMED or self.founders:
+        last members. Empty for a group with a parent, which waits for founders by another rule."""
+        if self.phase is Phase.FORMED or self.parent:
             return {}
         return {
             rank: holder

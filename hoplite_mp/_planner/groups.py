@@ -91,7 +91,7 @@ class GroupRegistry:
         if refusal is not None:
             return [(message.node, refusal)]
         group = group or self._open(message)
-        if message.founders and not group.founders:
+        if message.parent and not group.parent:
             group.parent, group.founders = message.parent, message.founders
         rank = group.free_rank() if message.rank is None else message.rank
         assert rank is not None
@@ -294,7 +294,7 @@ class GroupRegistry:
             return self._close(group)
         if not group.members:  # all members have left, but a founder may still join
             return []
-        if len(group.members) == group.size or (group.founders and not awaited):
+        if len(group.members) == group.size or (group.parent and not awaited):
             group.phase = Phase.FORMED
         if not group.mask(MemberStanding.ALIVE):
             for member in group.members.values():
@@ -345,7 +345,7 @@ class GroupRegistry:
             left=group.left,
             parent=group.parent,
             founders=group.founders,
-            founders_joined=group.come if group.founders else 0,
+            founders_joined=group.come if group.parent else 0,
             whole=group.whole,
             holders=()
             if formed
@@ -368,12 +368,15 @@ class GroupRegistry:
 
 def awaits_founders(group: GroupRecord, groups: Iterable[GroupRecord]) -> bool:
     """Whether a founder of the group may still join. The founders of a split group are members of
-    its parent group. A founder may join as long as it is a member of the parent."""
-    if not group.founders or group.phase is Phase.FORMED:
+    its parent group. A founder may join as long as it is a member of the parent. The founders of a
+    group with a parent that names none are all members of the parent, at the same ranks."""
+    if not group.parent or group.phase is Phase.FORMED:
         return False
     parent = next((one for one in groups if one.generation == group.parent), None)
     if parent is None:
         return False
+    if not group.founders:
+        return any(not group.come >> rank & 1 for rank in parent.members)
     for rank, (before, *identity) in enumerate(group.founders):
         member = parent.members.get(before)
         here = member is not None and member.identity == Identity(*identity)

@@ -15,9 +15,11 @@ import msgspec
 
 from hoplite_mp._protocol.actors import ActorAsk
 from hoplite_mp._protocol.local_groups import (
+    BOUNDED_TAG,
     INBOX_MAX,
     RESULT_TAG,
     TAG_MAX,
+    USER_TAG_MAX,
     GroupAdmit,
     GroupBuffers,
     GroupCall,
@@ -50,6 +52,7 @@ from hoplite_mp._protocol.spawning import (
 )
 
 __all__ = [
+    "BOUNDED_TAG",
     "GIVEN_UP",
     "INBOX_MAX",
     "LINE_LOST",
@@ -64,6 +67,7 @@ __all__ = [
     "STACKS_FILE",
     "STACKS_SIGNAL",
     "TAG_MAX",
+    "USER_TAG_MAX",
     "AddWorkers",
     "Ask",
     "Attached",

@@ -26,10 +26,12 @@ from hoplite_mp._protocol.fields import (
 )
 
 __all__ = [
+    "BOUNDED_TAG",
     "INBOX_MAX",
     "MESSAGE_INLINE_BYTES_MAX",
     "RESULT_TAG",
     "TAG_MAX",
+    "USER_TAG_MAX",
     "GroupAdmit",
     "GroupBuffers",
     "GroupCall",
@@ -49,6 +51,8 @@ __all__ = [
 
 TAG_MAX = (1 << 31) - 1
 RESULT_TAG = TAG_MAX  # for results of a Group's calls; tags of users are lower
+BOUNDED_TAG = TAG_MAX - 1  # for arrays of bounded allreduces
+USER_TAG_MAX = TAG_MAX - 2
 # Messages up to this size are sent inside GroupSent. Higher: fewer fetches; lower: other messages
 # of the connection wait less.
 MESSAGE_INLINE_BYTES_MAX = 64 << 10

@@ -1,0 +1,358 @@
+"""Bounded allreduces of one member: calls that leave late ranks out after a deadline.
+
+`bounded_calls` has the state. A thread of each member takes part in the rounds, also while the
+member's program is late. The rounds are calls of a Group of their own, with the same ranks; so they
+fail and go on as plain calls do when ranks die, and never meet other calls of the program. Arrays
+travel as messages of the program's Group, which do not delay the messages of the rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hoplite_mp import _serialize
+from hoplite_mp._client.memory import whole
+from hoplite_mp._common import clock
+from hoplite_mp._common.clock import FOREVER_NS, deadline_ns
+from hoplite_mp._common.locks import starting_thread
+from hoplite_mp._common.reduction import is_function, operation_name, prefix, result_dtype
+from hoplite_mp._common.slice_operators import SliceOperator
+from hoplite_mp._group.bounded_calls import (
+    BoundedCalls,
+    Finish,
+    Operation,
+    Post,
+    Report,
+    Request,
+    mistake,
+)
+from hoplite_mp._group.call_protocol import REJOIN
+from hoplite_mp._group.messages import Receive
+from hoplite_mp._protocol.local import BOUNDED_TAG
+from hoplite_mp._serialize.contributions import into
+from hoplite_mp.errors import HopliteTimeoutError, PeerLostError, StoreFullError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._group.call_protocol import CallProtocol
+    from hoplite_mp._group.group import Group
+    from hoplite_mp._group.member_lifecycle import GroupMembership
+    from hoplite_mp._group.messages import MemberMessages
+
+__all__ = ["BoundedReductions"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+ROUND, REPORT = 0, 1  # tags of messages in the Group of the rounds
+JOIN_S = 0.5  # one step of the wait for the thread, so that Ctrl-C interrupts the wait
+AGAIN_S = 0.01  # between two attempts at a round for which a store has no space
+FOR_EVER_S = 1e9
+
+
+@dataclasses.dataclass(eq=False)
+class _Pending:
+    """A call of the program. `finish`: set when it is over."""
+
+    request: Request
+    array: Any
+    finish: Finish | None = None
+
+
+class _Rounds:
+    """The thread of one member, and the Group of the rounds. It does not refer to the member's
+    Group, which may be collected."""
+
+    def __init__(self, group: Group, messages: MemberMessages, operation: Operation) -> None:
+        """group: of the rounds. messages: of the program's Group."""
+        self._group, self._messages = group, messages
+        self._member, self._memory = group._member, messages._memory
+        self._core = BoundedCalls(group.rank, operation)
+        self._pending: _Pending | None = None
+        self._asked: _Pending | None = None  # the pending call that the state has
+        self._due = -1  # the latest round that another rank has begun
+        self._ended: dict[int, tuple[int, ...]] = {}  # call -> `Inbox.ended` when it began
+        self._arrays = Receive(None, BOUNDED_TAG, FOREVER_NS)
+        self._notices = Receive(None, None, FOREVER_NS)
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._serve, name="hoplite_mp rounds", daemon=True)
+
+    # -- the program's thread ----------------------------------------------------------------------
+
+    def ask(self, pending: _Pending) -> None:
+        """Makes a call of the program."""
+        self._pending = pending
+        self.wake()
+
+    def wake(self) -> None:
+        if self._memory.client.usable:
+            self._member.tasks.wake(self._member.runtime.client.slot)
+
+    def end(self) -> None:
+        """Ends the thread, and leaves the Group of the rounds."""
+        self._member.closed = True
+        self.wake()
+        while self.thread.is_alive() and self.thread is not threading.current_thread():
+            self.thread.join(JOIN_S)
+        self._group._leave(True)
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            self._member.begin(FOR_EVER_S)
+            self._messages.inbox.post(self._arrays)
+            self._group._messages.inbox.post(self._notices)
+            while True:
+                self._turn()
+        except BaseException as error:  # the program's call raises it
+            if not self._member.closed:
+                self.error = error
+                self.wake()
+        finally:
+            self._messages.inbox.withdraw(self._arrays)
+
+    def _turn(self) -> None:
+        due = self._core.due()
+        soon = FOREVER_NS if due is None or due <= clock.monotonic() else int(due * 1e9)
+        try:
+            self._member.wait(self._has_work, soon, str, counts=False)
+        except HopliteTimeoutError:
+            pass
+        self._read_arrays()
+        self._read_notices()
+        pending = self._pending
+        if pending is not None and pending is not self._asked and self._core.state is not None:
+            self._asked = pending
+            self._core.ask(pending.request, pending.array, clock.monotonic())
+        self._act()
+        if self._wants_round():
+            self._make_round()
+
+    def _has_work(self) -> bool:
+        self._messages.inbox.look()
+        self._group._messages.inbox.look()
+        asks = self._pending is not self._asked and self._core.state is not None
+        arrived = self._arrays.found is not None or self._notices.found is not None
+        return arrived or asks or self._wants_round()
+
+    def _wants_round(self) -> bool:
+        _, alive, joining, *_ = self._member.board.look()
+        if self._due >= (self._member.calls or 0):
+            return True
+        return self._core.wants_round(clock.monotonic(), alive | joining)
+
+    def _make_round(self) -> None:
+        """Takes part in the next round. Every rank tells all others, because the rank that has
+        begun the round may die before it has told all."""
+        group, core = self._group, self._core
+        number = self._member.calls
+        for rank in group.alive:
+            if rank != group.rank:
+                self._send(group._messages, (number,), rank, ROUND)
+        try:
+            found: list[Report] = group.allgather(core.report(clock.monotonic()))
+        except StoreFullError:  # on every rank
+            clock.sleep(AGAIN_S)
+            return
+        reports = {rank: found[rank] for rank in group.contributors}
+        before = None if core.state is None else (core.state.call, core.state.epoch)
+        core.decide(reports, clock.monotonic())
+        state = core.state
+        assert state is not None
+        if before != (state.call, state.epoch):
+            self._ended[state.call] = self._messages.inbox.ended
+            for call in [one for one in self._ended if one < core.next]:
+                del self._ended[call]
+        self._act()
+
+    def _departed(self, call: int, rank: int) -> bool:
+        inbox = self._messages.inbox
+        before = self._ended.get(call)
+        return before is None or inbox.ended[rank] > before[rank]
+
+    # -- messages ------------------------------------------------------------------------------
+
+    def _read_arrays(self) -> None:
+        inbox = self._messages.inbox
+        while self._arrays.found is not None:
+            receive = self._arrays
+            source = receive.found.source if receive.found is not None else -1
+            self._arrays = Receive(None, BOUNDED_TAG, FOREVER_NS)
+            try:
+                self._core.receive(source, *inbox.take(receive))
+            except PeerLostError:
+                pass  # its sender has died; the next round finds this
+            finally:
+                inbox.post(self._arrays)
+
+    def _read_notices(self) -> None:
+        inbox = self._group._messages.inbox
+        while (found := self._notices.found) is not None:
+            receive, self._notices = self._notices, Receive(None, None, FOREVER_NS)
+            report = inbox.take(receive)
+            if found.tag == ROUND:
+                self._due = max(self._due, *report)
+            else:
+                self._core.heard(found.source, report)
+            inbox.post(self._notices)
+
+    def _send(self, messages: MemberMessages, value: Any, to: int, tag: int) -> None:
+        """Sends a message; a dead rank needs none."""
+        encoded = _serialize.encode(value)
+        messages.send_encoded(encoded, self._memory.put_encoded(encoded), to, tag)
+
+    def _act(self) -> None:
+        """Carries out the actions of the state."""
+        self._core.turn(self._departed)
+        for action in self._core.take():
+            if isinstance(action, Post):
+                self._send(self._messages, tuple(action[1:]), action.to, BOUNDED_TAG)
+            elif isinstance(action, Finish):
+                pending = self._asked
+                assert pending is not None
+                pending.finish, pending.array = action, None
+                self.wake()
+            else:
+                self._send(self._group._messages, action.report, action.to, REPORT)
+
+
+class BoundedReductions:
+    """The bounded allreduces of a member."""
+
+    def __init__(
+        self,
+        member: GroupMembership,
+        calls: CallProtocol,
+        messages: MemberMessages,
+        make_group: Callable[[], Group],
+    ) -> None:
+        """make_group: joins the Group of the rounds."""
+        self._member, self._calls, self._messages = member, calls, messages
+        self._make_group = make_group
+        self._rounds: _Rounds | None = None
+        self.name, self.rank, self.size = member.name, member.rank, member.size
+        self._threads = member.runtime.config.reduce_threads or member.tasks.cores
+
+    def end(self) -> None:
+        """Called when the member leaves."""
+        rounds, self._rounds = self._rounds, None
+        if rounds is not None:
+            rounds.end()
+
+    def allreduce(self, x: Any, op: Any, out: Array | None, num: Any, deadline: Any) -> Any:
+        """See `Group.allreduce`."""
+        array: Any = None
+        try:
+            num, deadline = self._checked(num, deadline)
+            array, name = self._input(x, op)
+            text = f"op={name}, {array.dtype.str} {array.shape}, num={num}, deadline={deadline:g}"
+            request = Request(text, name, num, deadline)
+        except (ValueError, TypeError) as error:
+            request = mistake(error)
+        flat = None if array is None else np.ascontiguousarray(array).reshape(-1)
+        found = self._make(request, flat).value.reshape(array.shape)
+        return found if out is None else into(found, out)
+
+    def gather(
+        self, text: str, payload: Any, num: Any, deadline: Any, error: Exception | None
+    ) -> tuple[tuple[int, ...], list[Any]]:
+        """The ranks that count, and their payloads. text: what has to be equal on all ranks.
+        error: why this rank cannot take part; every rank raises it."""
+        try:
+            if error is not None:
+                raise error
+            num, deadline = self._checked(num, deadline)
+            text = f"{text}, num={num}, deadline={deadline:g}"
+            request = Request(text, "", num, deadline, gathers=True)
+        except (ValueError, TypeError) as wrong:
+            request = mistake(wrong)
+        payloads = self._make(request, payload).value
+        return self._calls.contributors, payloads
+
+    def _checked(self, num: Any, deadline: Any) -> tuple[int, float]:
+        if isinstance(deadline, bool) or not isinstance(deadline, (int, float)):
+            raise TypeError(f"deadline={deadline!r}: it must be a number of seconds")
+        if not 0 < deadline <= FOR_EVER_S:
+            raise ValueError(f"deadline={deadline!r}: it must be more than 0 seconds, and finite")
+        number = 1 if num is None else whole(num)
+        if number is None:
+            raise TypeError(f"num={num!r}: it must be an integer")
+        if not 1 <= number <= self.size:
+            raise ValueError(f"num={num!r}: it must be from 1 to {self.size}, the Group's size")
+        return number, float(deadline)
+
+    def _input(self, x: Any, op: Any) -> tuple[Array, str]:
+        if isinstance(op, SliceOperator) or is_function(op):
+            raise ValueError(f"op={op!r}: with deadline= it must be a name or a numpy ufunc")
+        name = operation_name(op)
+        array = np.asarray(x)
+        if type(x) is not array.__class__ and isinstance(x, np.ndarray):
+            raise TypeError(f"{type(x).__name__}: pass np.asarray(x) instead")
+        dtype = _serialize.dtype_name(array.dtype)
+        if dtype is None or array.dtype.hasobject:
+            raise TypeError(f"{name} reduces arrays and numbers, not {type(x).__name__}")
+        try:
+            result_dtype(name, dtype)
+        except TypeError as error:
+            raise ValueError(str(error)) from error
+        return array, name
+
+    def _make(self, request: Request, array: Any) -> Finish:
+        """Makes a call, and waits until it is over."""
+        self._member.check()
+        self._calls.is_open = True
+        try:
+            deadline = deadline_ns(self._member.timeout)
+            if self._member.calls is None:
+                self._member.begin()
+            rounds = self._rounds or self._start()
+            pending = _Pending(request, array)
+            rounds.ask(pending)
+
+            def over() -> bool:
+                return pending.finish is not None or rounds.error is not None
+
+            self._member.wait(over, deadline, self._late)
+            finish = pending.finish
+            if finish is None:
+                assert rounds.error is not None
+                raise rounds.error
+            self._calls.is_open = False
+            return self._checked_end(finish)
+        except BaseException as error:
+            self._calls.end_after(error)
+            raise
+
+    def _checked_end(self, finish: Finish) -> Finish:
+        plan = None if finish.ended is None else finish.ended.plan
+        self._calls.set_contributors(() if plan is None else plan.members)
+        if finish.error is not None:
+            raise finish.error
+        assert plan is not None
+        if self._calls.strict and len(plan.owners) < self.size:
+            lost = sorted(set(range(self.size)) - set(plan.owners))
+            raise PeerLostError(f"group {self.name!r}: ranks {lost} are lost")
+        return finish
+
+    def _late(self) -> str:
+        return (
+            "a bounded allreduce is not decided yet: too few ranks are in time"
+            f", after {self._member.timeout:g} s. This rank has left the Group. {REJOIN}"
+        )
+
+    def _start(self) -> _Rounds:
+        operation = Operation(
+            lambda array, begin, end: array[begin:end], len, self._fold, np.concatenate
+        )
+        rounds = _Rounds(self._make_group(), self._messages, operation)
+        self._rounds = rounds
+        with starting_thread("takes part in the bounded allreduces of a Group"):
+            rounds.thread.start()
+        return rounds
+
+    def _fold(self, op: str, arrays: list[Array]) -> Array:
+        return prefix(op, arrays, self._threads)

@@ -1,0 +1,718 @@
+"""The state of bounded allreduces: calls that leave late ranks out.
+
+All ranks of a Group hold the same state, and change it only in *rounds*: small allgathers, in which
+every living rank takes part even if its program is late. A round gives all ranks the same reports,
+and `decided` is a pure function of the state and these reports, so the ranks stay equal. Between
+rounds each rank sends its slices to their owners, folds the slices that it owns, and sends the
+folded slices to all ranks. The lowest living rank begins the rounds.
+
+    collecting ─► planned ─► the next call
+                     │ ▲
+                     └─┘  owners are late: other ranks fold their slices
+
+A call is planned when all slices have arrived, or after the deadline: the plan names the ranks
+whose slices count (members) and the late owners, whose slices are divided among the other owners.
+The call ends when all ranks that are in time have its result. If a rank dies before that, the call
+begins again without it.
+
+The component is pure: events are methods, and `take` returns the actions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from hoplite_mp._protocol.group_calls import error_kind, error_of
+from hoplite_mp.errors import PeerLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+__all__ = [
+    "Action",
+    "BoundedCalls",
+    "Ended",
+    "Finish",
+    "Operation",
+    "Plan",
+    "Post",
+    "Report",
+    "Request",
+    "State",
+    "Tell",
+    "cover",
+    "decided",
+    "mistake",
+    "slices",
+]
+
+# A rank may be late by this many calls. The result of each such call is kept on all ranks, so the
+# next call waits for the rank, whatever its deadline. Higher: more memory.
+LATE_CALLS_MAX = 4
+PUSH, MORE, TOTAL, WHOLE = range(4)  # what a message with arrays contains
+ARRIVED, FOLDED, TAKEN = range(3)  # what a message to the leading rank reports
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A rank's call. `text`: what has to be equal on all ranks. `gathers`: every rank receives each
+    rank's whole array, and nothing is folded. `error`, `message`: this rank's mistake."""
+
+    text: str
+    op: str
+    num: int
+    deadline: float  # in seconds
+    gathers: bool = False
+    error: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The decision which ranks count. `owners`: those at the start. `late`: owners that no longer
+    own a slice, by stage; a stage divides the slices of its owners among the other owners."""
+
+    members: tuple[int, ...]
+    owners: tuple[int, ...]
+    late: tuple[tuple[int, ...], ...] = ()
+    gathers: bool = False
+
+    @property
+    def dropped(self) -> frozenset[int]:
+        return frozenset(rank for stage in self.late for rank in stage)
+
+    @property
+    def owning(self) -> tuple[int, ...]:
+        """The present owners."""
+        return tuple(rank for rank in self.owners if rank not in self.dropped)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A call that is over, until all ranks have taken its result."""
+
+    call: int
+    epoch: int
+    text: str
+    view: tuple[int, ...]  # the ranks that were alive
+    plan: Plan | None  # None: all ranks raise the error
+    error: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state that all ranks have in common."""
+
+    view: tuple[int, ...]  # the ranks of the last round
+    call: int = 0  # the number of the next call
+    epoch: int = 0  # how often this call has begun again
+    plan: Plan | None = None
+    text: str = ""  # of the request, once there is a plan; also `op` and `num`
+    op: str = ""
+    num: int = 1
+    ended: tuple[Ended, ...] = ()
+    taken: tuple[tuple[int, int], ...] = ()  # (rank, number of the first call it has not taken)
+
+    @property
+    def receivers(self) -> tuple[int, ...]:
+        """The ranks that make this call. The others joined while it had a plan."""
+        taken = dict(self.taken)
+        return tuple(rank for rank in self.view if taken.get(rank, 0) <= self.call)
+
+    @property
+    def leader(self) -> int:
+        """The rank that begins the rounds."""
+        return min(self.receivers or self.view)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether a rank is so late that the next call has to wait for it."""
+        return self.call - min(count for _, count in self.taken) >= LATE_CALLS_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a rank tells all others in a round. `has`: the sources (see `BoundedCalls.arrived`) that
+    it has; `closes`: the deadline is over; `lacks`, `keeps`: ended calls whose result it has not,
+    or has, in full."""
+
+    state: State | None  # None: the rank is new
+    request: Request | None
+    has: int
+    closes: bool
+    taken: int
+    lacks: tuple[int, ...]
+    keeps: tuple[int, ...]
+
+
+def slices(plan: Plan) -> list[Slice]:
+    """The slices of the array, in order. A slice of a late owner has the slices into which it is
+    divided."""
+    counts: Counter[tuple[int, int]] = Counter()
+
+    def new(owner: int, stage: int) -> Slice:
+        counts[owner, stage] += 1
+        return Slice(owner, stage, counts[owner, stage] - 1)
+
+    found = [new(owner, 0) for owner in plan.owners]
+    leaves = found
+    remaining = list(plan.owners)
+    for number, late in enumerate(plan.late, 1):
+        remaining = [rank for rank in remaining if rank not in late]
+        for one in leaves:
+            if one.owner in late:
+                one.parts = [new(owner, number) for owner in remaining]
+        leaves = [leaf for one in leaves for leaf in (one.parts or [one])]
+    return found
+
+
+@dataclass(slots=True)
+class Slice:
+    """A slice; `place`: among the slices that its owner was given in this stage."""
+
+    owner: int
+    stage: int
+    place: int
+    parts: list[Slice] = field(default_factory=list)
+
+
+def bounds(size: int, plan: Plan) -> dict[tuple[int, int], list[tuple[int, int]]]:
+    """(owner, stage) -> (begin, end) of its slices of an array of that size."""
+    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+
+    def divide(some: Sequence[Slice], begin: int, end: int) -> None:
+        for at, one in enumerate(some):
+            first = begin + (end - begin) * at // len(some)
+            last = begin + (end - begin) * (at + 1) // len(some)
+            found.setdefault((one.owner, one.stage), []).append((first, last))
+            divide(one.parts, first, last)
+
+    divide(slices(plan), 0, size)
+    return found
+
+
+def cover(missing: Sequence[tuple[int, int]]) -> tuple[set[int], set[int]]:
+    """(late receivers, late sources), such that each missing pair (receiver, source) has one of
+    them. The rank with most of the missing pairs is the first; among equals a source."""
+    receivers: set[int] = set()
+    sources: set[int] = set()
+    left = set(missing)
+    while left:
+        counts = Counter((0, receiver) for receiver, _ in left)
+        counts.update((1, source) for _, source in left)
+        side, rank = max(counts, key=lambda one: (counts[one], one))
+        (sources if side else receivers).add(rank)
+        left = {pair for pair in left if pair[side] != rank}
+    return receivers, sources
+
+
+def planned(
+    view: Sequence[int], has: Mapping[int, int], request: Request, *, closes: bool
+) -> Plan | None:
+    """The plan, if enough ranks count. has: owner -> the ranks whose slices it has, as bits."""
+    missing = [(o, r) for o in view for r in view if not has[o] >> r & 1]
+    if missing and not closes:
+        return None
+    late, out = cover(missing)
+    members = tuple(rank for rank in view if rank not in out)
+    if len(members) < min(request.num, len(view)) or not members or len(late) == len(view):
+        return None
+    stages = (tuple(sorted(late)),) if late else ()
+    return Plan(members, tuple(view), stages, request.gathers)
+
+
+def advanced(
+    plan: Plan, view: Sequence[int], has: Mapping[int, int], num: int, *, closes: bool
+) -> tuple[bool, Plan]:
+    """(Whether the call is over, its plan). has: rank -> owners whose folded slices it has."""
+    sources = plan.members if plan.gathers else plan.owning
+    missing = [(p, o) for p in view for o in sources if not has[p] >> o & 1]
+    need = min(num, len(view))
+    late = {receiver for receiver, _ in missing}
+    if late <= plan.dropped and len(view) - len(late) >= need:
+        return True, plan
+    if not closes:
+        return False, plan
+    receivers, owners = cover(missing)
+    if not owners:
+        return len(view) - len(receivers) >= need, plan
+    if plan.gathers or len(owners) == len(plan.owning):
+        return False, plan
+    return False, replace(plan, late=(*plan.late, tuple(sorted(owners))))
+
+
+def _disagreement(requests: Mapping[int, Request]) -> tuple[str, str]:
+    """(kind, text) of the error of all ranks; "": none."""
+    first = min(requests, default=0)
+    for rank, one in sorted(requests.items()):
+        if one.error:
+            return one.error, f"rank {rank}: {one.message}"
+    for rank, one in sorted(requests.items()):
+        if one != requests[first]:
+            return "value", (
+                f"ranks {first} and {rank} of a bounded allreduce differ: "
+                f"{requests[first].text} and {one.text}"
+            )
+    return "", ""
+
+
+def decided(reports: Mapping[int, Report]) -> State:
+    """The state after a round."""
+    view = tuple(sorted(reports))
+    known = (one.state for _, one in sorted(reports.items()))
+    before = next(filter(None, known), None) or State(view, taken=tuple((r, 0) for r in view))
+    new = [rank for rank, one in reports.items() if one.state is None]
+    state = replace(before, view=view)
+    lost = _lost(before, reports)
+    changed = bool(lost) or view != before.view
+    has = {rank: one.has for rank, one in reports.items()}
+    closes = any(one.closes for one in reports.values())
+    requests = {rank: one.request for rank, one in reports.items() if one.request is not None}
+    if state.plan is None:
+        error, message = _disagreement(requests)
+        if error:
+            state = _over(state, None, error, message)
+        elif changed:
+            state = replace(state, epoch=state.epoch + 1)
+        elif requests:
+            request = requests[min(requests)]
+            plan = planned(state.receivers, has, request, closes=closes)
+            about = {"text": request.text, "op": request.op, "num": request.num}
+            state = replace(state, plan=plan, **about)  # type: ignore[arg-type]
+    else:
+        old = [rank for rank in before.receivers if rank in reports and rank not in new]
+        over, plan = advanced(state.plan, old, has, state.num, closes=closes)
+        if over or (lost and any(_is_whole(state.plan, has[rank]) for rank in old)):
+            state = _over(state, state.plan)
+        elif lost:
+            state = replace(state, plan=None, epoch=state.epoch + 1)
+        else:
+            state = replace(state, plan=plan)
+    first = state.call if state.plan is None else state.call + 1
+    taken = {rank: first if rank in new else reports[rank].taken for rank in view}
+    kept = tuple(one for one in state.ended if one.call >= min(taken.values()))
+    return replace(state, taken=tuple(sorted(taken.items())), ended=kept)
+
+
+def _lost(before: State, reports: Mapping[int, Report]) -> set[int]:
+    """The ranks that have died since the last round, even if they were replaced since."""
+    if all(one.state is None for one in reports.values()):
+        return set()  # the first round
+    return {r for r in before.view if r not in reports or reports[r].state is None}
+
+
+def _is_whole(plan: Plan, has: int) -> bool:
+    sources = plan.members if plan.gathers else plan.owning
+    return all(has >> owner & 1 for owner in sources)
+
+
+def _over(state: State, plan: Plan | None, error: str = "", message: str = "") -> State:
+    ended = Ended(state.call, state.epoch, state.text, state.view, plan, error, message)
+    return replace(
+        state, call=state.call + 1, epoch=0, plan=None, text="", op="", num=1,
+        ended=(*state.ended, ended),
+    )  # fmt: skip
+
+
+class Post(NamedTuple):
+    """Send arrays to a rank: (what, call, epoch, stage, arrays)."""
+
+    to: int
+    what: int
+    call: int
+    epoch: int
+    stage: int
+    arrays: list[Any]
+
+
+class Tell(NamedTuple):
+    """Send a report to the leading rank."""
+
+    to: int
+    report: tuple[int, int, int, int, int]  # (what, call, epoch, stage, value)
+
+
+class Finish(NamedTuple):
+    """This rank's call is over: its array, or the arrays by rank if it gathers, or an error."""
+
+    call: int
+    value: Any
+    ended: Ended | None
+    error: BaseException | None
+
+
+Action: TypeAlias = Post | Tell | Finish
+
+
+@dataclass(slots=True)
+class Operation:
+    """How this rank divides, folds and joins arrays."""
+
+    cut: Callable[[Any, int, int], Any]  # (array, begin, end)
+    size: Callable[[Any], int]
+    fold: Callable[[str, list[Any]], Any]  # (op, arrays in the order of ranks)
+    join: Callable[[list[Any]], Any]
+
+
+@dataclass(slots=True)
+class Arrays:
+    """The arrays of one call that have arrived."""
+
+    slices: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  # (source, stage)
+    totals: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  # (owner, stage)
+    whole: list[Any] | None = None  # from a rank that had the result
+
+
+class BoundedCalls:
+    """One rank's part in the bounded allreduces of a Group."""
+
+    def __init__(self, rank: int, operation: Operation) -> None:
+        self.rank = rank
+        self.operation = operation
+        self.state: State | None = None  # None: before the first round
+        self.next = 0  # the number of this rank's next call
+        self.request: Request | None = None  # of the call `next`
+        self._array: Any = None
+        self._asked_at = self._planned_at = 0.0
+        self._arrays: dict[tuple[int, int], Arrays] = {}  # (call, epoch)
+        self._pushed: set[tuple[int, int, int]] = set()  # (call, epoch, stage)
+        self._folded: set[tuple[int, int, int]] = set()
+        self._told: dict[tuple[int, int, int], int] = {}  # the last report of a (call, epoch, what)
+        # At the leading rank: reports by rank, of the present (call, epoch, what).
+        self._reports: dict[tuple[int, int, int], dict[int, int]] = {}
+        self._taken: dict[int, int] = {}
+        self._orphans: set[int] = set()  # ended calls whose result no living rank can give
+        self._actions: list[Action] = []
+
+    def take(self) -> list[Action]:
+        """Returns the latest actions, and forgets them."""
+        found, self._actions = self._actions, []
+        return found
+
+    # -- events --------------------------------------------------------------------------------
+
+    def ask(self, request: Request, array: Any, now: float) -> None:
+        """This rank's program makes its next call."""
+        self.request, self._array, self._asked_at = request, array, now
+
+    def withdraw(self) -> None:
+        """The program no longer waits for its call."""
+        self.request = self._array = None
+
+    def receive(
+        self, source: int, what: int, call: int, epoch: int, stage: int, arrays: Any
+    ) -> None:
+        """Arrays of another rank."""
+        state = self.state
+        if state is not None and (call, epoch) < self._oldest(state):
+            return
+        of = self._arrays.setdefault((call, epoch), Arrays())
+        if what == WHOLE:
+            of.whole = arrays
+        else:
+            (of.totals if what == TOTAL else of.slices)[source, stage] = arrays
+
+    def heard(self, source: int, report: tuple[int, int, int, int, int]) -> None:
+        """A report of another rank, for the leading rank."""
+        what, call, epoch, stage, value = report
+        if what == TAKEN:
+            self._taken[source] = value
+        else:
+            self._reports.setdefault((call, epoch, what + 2 * stage), {})[source] = value
+
+    def _oldest(self, state: State) -> tuple[int, int]:
+        """The first (call, epoch) whose arrays this rank may still need."""
+        ended = ((one.call, one.epoch) for one in state.ended)
+        return min(ended, default=(state.call, state.epoch))
+
+    # -- what has arrived ------------------------------------------------------------------------
+
+    def _of(self, call: int, epoch: int) -> Arrays:
+        return self._arrays.setdefault((call, epoch), Arrays())
+
+    def arrived(self) -> int:
+        """The sources that have arrived, as bits: while the call is collected the ranks whose
+        slice is here, then the owners whose folded slices are here, or the ranks whose arrays."""
+        state = self.state
+        if state is None:
+            return 0
+        of = self._of(state.call, state.epoch)
+        if state.plan is None or state.plan.gathers:
+            return sum(1 << source for source, stage in of.slices if not stage)
+        owners = state.plan.owning
+        return sum(1 << owner for owner in owners if self._has_all_of(state.plan, owner, of))
+
+    @staticmethod
+    def _has_all_of(plan: Plan, owner: int, of: Arrays) -> bool:
+        stages = {stage for one, stage in bounds(0, plan) if one == owner}
+        return all((owner, stage) in of.totals for stage in stages)
+
+    def _result(self, ended: Ended) -> list[Any] | None:
+        """The arrays of an ended call in order; None while some are missing."""
+        of = self._of(ended.call, ended.epoch)
+        plan = ended.plan
+        assert plan is not None
+        if of.whole is not None:
+            return of.whole
+        if plan.gathers:
+            if any((member, 0) not in of.slices for member in plan.members):
+                return None
+            return [of.slices[member, 0][0] for member in plan.members]
+        found: list[Any] = []
+
+        def collect(some: Sequence[Slice]) -> bool:
+            for one in some:
+                total = of.totals.get((one.owner, one.stage))
+                if total is not None:
+                    found.append(total[one.place])
+                elif not one.parts or not collect(one.parts):
+                    return False
+            return True
+
+        return found if collect(slices(plan)) else None
+
+    def missing(self, ended: Ended) -> list[int]:
+        """The ranks from which arrays of an ended call have not come."""
+        plan, of = ended.plan, self._of(ended.call, ended.epoch)
+        if plan is None or self._result(ended) is not None:
+            return []
+        if plan.gathers:
+            return [member for member in plan.members if (member, 0) not in of.slices]
+        return [owner for owner in plan.owning if not self._has_all_of(plan, owner, of)]
+
+    # -- rounds --------------------------------------------------------------------------------
+
+    def report(self, now: float) -> Report:
+        """This rank's part of a round."""
+        state = self.state
+        ended = () if state is None else state.ended
+        own = [one for one in ended if one.call >= self.next and one.plan is not None]
+        lacks = tuple(one.call for one in own if self._result(one) is None)
+        keeps = tuple(
+            one.call for one in ended if one.plan is not None and self._result(one) is not None
+        )
+        asks = self.request if state is None or state.call == self.next else None
+        return Report(
+            state, asks, self.arrived(), self._closes(now), self.next, lacks, keeps
+        )  # fmt: skip
+
+    def decide(self, reports: Mapping[int, Report], now: float) -> None:
+        """A round is over."""
+        before, state = self.state, decided(reports)
+        self.state = state
+        if before is None:
+            self.next = dict(state.taken)[self.rank]
+        if before is None or (before.plan, before.call) != (state.plan, state.call):
+            self._planned_at = now
+        self._taken = dict(state.taken)
+        living = {rank for rank, one in reports.items() if one.state is not None}
+        lost = before is not None and _lost(before, reports)
+        if before is not None and before.leader != state.leader:
+            self._told.clear()  # the new leading rank has no reports
+        for one in state.ended if lost else ():
+            if before is not None and one.call == before.call and one.plan is not None:
+                whole = {r for r, about in reports.items() if _is_whole(one.plan, about.has)}
+                self._give(one, set(before.receivers) & living - whole, whole, living)
+            else:
+                lacks = {r for r, about in reports.items() if one.call in about.lacks}
+                keeps = {r for r, about in reports.items() if one.call in about.keeps}
+                self._give(one, lacks, keeps, living)
+        oldest = self._oldest(state)
+        for kept in (self._arrays, self._told, self._reports):
+            for key in [key for key in kept if key[:2] < oldest]:  # type: ignore[attr-defined]
+                del kept[key]  # type: ignore[attr-defined]
+        for some in (self._pushed, self._folded):
+            some -= {key for key in some if key[:2] < oldest}
+
+    def _give(
+        self, ended: Ended, lacks: set[int], keeps: set[int], living: Collection[int]
+    ) -> None:
+        """After a death: the lowest rank that has the result of a call gives it to those that may
+        never receive it from its owners."""
+        plan = ended.plan
+        if plan is None or not lacks:
+            return
+        if set(plan.members if plan.gathers else plan.owning) <= set(living):
+            return
+        if not keeps:
+            self._orphans.add(ended.call)
+        elif min(keeps) == self.rank:
+            for rank in sorted(lacks):
+                self._post(rank, WHOLE, ended.call, ended.epoch, 0, self._result(ended) or [])
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank begins the rounds."""
+        return self.state is not None and self.state.leader == self.rank
+
+    def wants_round(self, now: float, alive: int) -> bool:
+        """Whether this rank begins a round. alive: the living ranks, as bits."""
+        state = self.state
+        if state is None:
+            return True
+        if any(not alive >> rank & 1 for rank in state.view):
+            return self.request is not None
+        if self.request is not None and self.request.error and state.plan is None:
+            return state.call == self.next
+        if not self.leads:
+            return False
+        closes = self._closes(now)
+        if state.plan is not None:
+            over, plan = advanced(
+                state.plan, state.receivers, self._heard_of(FOLDED), state.num, closes=closes
+            )
+            return over or plan != state.plan
+        request = self.request if state.call == self.next else None
+        if request is None:
+            return False
+        has = self._heard_of(ARRIVED)
+        return planned(state.receivers, has, request, closes=closes) is not None
+
+    def _heard_of(self, what: int) -> dict[int, int]:
+        state = self.state
+        assert state is not None
+        stage = len(state.plan.late) if state.plan is not None else 0
+        reports = self._reports.get((state.call, state.epoch, what + 2 * stage), {})
+        return {r: self.arrived() if r == self.rank else reports.get(r, 0) for r in state.view}
+
+    def _closes(self, now: float) -> bool:
+        state = self.state
+        if state is None or not self.leads:
+            return False
+        due = self.due()
+        return due is not None and now >= due and (state.plan is not None or not self._crowded)
+
+    @property
+    def _crowded(self) -> bool:
+        state = self.state
+        assert state is not None
+        taken = tuple((rank, self._taken.get(rank, count)) for rank, count in state.taken)
+        return replace(state, taken=taken).is_crowded
+
+    def due(self) -> float | None:
+        """When the deadline of this rank's call is over; None: it does not wait for one."""
+        state, request = self.state, self.request
+        if state is None or request is None or not self.leads or state.call != self.next:
+            return None
+        return (self._asked_at if state.plan is None else self._planned_at) + request.deadline
+
+    # -- between rounds --------------------------------------------------------------------------
+
+    def _post(
+        self, to: int, what: int, call: int, epoch: int, stage: int, arrays: list[Any]
+    ) -> None:
+        if to == self.rank:
+            self.receive(to, what, call, epoch, stage, arrays)
+        else:
+            self._actions.append(Post(to, what, call, epoch, stage, arrays))
+
+    def turn(self, departed: Callable[[int, int], bool] = lambda call, rank: False) -> None:
+        """Does what can be done now. departed(call, rank): nothing more will come from the rank
+        that was a member in that call."""
+        state = self.state
+        if state is None:
+            return
+        if self.request is not None and not self.request.error and state.call == self.next:
+            self._push(state)
+        if state.plan is not None and not state.plan.gathers:
+            self._fold(state, state.plan)
+        self._tell(state)
+        self._finish(state, departed)
+
+    def _push(self, state: State) -> None:
+        """Sends this rank's slices to their owners."""
+        assert self.request is not None
+        call, epoch = state.call, state.epoch
+        plan = state.plan
+        if plan is None:
+            plan = Plan(state.receivers, state.receivers, (), self.request.gathers)
+        elif self.rank not in plan.members:
+            return
+        if plan.gathers:
+            if (call, epoch, 0) not in self._pushed:
+                self._pushed.add((call, epoch, 0))
+                for rank in self._others_first(state):
+                    self._post(rank, PUSH, call, epoch, 0, [self._array])
+            return
+        size, cut = self.operation.size(self._array), self.operation.cut
+        for stage in range(len(plan.late) + 1):
+            if (call, epoch, stage) in self._pushed:
+                continue
+            self._pushed.add((call, epoch, stage))
+            cuts = bounds(size, plan)
+            for owner in self._others_first(state):
+                if (owner, stage) in cuts:
+                    parts = [cut(self._array, begin, end) for begin, end in cuts[owner, stage]]
+                    self._post(owner, PUSH if not stage else MORE, call, epoch, stage, parts)
+
+    def _others_first(self, state: State) -> list[int]:
+        """The ranks of the call, from the next higher one on, so that not all ranks send to the
+        same rank first."""
+        return sorted(state.receivers, key=lambda rank: (rank <= self.rank, rank))
+
+    def _fold(self, state: State, plan: Plan) -> None:
+        """Folds the slices that this rank owns, and sends them to all ranks."""
+        call, epoch = state.call, state.epoch
+        of = self._of(call, epoch)
+        if self.rank not in plan.owning:
+            return
+        for (owner, stage), some in bounds(0, plan).items():
+            if owner != self.rank or (call, epoch, stage) in self._folded:
+                continue
+            if any((member, stage) not in of.slices for member in plan.members):
+                continue
+            self._folded.add((call, epoch, stage))
+            given = [of.slices[member, stage] for member in plan.members]
+            fold = self.operation.fold
+            totals = [fold(state.op, [one[at] for one in given]) for at in range(len(some))]
+            for rank in self._others_first(state):
+                self._post(rank, TOTAL, call, epoch, stage, totals)
+
+    def _tell(self, state: State) -> None:
+        """Reports to the leading rank what has arrived here."""
+        stage = len(state.plan.late) if state.plan is not None else 0
+        what = ARRIVED if state.plan is None else FOLDED
+        key, value = (state.call, state.epoch, what + 2 * stage), self.arrived()
+        if not self.leads and self._told.get(key, 0) != value:
+            self._told[key] = value
+            report = what, state.call, state.epoch, stage, value
+            self._actions.append(Tell(state.leader, report))
+
+    def _finish(self, state: State, departed: Callable[[int, int], bool]) -> None:
+        """Ends this rank's call if its result is here."""
+        ended = next((one for one in state.ended if one.call == self.next), None)
+        request = self.request
+        if request is None or ended is None:
+            return
+        error: BaseException | None = None
+        value: Any = None
+        if ended.error:
+            error = error_of(ended.error, ended.message)
+        elif request.error:
+            error = error_of(request.error, f"rank {self.rank}: {request.message}")
+        elif request.text != ended.text:
+            text = f"a bounded allreduce differs from the others': {request.text}, {ended.text}"
+            error = ValueError(f"rank {self.rank} of {text}")
+        else:
+            found = self._result(ended)
+            if found is None:
+                gone = ended.call in self._orphans
+                if not gone or not all(departed(ended.call, r) for r in self.missing(ended)):
+                    return
+                error = PeerLostError("the result of a call for which this rank was late is lost")
+            else:
+                value = found if request.gathers else self.operation.join(found)
+        call, self.next = self.next, self.next + 1
+        self._taken[self.rank] = self.next
+        self.request = self._array = None
+        if not self.leads:
+            self._actions.append(Tell(state.leader, (TAKEN, call, 0, 0, self.next)))
+        self._actions.append(Finish(call, value, ended, error))
+
+
+def mistake(error: Exception) -> Request:
+    """The request of a rank whose arguments are wrong."""
+    return Request("", "", 1, 1.0, error=error_kind(error), message=str(error))
