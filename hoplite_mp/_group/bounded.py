@@ -8,6 +8,7 @@ travel as messages of the program's Group, which do not delay the messages of th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from typing import TYPE_CHECKING, Any
@@ -118,10 +119,8 @@ class _Rounds:
     def _turn(self) -> None:
         due = self._core.due()
         soon = FOREVER_NS if due is None or due <= clock.monotonic() else int(due * 1e9)
-        try:
+        with contextlib.suppress(HopliteTimeoutError):
             self._member.wait(self._has_work, soon, str, counts=False)
-        except HopliteTimeoutError:
-            pass
         self._read_arrays()
         self._read_notices()
         pending = self._pending

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from hoplite_mp._client.memory import Memory
     from hoplite_mp._common.ref import ObjectRef
     from hoplite_mp._group.call_protocol import CallProtocol
+    from hoplite_mp._group.group import Group
     from hoplite_mp._group.member_lifecycle import GroupMembership
     from hoplite_mp._group.messages import MemberMessages
 

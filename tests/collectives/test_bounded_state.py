@@ -90,10 +90,12 @@ class Ranks:
 
     def check(self, rank: int, action: Finish) -> None:
         if action.error is not None:
-            assert isinstance(action.error, PeerLostError) and self.dead, action.error
+            assert isinstance(action.error, PeerLostError), action.error
+            assert self.dead
             return
         ended = action.ended
-        assert ended is not None and ended.plan is not None
+        assert ended is not None
+        assert ended.plan is not None
         members = ended.plan.members
         assert len(members) >= min(self.num, len(ended.plan.owners))
         arrays = [array_of(action.call, one) for one in members]
