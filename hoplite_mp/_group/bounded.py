@@ -242,10 +242,14 @@ class BoundedReductions:
         if rounds is not None:
             rounds.end()
 
-    def allreduce(self, x: Any, op: Any, out: Array | None, num: Any, deadline: Any) -> Any:
+    def allreduce(
+        self, x: Any, op: Any, out: Array | None, finite: bool, num: Any, deadline: Any
+    ) -> Any:
         """See `Group.allreduce`."""
         array: Any = None
         try:
+            if finite:
+                raise ValueError("finite=True takes no num= and no deadline=")
             num, deadline = self._checked(num, deadline)
             array, name = self._input(x, op)
             text = f"op={name}, {array.dtype.str} {array.shape}, num={num}, deadline={deadline:g}"

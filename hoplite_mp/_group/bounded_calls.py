@@ -521,8 +521,8 @@ class BoundedCalls:
                 keeps = {r for r, about in reports.items() if one.call in about.keeps}
                 self._give(one, lacks, keeps, living)
         oldest = self._oldest(state)
-        kept: dict[Any, Any]
-        for kept in (self._arrays, self._told, self._reports):
+        everything: tuple[dict[Any, Any], ...] = (self._arrays, self._told, self._reports)
+        for kept in everything:
             for key in [key for key in kept if key[:2] < oldest]:
                 del kept[key]
         for some in (self._pushed, self._folded):

@@ -357,12 +357,12 @@ class GroupCollectives:
             return functools.partial(self._slice_folds.reduce, finite=finite)
         return self._folds.fold if is_function(op) else self._calls.call
 
-    def _bounded_allreduce(
-        self, x: Any, op: Any, out: Array | None, finite: bool, num: Any, deadline: Any
-    ) -> Array:
-        if finite:
-            op = "finite=True"  # no operator, so every rank raises an error
-        return self._bounded_reductions().allreduce(x, op, out, num, deadline)  # type: ignore[no-any-return]
+    def _bounded_gather(
+        self, text: str, payload: Any, num: Any, deadline: Any, error: Exception | None
+    ) -> tuple[tuple[int, ...], list[Any]]:
+        """For `hoplite_mp.ml`: the ranks that count, and an array of each of them."""
+        about = text, payload, num, deadline, error
+        return self._here(self._bounded_reductions().gather, *about)  # type: ignore[no-any-return]
 
     def _bounded_reductions(self) -> BoundedReductions:
         """The bounded allreduces, which need a thread from their first call on."""
@@ -400,6 +400,12 @@ class GroupCollectives:
             True: ranks whose x has a NaN or an infinite value are left out, and are not in
             `contributors`; for "sum", "mean", "prod", "min", "max" and the robust operators.
             Default: False.
+        num : int, optional
+            With `deadline`: at least this many ranks count, from 1 to `size`. After deaths all
+            living ranks suffice. Default: 1.
+        deadline : float, optional
+            Seconds from the call of the lowest living rank. Ranks whose slices have not all arrived
+            by then are left out, once `num` ranks remain. Default: None, wait for all ranks.
 
         Returns
         -------
@@ -418,6 +424,16 @@ class GroupCollectives:
         -----
         A robust operator, and `finite`, make several calls of the Group, as `calls` counts them.
 
+        With `deadline`, `op` is a name or a ufunc, and `calls` does not count the call. All ranks
+        get the same result and `contributors`, also the ranks that are left out, when they make the
+        call; their x is discarded (`hoplite_mp.ml.Feedback` keeps it). A rank may be late by
+        `LATE_CALLS_MAX` (4) calls, whose results are kept for it; then the others wait. A thread
+        takes part for a rank whose program is late. A rank that joins again takes part in the first
+        call that has not been decided. ReduceError, and a late rank whose arguments differ, aside,
+        errors are as without `deadline`; if a host dies before a late rank has the result from it,
+        another rank sends it, and PeerLostError says that none has it. The idea is that of
+        OptiReduce (Warraich et al., NSDI 2025), over TCP.
+
         The leading rank commits the call by one write, so a dying rank's contribution is in the
         results of all survivors, or of none. Over several hosts large arrays move as a
         reduce-scatter and an allgather (Rabenseifner 2004; Patarasuk and Yuan 2009).
@@ -434,7 +450,8 @@ class GroupCollectives:
         {1208925819614629174706176}
         """
         if num is not None or deadline is not None:
-            return self._here(self._bounded_allreduce, x, op, out, finite, num, deadline)  # type: ignore[no-any-return]
+            bounded = self._bounded_reductions().allreduce
+            return self._here(bounded, x, op, out, finite, num, deadline)  # type: ignore[no-any-return]
         result: Array = self._here(
             self._calls.call if type(op) is str and not finite else self._call_by(op, finite),
             "allreduce",

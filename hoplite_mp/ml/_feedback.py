@@ -20,6 +20,7 @@ __all__ = ["Feedback"]
 Array = np.ndarray[Any, np.dtype[Any]]
 OPS = ("sum", "mean")
 HEAD = struct.Struct("<16sH")  # what the call is about, and the length of a complaint
+STEP = struct.Struct("<Q")  # of the sender, before its code in a call with a deadline
 COMPLAINT_MAX = 500
 
 
@@ -85,6 +86,7 @@ class Feedback:
         self._group = group
         self._streams: dict[str, _Stream] = {}
         self._operations = MemberOperations(group, self._give, self._take, self._drop_owned)
+        self._contributors: tuple[int, ...] = ()
         self._sent = self._received = 0
 
     @property
@@ -103,7 +105,7 @@ class Feedback:
     @property
     def contributors(self) -> tuple[int, ...]:
         """The ranks whose arrays are in the last result, sorted; the same on all ranks."""
-        return self._operations.members
+        return self._contributors
 
     def residual(self, name: str) -> Array | None:
         """The residual: the part of the arrays of that name that this rank has not sent.
@@ -116,7 +118,15 @@ class Feedback:
         stream = self._streams.get(name)
         return None if stream is None or stream.residual is None else stream.residual.copy()
 
-    def allreduce(self, name: str, grad: Array, op: str = "mean") -> Array:
+    def allreduce(
+        self,
+        name: str,
+        grad: Array,
+        op: str = "mean",
+        *,
+        num: int | None = None,
+        deadline: float | None = None,
+    ) -> Array:
         """Reduces an array of every rank, together with the residuals of earlier calls.
 
         Parameters
@@ -127,6 +137,10 @@ class Feedback:
             float32 or float64, of the same shape on every rank; float64 is rounded to float32.
         op : {"mean", "sum"}, optional
             Default: "mean".
+        num, deadline : int and float (seconds), optional
+            As for `Group.allreduce`: ranks that are not in time are left out. All of the array of
+            such a rank, and its residual, is its new residual. Each rank sends its code to all
+            others, and there are no owners; not for `PowerSGD`. Default: wait for all ranks.
 
         Returns
         -------
@@ -158,7 +172,11 @@ class Feedback:
         flat = np.zeros(grad.size, np.float32)
         if not complaint:
             flat[:] = grad.reshape(-1)
-        total = self._operations.run(lambda: self._reduce(name, grad, flat, op, complaint))
+        if num is not None or deadline is not None:
+            total = self._reduce_bounded(name, grad, flat, op, complaint, num, deadline)
+        else:
+            total = self._operations.run(lambda: self._reduce(name, grad, flat, op, complaint))
+            self._contributors = self._operations.members
         return total.reshape(grad.shape).astype(grad.dtype, copy=False)
 
     def _reduce(self, name: str, grad: Array, flat: Array, op: str, complaint: str) -> Array:
@@ -178,6 +196,46 @@ class Feedback:
             return self._reduce_low(stream, values.reshape(grad.shape[0], -1), name, op)
         total = self._dense(values, op)
         stream.residual, stream.step = np.zeros_like(values), stream.step + 1
+        return total
+
+    # -- ranks that are in time ------------------------------------------------------------------
+
+    def _reduce_bounded(
+        self, name: str, grad: Array, flat: Array, op: str, complaint: str, num: Any, deadline: Any
+    ) -> Array:
+        """A call that leaves late ranks out. Nothing is kept unless it succeeds."""
+        stream = self._streams.setdefault(name, _Stream())
+        compressor, step = self.compressor, stream.step
+        complaint = complaint or _complaint(name, flat, stream)
+        if not complaint and not isinstance(compressor, Compressor):
+            complaint = "deadline= takes no PowerSGD, whose reductions depend on each other"
+        text = f"Feedback.allreduce of {name!r}, {grad.shape} {grad.dtype}, {op}, {compressor}"
+        error = ValueError(f"Feedback.allreduce: {complaint}") if complaint else None
+        values, code, payload = flat, None, None
+        if error is None:
+            assert isinstance(compressor, Compressor)
+            values = flat if stream.residual is None else flat + stream.residual
+            values = values.copy()
+            compressor.prepare(values, step, stream.notes)
+            code = compressor.encode(values, step, 0, stream.notes)
+            payload = _array(STEP.pack(step), code)
+        others = len(self._group.alive) - 1
+        members, payloads = self._group._bounded_gather(text, payload, num, deadline, error)
+        assert isinstance(compressor, Compressor)
+        assert code is not None
+        assert payload is not None
+        self._contributors = members
+        self._sent += others * payload.nbytes
+        total = np.zeros_like(values)
+        for member, one in zip(members, payloads, strict=True):
+            (its,) = STEP.unpack_from(one.data)
+            compressor.add(one[STEP.size :], total, its, 0)
+            self._received += 0 if member == self._group.rank else one.nbytes
+        if op == "mean":
+            total /= np.float32(len(members))
+        if self._group.rank in members:
+            compressor.add(code, values, step, 0, -1.0)
+        stream.residual, stream.step = values, step + 1
         return total
 
     # -- slices and their owners -----------------------------------------------------------------
