@@ -390,6 +390,10 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     """Largest size of a Group. 64 is the maximum, because rank masks have 64 bits.
     Lower: a wrong size is refused before it fills the host with waiting workers."""
 
+    group_late_calls_max: Annotated[int, Meta(ge=1)] = 4
+    """Calls with a deadline for which a rank of a Group may be late before the others wait for it.
+    Higher: ranks may be late for longer, but each rank keeps the results of that many calls."""
+
     group_buffer_bytes_max: Count = 8 * MIB
     """Largest array that Group calls on one host pass in call buffers. A Group keeps two buffers
     for each rank and each size that it has used. Larger arrays are passed as objects, and so are

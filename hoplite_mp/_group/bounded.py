@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -23,12 +23,12 @@ from hoplite_mp._common.locks import starting_thread
 from hoplite_mp._common.reduction import is_function, operation_name, prefix, result_dtype
 from hoplite_mp._common.slice_operators import SliceOperator
 from hoplite_mp._group.bounded_calls import (
+    ArrayWork,
     BoundedCalls,
+    BoundedRequest,
     Finish,
-    Operation,
     Post,
     Report,
-    Request,
     mistake,
 )
 from hoplite_mp._group.call_protocol import REJOIN
@@ -41,11 +41,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._group.call_protocol import CallProtocol
-    from hoplite_mp._group.group import Group
     from hoplite_mp._group.member_lifecycle import GroupMembership
     from hoplite_mp._group.messages import MemberMessages
 
-__all__ = ["BoundedReductions"]
+__all__ = ["BoundedReductions", "GroupOfRounds"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROUND, REPORT = 0, 1  # tags of messages in the Group of the rounds
@@ -58,20 +57,38 @@ FOR_EVER_S = 1e9
 class _Pending:
     """A call of the program. `finish`: set when it is over."""
 
-    request: Request
+    request: BoundedRequest
     array: Any
     finish: Finish | None = None
+
+
+class GroupOfRounds(Protocol):
+    """The part of `Group` that makes rounds."""
+
+    rank: int
+    _member: GroupMembership
+    _messages: MemberMessages
+
+    @property
+    def alive(self) -> tuple[int, ...]: ...
+    @property
+    def contributors(self) -> tuple[int, ...]: ...
+    def allgather(self, x: Any) -> list[Any]: ...
+    def _leave(self, failed: bool) -> None: ...
 
 
 class _Rounds:
     """The thread of one member, and the Group of the rounds. It does not refer to the member's
     Group, which may be collected."""
 
-    def __init__(self, group: Group, messages: MemberMessages, operation: Operation) -> None:
+    def __init__(
+        self, group: GroupOfRounds, messages: MemberMessages, operation: ArrayWork
+    ) -> None:
         """group: of the rounds. messages: of the program's Group."""
         self._group, self._messages = group, messages
         self._member, self._memory = group._member, messages._memory
-        self._core = BoundedCalls(group.rank, operation)
+        late_calls_max = group._member.runtime.config.group_late_calls_max
+        self._core = BoundedCalls(group.rank, operation, late_calls_max)
         self._pending: _Pending | None = None
         self._asked: _Pending | None = None  # the pending call that the state has
         self._due = -1  # the latest round that another rank has begun
@@ -227,7 +244,7 @@ class BoundedReductions:
         member: GroupMembership,
         calls: CallProtocol,
         messages: MemberMessages,
-        make_group: Callable[[], Group],
+        make_group: Callable[[], GroupOfRounds],
     ) -> None:
         """make_group: joins the Group of the rounds."""
         self._member, self._calls, self._messages = member, calls, messages
@@ -253,7 +270,7 @@ class BoundedReductions:
             num, deadline = self._checked(num, deadline)
             array, name = self._input(x, op)
             text = f"op={name}, {array.dtype.str} {array.shape}, num={num}, deadline={deadline:g}"
-            request = Request(text, name, num, deadline)
+            request = BoundedRequest(text, name, num, deadline)
         except (ValueError, TypeError) as error:
             request = mistake(error)
         flat = None if array is None else np.ascontiguousarray(array).reshape(-1)
@@ -270,7 +287,7 @@ class BoundedReductions:
                 raise error
             num, deadline = self._checked(num, deadline)
             text = f"{text}, num={num}, deadline={deadline:g}"
-            request = Request(text, "", num, deadline, gathers=True)
+            request = BoundedRequest(text, "", num, deadline, gathers=True)
         except (ValueError, TypeError) as wrong:
             request = mistake(wrong)
         payloads = self._make(request, payload).value
@@ -304,7 +321,7 @@ class BoundedReductions:
             raise ValueError(str(error)) from error
         return array, name
 
-    def _make(self, request: Request, array: Any) -> Finish:
+    def _make(self, request: BoundedRequest, array: Any) -> Finish:
         """Makes a call, and waits until it is over."""
         self._member.check()
         self._calls.is_open = True
@@ -348,7 +365,7 @@ class BoundedReductions:
         )
 
     def _start(self) -> _Rounds:
-        operation = Operation(
+        operation = ArrayWork(
             lambda array, begin, end: array[begin:end], len, self._fold, np.concatenate
         )
         rounds = _Rounds(self._make_group(), self._messages, operation)

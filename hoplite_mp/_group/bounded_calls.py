@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Action",
+    "ArrayWork",
     "BoundedCalls",
-    "Ended",
+    "BoundedPlan",
+    "BoundedRequest",
+    "BoundedState",
+    "EndedCall",
     "Finish",
-    "Operation",
-    "Plan",
     "Post",
     "Report",
-    "Request",
-    "State",
     "Tell",
     "cover",
     "decided",
@@ -48,15 +48,12 @@ __all__ = [
     "slices",
 ]
 
-# A rank may be late by this many calls. The result of each such call is kept on all ranks, so the
-# next call waits for the rank, whatever its deadline. Higher: more memory.
-LATE_CALLS_MAX = 4
 PUSH, MORE, TOTAL, WHOLE = range(4)  # what a message with arrays contains
 ARRIVED, FOLDED, TAKEN = range(3)  # what a message to the leading rank reports
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BoundedRequest:
     """A rank's call. `text`: what has to be equal on all ranks. `gathers`: every rank receives each
     rank's whole array, and nothing is folded. `error`, `message`: this rank's mistake."""
 
@@ -70,7 +67,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BoundedPlan:
     """The decision which ranks count. `owners`: those at the start. `late`: owners that no longer
     own a slice, by stage; a stage divides the slices of its owners among the other owners."""
 
@@ -90,30 +87,30 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedCall:
     """A call that is over, until all ranks have taken its result."""
 
     call: int
     epoch: int
     text: str
     view: tuple[int, ...]  # the ranks that were alive
-    plan: Plan | None  # None: all ranks raise the error
+    plan: BoundedPlan | None  # None: all ranks raise the error
     error: str = ""
     message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class BoundedState:
     """The state that all ranks have in common."""
 
     view: tuple[int, ...]  # the ranks of the last round
     call: int = 0  # the number of the next call
     epoch: int = 0  # how often this call has begun again
-    plan: Plan | None = None
+    plan: BoundedPlan | None = None
     text: str = ""  # of the request, once there is a plan; also `op` and `num`
     op: str = ""
     num: int = 1
-    ended: tuple[Ended, ...] = ()
+    ended: tuple[EndedCall, ...] = ()
     taken: tuple[tuple[int, int], ...] = ()  # (rank, number of the first call it has not taken)
 
     @property
@@ -127,11 +124,6 @@ class State:
         """The rank that begins the rounds."""
         return min(self.receivers or self.view)
 
-    @property
-    def is_crowded(self) -> bool:
-        """Whether a rank is so late that the next call has to wait for it."""
-        return self.call - min(count for _, count in self.taken) >= LATE_CALLS_MAX
-
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -139,8 +131,8 @@ class Report:
     it has; `closes`: the deadline is over; `lacks`, `keeps`: ended calls whose result it has not,
     or has, in full."""
 
-    state: State | None  # None: the rank is new
-    request: Request | None
+    state: BoundedState | None  # None: the rank is new
+    request: BoundedRequest | None
     has: int
     closes: bool
     taken: int
@@ -148,7 +140,7 @@ class Report:
     keeps: tuple[int, ...]
 
 
-def slices(plan: Plan) -> list[Slice]:
+def slices(plan: BoundedPlan) -> list[Slice]:
     """The slices of the array, in order. A slice of a late owner has the slices into which it is
     divided."""
     counts: Counter[tuple[int, int]] = Counter()
@@ -179,7 +171,7 @@ class Slice:
     parts: list[Slice] = field(default_factory=list)
 
 
-def bounds(size: int, plan: Plan) -> dict[tuple[int, int], list[tuple[int, int]]]:
+def bounds(size: int, plan: BoundedPlan) -> dict[tuple[int, int], list[tuple[int, int]]]:
     """(owner, stage) -> (begin, end) of its slices of an array of that size."""
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
@@ -210,8 +202,8 @@ def cover(missing: Sequence[tuple[int, int]]) -> tuple[set[int], set[int]]:
 
 
 def planned(
-    view: Sequence[int], has: Mapping[int, int], request: Request, *, closes: bool
-) -> Plan | None:
+    view: Sequence[int], has: Mapping[int, int], request: BoundedRequest, *, closes: bool
+) -> BoundedPlan | None:
     """The plan, if enough ranks count. has: owner -> the ranks whose slices it has, as bits."""
     missing = [(o, r) for o in view for r in view if not has[o] >> r & 1]
     if missing and not closes:
@@ -221,12 +213,12 @@ def planned(
     if len(members) < min(request.num, len(view)) or not members or len(late) == len(view):
         return None
     stages = (tuple(sorted(late)),) if late else ()
-    return Plan(members, tuple(view), stages, request.gathers)
+    return BoundedPlan(members, tuple(view), stages, request.gathers)
 
 
 def advanced(
-    plan: Plan, view: Sequence[int], has: Mapping[int, int], num: int, *, closes: bool
-) -> tuple[bool, Plan]:
+    plan: BoundedPlan, view: Sequence[int], has: Mapping[int, int], num: int, *, closes: bool
+) -> tuple[bool, BoundedPlan]:
     """(Whether the call is over, its plan). has: rank -> owners whose folded slices it has."""
     sources = plan.members if plan.gathers else plan.owning
     missing = [(p, o) for p in view for o in sources if not has[p] >> o & 1]
@@ -244,7 +236,7 @@ def advanced(
     return False, replace(plan, late=(*plan.late, tuple(sorted(owners))))
 
 
-def _disagreement(requests: Mapping[int, Request]) -> tuple[str, str]:
+def _disagreement(requests: Mapping[int, BoundedRequest]) -> tuple[str, str]:
     """(kind, text) of the error of all ranks; "": none."""
     first = min(requests, default=0)
     for rank, one in sorted(requests.items()):
@@ -259,11 +251,13 @@ def _disagreement(requests: Mapping[int, Request]) -> tuple[str, str]:
     return "", ""
 
 
-def decided(reports: Mapping[int, Report]) -> State:
+def decided(reports: Mapping[int, Report]) -> BoundedState:
     """The state after a round."""
     view = tuple(sorted(reports))
     known = (one.state for _, one in sorted(reports.items()))
-    before = next(filter(None, known), None) or State(view, taken=tuple((r, 0) for r in view))
+    before = next(filter(None, known), None) or BoundedState(
+        view, taken=tuple((r, 0) for r in view)
+    )
     new = [rank for rank, one in reports.items() if one.state is None]
     state = replace(before, view=view)
     lost = _lost(before, reports)
@@ -297,20 +291,22 @@ def decided(reports: Mapping[int, Report]) -> State:
     return replace(state, taken=tuple(sorted(taken.items())), ended=kept)
 
 
-def _lost(before: State, reports: Mapping[int, Report]) -> set[int]:
+def _lost(before: BoundedState, reports: Mapping[int, Report]) -> set[int]:
     """The ranks that have died since the last round, even if they were replaced since."""
     if all(one.state is None for one in reports.values()):
         return set()  # the first round
     return {r for r in before.view if r not in reports or reports[r].state is None}
 
 
-def _is_whole(plan: Plan, has: int) -> bool:
+def _is_whole(plan: BoundedPlan, has: int) -> bool:
     sources = plan.members if plan.gathers else plan.owning
     return all(has >> owner & 1 for owner in sources)
 
 
-def _over(state: State, plan: Plan | None, error: str = "", message: str = "") -> State:
-    ended = Ended(state.call, state.epoch, state.text, state.view, plan, error, message)
+def _over(
+    state: BoundedState, plan: BoundedPlan | None, error: str = "", message: str = ""
+) -> BoundedState:
+    ended = EndedCall(state.call, state.epoch, state.text, state.view, plan, error, message)
     return replace(
         state, call=state.call + 1, epoch=0, plan=None, text="", op="", num=1,
         ended=(*state.ended, ended),
@@ -340,7 +336,7 @@ class Finish(NamedTuple):
 
     call: int
     value: Any
-    ended: Ended | None
+    ended: EndedCall | None
     error: BaseException | None
 
 
@@ -348,7 +344,7 @@ Action: TypeAlias = Post | Tell | Finish
 
 
 @dataclass(slots=True)
-class Operation:
+class ArrayWork:
     """How this rank divides, folds and joins arrays."""
 
     cut: Callable[[Any, int, int], Any]  # (array, begin, end)
@@ -369,12 +365,14 @@ class Arrays:
 class BoundedCalls:
     """One rank's part in the bounded allreduces of a Group."""
 
-    def __init__(self, rank: int, operation: Operation) -> None:
+    def __init__(self, rank: int, operation: ArrayWork, late_calls_max: int = 4) -> None:
+        """late_calls_max: see `Config.group_late_calls_max`."""
         self.rank = rank
         self.operation = operation
-        self.state: State | None = None  # None: before the first round
+        self._late_calls_max = late_calls_max
+        self.state: BoundedState | None = None  # None: before the first round
         self.next = 0  # the number of this rank's next call
-        self.request: Request | None = None  # of the call `next`
+        self.request: BoundedRequest | None = None  # of the call `next`
         self._array: Any = None
         self._asked_at = self._planned_at = 0.0
         self._arrays: dict[tuple[int, int], Arrays] = {}  # (call, epoch)
@@ -394,7 +392,7 @@ class BoundedCalls:
 
     # -- events --------------------------------------------------------------------------------
 
-    def ask(self, request: Request, array: Any, now: float) -> None:
+    def ask(self, request: BoundedRequest, array: Any, now: float) -> None:
         """This rank's program makes its next call."""
         self.request, self._array, self._asked_at = request, array, now
 
@@ -423,7 +421,7 @@ class BoundedCalls:
         else:
             self._reports.setdefault((call, epoch, what + 2 * stage), {})[source] = value
 
-    def _oldest(self, state: State) -> tuple[int, int]:
+    def _oldest(self, state: BoundedState) -> tuple[int, int]:
         """The first (call, epoch) whose arrays this rank may still need."""
         ended = ((one.call, one.epoch) for one in state.ended)
         return min(ended, default=(state.call, state.epoch))
@@ -446,11 +444,11 @@ class BoundedCalls:
         return sum(1 << owner for owner in owners if self._has_all_of(state.plan, owner, of))
 
     @staticmethod
-    def _has_all_of(plan: Plan, owner: int, of: Arrays) -> bool:
+    def _has_all_of(plan: BoundedPlan, owner: int, of: Arrays) -> bool:
         stages = {stage for one, stage in bounds(0, plan) if one == owner}
         return all((owner, stage) in of.totals for stage in stages)
 
-    def _result(self, ended: Ended) -> list[Any] | None:
+    def _result(self, ended: EndedCall) -> list[Any] | None:
         """The arrays of an ended call in order; None while some are missing."""
         of = self._of(ended.call, ended.epoch)
         plan = ended.plan
@@ -474,7 +472,7 @@ class BoundedCalls:
 
         return found if collect(slices(plan)) else None
 
-    def missing(self, ended: Ended) -> list[int]:
+    def missing(self, ended: EndedCall) -> list[int]:
         """The ranks from which arrays of an ended call have not come."""
         plan, of = ended.plan, self._of(ended.call, ended.epoch)
         if plan is None or self._result(ended) is not None:
@@ -529,7 +527,7 @@ class BoundedCalls:
             some -= {key for key in some if key[:2] < oldest}
 
     def _give(
-        self, ended: Ended, lacks: set[int], keeps: set[int], living: Collection[int]
+        self, ended: EndedCall, lacks: set[int], keeps: set[int], living: Collection[int]
     ) -> None:
         """After a death: the lowest rank that has the result of a call gives it to those that may
         never receive it from its owners."""
@@ -588,10 +586,11 @@ class BoundedCalls:
 
     @property
     def _crowded(self) -> bool:
+        """Whether a rank is so late that the call has to wait for it, whatever the deadline."""
         state = self.state
         assert state is not None
-        taken = tuple((rank, self._taken.get(rank, count)) for rank, count in state.taken)
-        return replace(state, taken=taken).is_crowded
+        first = min(self._taken.get(rank, count) for rank, count in state.taken)
+        return state.call - first >= self._late_calls_max
 
     def due(self) -> float | None:
         """When the deadline of this rank's call is over; None: it does not wait for one."""
@@ -623,13 +622,13 @@ class BoundedCalls:
         self._tell(state)
         self._finish(state, departed)
 
-    def _push(self, state: State) -> None:
+    def _push(self, state: BoundedState) -> None:
         """Sends this rank's slices to their owners."""
         assert self.request is not None
         call, epoch = state.call, state.epoch
         plan = state.plan
         if plan is None:
-            plan = Plan(state.receivers, state.receivers, (), self.request.gathers)
+            plan = BoundedPlan(state.receivers, state.receivers, (), self.request.gathers)
         elif self.rank not in plan.members:
             return
         if plan.gathers:
@@ -649,12 +648,12 @@ class BoundedCalls:
                     parts = [cut(self._array, begin, end) for begin, end in cuts[owner, stage]]
                     self._post(owner, PUSH if not stage else MORE, call, epoch, stage, parts)
 
-    def _others_first(self, state: State) -> list[int]:
+    def _others_first(self, state: BoundedState) -> list[int]:
         """The ranks of the call, from the next higher one on, so that not all ranks send to the
         same rank first."""
         return sorted(state.receivers, key=lambda rank: (rank <= self.rank, rank))
 
-    def _fold(self, state: State, plan: Plan) -> None:
+    def _fold(self, state: BoundedState, plan: BoundedPlan) -> None:
         """Folds the slices that this rank owns, and sends them to all ranks."""
         call, epoch = state.call, state.epoch
         of = self._of(call, epoch)
@@ -672,7 +671,7 @@ class BoundedCalls:
             for rank in self._others_first(state):
                 self._post(rank, TOTAL, call, epoch, stage, totals)
 
-    def _tell(self, state: State) -> None:
+    def _tell(self, state: BoundedState) -> None:
         """Reports to the leading rank what has arrived here."""
         stage = len(state.plan.late) if state.plan is not None else 0
         what = ARRIVED if state.plan is None else FOLDED
@@ -682,7 +681,7 @@ class BoundedCalls:
             report = what, state.call, state.epoch, stage, value
             self._actions.append(Tell(state.leader, report))
 
-    def _finish(self, state: State, departed: Callable[[int, int], bool]) -> None:
+    def _finish(self, state: BoundedState, departed: Callable[[int, int], bool]) -> None:
         """Ends this rank's call if its result is here."""
         ended = next((one for one in state.ended if one.call == self.next), None)
         request = self.request
@@ -714,6 +713,6 @@ class BoundedCalls:
         self._actions.append(Finish(call, value, ended, error))
 
 
-def mistake(error: Exception) -> Request:
+def mistake(error: Exception) -> BoundedRequest:
     """The request of a rank whose arguments are wrong."""
-    return Request("", "", 1, 1.0, error=error_kind(error), message=str(error))
+    return BoundedRequest("", "", 1, 1.0, error=error_kind(error), message=str(error))

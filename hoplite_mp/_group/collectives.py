@@ -20,7 +20,7 @@ from hoplite_mp._common.reduction import function_name, is_function
 from hoplite_mp._common.signals import is_interruption
 from hoplite_mp._common.slice_operators import SliceOperator
 from hoplite_mp._group.background import Background, CallFuture
-from hoplite_mp._group.bounded import BoundedReductions
+from hoplite_mp._group.bounded import BoundedReductions, GroupOfRounds
 from hoplite_mp._group.call_protocol import REJOIN
 from hoplite_mp._group.messages import Receive
 from hoplite_mp._group.slice_folds import SliceFolds
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from hoplite_mp._client.memory import Memory
     from hoplite_mp._common.ref import ObjectRef
     from hoplite_mp._group.call_protocol import CallProtocol
-    from hoplite_mp._group.group import Group
     from hoplite_mp._group.member_lifecycle import GroupMembership
     from hoplite_mp._group.messages import MemberMessages
 
@@ -340,7 +339,7 @@ class GroupCollectives:
     _member: GroupMembership
     _calls: CallProtocol
     _folds: ObjectFolds
-    _make_rounds: Callable[[], Group]  # of the subclass
+    _make_rounds: Callable[[], GroupOfRounds]  # of the subclass
 
     def _join(self, member: GroupMembership, calls: CallProtocol, messages: MemberMessages) -> None:
         """Builds the objects that make this member's calls."""
@@ -427,12 +426,15 @@ class GroupCollectives:
         With `deadline`, `op` is a name or a ufunc, and `calls` does not count the call. All ranks
         get the same result and `contributors`, also the ranks that are left out, when they make the
         call; their x is discarded (`hoplite_mp.ml.Feedback` keeps it). A rank may be late by
-        `LATE_CALLS_MAX` (4) calls, whose results are kept for it; then the others wait. A thread
-        takes part for a rank whose program is late. A rank that joins again takes part in the first
-        call that has not been decided. ReduceError, and a late rank whose arguments differ, aside,
-        errors are as without `deadline`; if a host dies before a late rank has the result from it,
-        another rank sends it, and PeerLostError says that none has it. The idea is that of
-        OptiReduce (Warraich et al., NSDI 2025), over TCP.
+        `Config.group_late_calls_max` calls; then the others wait for it. The first such call of a
+        Group waits for all ranks, and starts a thread that takes part when the program is late. A
+        rank that joins again takes part in the first call that has not been decided. If the
+        arguments of a late rank differ, only this rank gets the ValueError. If a rank dies before a
+        late rank has received the result, another rank sends it; PeerLostError: none has it. The
+        idea is that of OptiReduce (Warraich et al., NSDI 2025), over TCP.
+
+        Calls with and without `deadline` are not matched with each other: if a rank makes one where
+        the others make the other, it is late, or all wait until their `timeout`.
 
         The leading rank commits the call by one write, so a dying rank's contribution is in the
         results of all survivors, or of none. Over several hosts large arrays move as a

@@ -216,7 +216,9 @@ def test_feedback_refuses_the_same_on_all_ranks(cluster: Cluster) -> None:
     def body(group: Group) -> Any:
         feedback = ml.Feedback(group, ml.TopK(0.5))
         grad = np.full(4, np.nan if group.rank == 1 else 1.0, np.float32)
-        with pytest.raises(ValueError, match="rank 1: .*'w' has values that are not finite") as one:
+        with pytest.raises(
+            ValueError, match=r"rank 1: .*'w' has values that are not finite"
+        ) as one:
             feedback.allreduce("w", grad, num=2, deadline=60)
         with pytest.raises(ValueError, match="PowerSGD") as other:
             ml.Feedback(group, ml.PowerSGD(2)).allreduce("w", np.eye(4), num=2, deadline=60)

@@ -16,17 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hoplite_mp._group.bounded_calls import (
+    ArrayWork,
     BoundedCalls,
+    BoundedRequest,
     Finish,
-    Operation,
     Post,
-    Request,
     Tell,
 )
 from hoplite_mp.errors import PeerLostError
 
 ITEMS = 11
-OPERATION = Operation(
+OPERATION = ArrayWork(
     cut=lambda array, begin, end: array[begin:end].copy(),
     size=len,
     fold=lambda op, arrays: np.sum(arrays, axis=0),
@@ -66,7 +66,7 @@ class Ranks:
     def ask(self, rank: int) -> None:
         member = self.members[rank]
         member.left -= 1
-        request = Request("sum", "sum", self.num, 1.0, self.gathers)
+        request = BoundedRequest("sum", "sum", self.num, 1.0, self.gathers)
         member.core.ask(request, array_of(member.core.next, rank), self.now)
 
     def can_ask(self, rank: int) -> bool:

@@ -1,0 +1,109 @@
+"""Bounded allreduces on simulated hosts, with and without faults: late ranks, killed processes, and
+lost hosts. All ranks that finish a call get the same value of the same contributors."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from hoplite_mp._group import bounded
+from hoplite_mp._simulation import runs
+from hoplite_mp._simulation.oracle.oracle import WrongEnd
+from hoplite_mp._simulation.virtual import processes
+from hoplite_mp.errors import PeerLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._api.cluster import Cluster
+    from hoplite_mp._simulation.workloads.workload import Workload
+
+GROUPS, CALLS, SIZE_MAX = 2, 5, 6
+DEADLINE_S, LATE_S = 0.003, 0.02
+ITEMS = 7
+LARGE_ITEMS = 20_000  # each slice is fetched, and does not travel inside the message
+
+
+def thread_of(work: Workload, target: Callable[[], None]) -> Any:
+    """In place of threading.Thread: a thread of the running simulated process."""
+    main = work.world.processes.running
+    assert main is not None
+    made: list[Any] = []
+
+    def start() -> None:
+        made.append(work.world.hosts[main.host].run(f"rounds of {main.name}", target))
+        main.has_thread(made[0])
+
+    def join(seconds: float) -> None:
+        running = work.world.processes.running
+        assert running is not None
+        running.wait(None, seconds)
+
+    alive = lambda: bool(made) and made[0].alive and not made[0]._over  # noqa: E731
+    return SimpleNamespace(start=start, join=join, is_alive=alive)
+
+
+def member(
+    work: Workload, about: tuple[int, int, int, int, int], pauses: list[float], results: Any,
+    c: Cluster,
+) -> None:  # fmt: skip
+    group, size, rank, num, items = about
+    with c.group(f"bounded {group}", size, rank) as g:
+        for call in range(CALLS):
+            time.sleep(pauses[call])
+            x = np.zeros((size, items), np.float32)
+            x[rank] = call + 1
+            try:
+                total = g.allreduce(x, num=num, deadline=DEADLINE_S)
+            except PeerLostError:
+                results["lost"] += 1
+                raise
+            its = tuple(int(one) for one in np.flatnonzero(total[:, 0]))
+            expected = np.zeros_like(x)
+            expected[list(its)] = call + 1
+            first = results.setdefault((group, call), its)
+            if not np.array_equal(total, expected) or its != g.contributors or first != its:
+                raise WrongEnd(f"call {call} of {group}: {total[:, 0]} of {g.contributors}")
+            results["late"] += len(its) < size
+            work.oracle.reads += 1
+
+
+def begin(results: dict[Any, Any], work: Workload) -> None:
+    bounded.threading.Thread = lambda target, **_: thread_of(work, target)  # type: ignore[attr-defined]
+    chance, hosts = work.chance, work.hosts()
+    for group in range(GROUPS):
+        size = chance.randint(2, SIZE_MAX)
+        num, items = chance.randint(1, size), chance.choice([ITEMS, LARGE_ITEMS])
+        places = [chance.choice(hosts) for _ in range(size)]
+        holds = work.holds_on(*places)
+        work.groups += 1
+        for rank, place in enumerate(places):
+            pauses = [chance.choice([0.0, 0.0, LATE_S]) * chance.random() for _ in range(CALLS)]
+            about = group, size, rank, num, items
+            body = partial(member, work, about, pauses, results)
+            work.program(place, f"rank {rank} of bounded {group}", body, holds)
+
+
+@pytest.mark.parametrize("faults", [False, True])
+def test_ranks_that_are_late_or_die_change_no_other_result(
+    monkeypatch: pytest.MonkeyPatch, faults: bool
+) -> None:
+    monkeypatch.setattr(bounded, "threading", SimpleNamespace(current_thread=lambda: None))
+    monkeypatch.setattr(processes, "CLIENT", (*processes.CLIENT, "hoplite_mp._group."))
+    late = 0
+    for seed in range(4):
+        results: dict[Any, Any] = {"late": 0, "lost": 0}
+        outcome = runs.run_seed(
+            5100 + seed, faults=faults, begin=partial(begin, results), collectors=True
+        )
+        assert not outcome.failure, f"seed {outcome.seed}: {outcome.failure}"
+        late += results["late"]
+        if not faults:
+            assert len(results) == 2 + GROUPS * CALLS
+            assert not results["lost"]
+    assert late > 3
