@@ -159,7 +159,7 @@ class _Rounds:
         _, alive, joining, *_ = self._member.board.look()
         if self._due >= (self._member.calls or 0):
             return True
-        return self._core.wants_round(clock.monotonic(), alive | joining)
+        return self._core.wants_round(alive | joining)
 
     def _make_round(self) -> None:
         """Takes part in the next round. Every rank tells all others, because the rank that has
@@ -170,7 +170,7 @@ class _Rounds:
             if rank != group.rank:
                 self._send(group._messages, (number,), rank, ROUND)
         try:
-            found: list[Report] = group.allgather(core.report(clock.monotonic()))
+            found: list[Report] = group.allgather(core.report())
         except StoreFullError:  # on every rank
             clock.sleep(AGAIN_S)
             return
@@ -213,7 +213,7 @@ class _Rounds:
             if found.tag == ROUND:
                 self._due = max(self._due, *report)
             else:
-                self._core.heard(found.source, report)
+                self._core.heard(found.source, report, clock.monotonic())
             inbox.post(self._notices)
 
     def _send(self, messages: MemberMessages, value: Any, to: int, tag: int) -> None:
@@ -223,6 +223,9 @@ class _Rounds:
 
     def _act(self) -> None:
         """Carries out the actions of the state."""
+        for _ in range(2):  # what this rank does may be what the leading rank waits for
+            self._core.turn(self._departed)
+            self._core.lead(clock.monotonic())
         self._core.turn(self._departed)
         for action in self._core.take():
             if isinstance(action, Post):

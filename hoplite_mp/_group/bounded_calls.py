@@ -1,10 +1,9 @@
 """The state of bounded allreduces: calls that leave late ranks out.
 
-All ranks of a Group hold the same state, and change it only in *rounds*: small allgathers, in which
-every living rank takes part even if its program is late. A round gives all ranks the same reports,
-and `decided` is a pure function of the state and these reports, so the ranks stay equal. Between
-rounds each rank sends its slices to their owners, folds the slices that it owns, and sends the
-folded slices to all ranks. The lowest living rank begins the rounds.
+All ranks of a Group hold the same state. The leading rank, which is the lowest one, makes each next
+state and sends it to the others, which do not wait for each other. Each rank sends its slices to
+their owners, folds the slices that it owns, sends the folded slices to all ranks, and reports what
+has arrived to the leading rank.
 
     collecting ─► planned ─► the next call
                      │ ▲
@@ -12,8 +11,13 @@ folded slices to all ranks. The lowest living rank begins the rounds.
 
 A call is planned when all slices have arrived, or after the deadline: the plan names the ranks
 whose slices count (members) and the late owners, whose slices are divided among the other owners.
-The call ends when all ranks that are in time have its result. If a rank dies before that, the call
-begins again without it.
+The call is over when all ranks that are in time have all folded slices. The others receive them
+later.
+
+When a rank dies or joins, all living ranks take part in a *round*, an allgather of their reports.
+`decided` is a pure function of these reports: it takes the latest state that a living rank has. So
+what the former leading rank had decided stands, unless nobody knows it. If nobody has the result of
+a planned call any more, the call begins again.
 
 The component is pure: events are methods, and `take` returns the actions.
 """
@@ -49,7 +53,8 @@ __all__ = [
 ]
 
 PUSH, MORE, TOTAL, WHOLE = range(4)  # what a message with arrays contains
-ARRIVED, FOLDED, TAKEN = range(3)  # what a message to the leading rank reports
+# What a message between ranks is: a report to the leading rank, or its next state.
+ARRIVED, FOLDED, TAKEN, ASKED, NEXT = range(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,29 +117,29 @@ class BoundedState:
     num: int = 1
     ended: tuple[EndedCall, ...] = ()
     taken: tuple[tuple[int, int], ...] = ()  # (rank, number of the first call it has not taken)
+    new: tuple[int, ...] = ()  # ranks that joined while this call had a plan, and do not make it
+    deadline: float = 0.0  # in seconds, of the plan
+    round: int = 0  # rounds so far
+    step: int = 0  # states since then
 
     @property
     def receivers(self) -> tuple[int, ...]:
-        """The ranks that make this call. The others joined while it had a plan."""
-        taken = dict(self.taken)
-        return tuple(rank for rank in self.view if taken.get(rank, 0) <= self.call)
+        """The ranks that make this call."""
+        return tuple(rank for rank in self.view if rank not in self.new)
 
     @property
     def leader(self) -> int:
-        """The rank that begins the rounds."""
+        """The rank that makes the next state."""
         return min(self.receivers or self.view)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a rank tells all others in a round. `has`: the sources (see `BoundedCalls.arrived`) that
-    it has; `closes`: the deadline is over; `lacks`, `keeps`: ended calls whose result it has not,
-    or has, in full."""
+    """What a rank tells all others in a round. `whole`: it has the result of the planned call;
+    `lacks`, `keeps`: ended calls whose result it has not, or has."""
 
     state: BoundedState | None  # None: the rank is new
-    request: BoundedRequest | None
-    has: int
-    closes: bool
+    whole: bool
     taken: int
     lacks: tuple[int, ...]
     keeps: tuple[int, ...]
@@ -254,41 +259,30 @@ def _disagreement(requests: Mapping[int, BoundedRequest]) -> tuple[str, str]:
 def decided(reports: Mapping[int, Report]) -> BoundedState:
     """The state after a round."""
     view = tuple(sorted(reports))
-    known = (one.state for _, one in sorted(reports.items()))
-    before = next(filter(None, known), None) or BoundedState(
-        view, taken=tuple((r, 0) for r in view)
-    )
-    new = [rank for rank, one in reports.items() if one.state is None]
-    state = replace(before, view=view)
+    known = [one.state for one in reports.values() if one.state is not None]
+    before = max(known, key=lambda one: (one.round, one.step), default=BoundedState(view))
+    new = {rank for rank, one in reports.items() if one.state is None}
+    state = replace(before, view=view, round=before.round + 1, step=0)
     lost = _lost(before, reports)
-    changed = bool(lost) or view != before.view
-    has = {rank: one.has for rank, one in reports.items()}
-    closes = any(one.closes for one in reports.values())
-    requests = {rank: one.request for rank, one in reports.items() if one.request is not None}
+    late = tuple(sorted((set(state.new) & set(view)) | new)) if known else ()
     if state.plan is None:
-        error, message = _disagreement(requests)
-        if error:
-            state = _over(state, None, error, message)
-        elif changed:
-            state = replace(state, epoch=state.epoch + 1)
-        elif requests:
-            request = requests[min(requests)]
-            plan = planned(state.receivers, has, request, closes=closes)
-            about = {"text": request.text, "op": request.op, "num": request.num}
-            state = replace(state, plan=plan, **about)  # type: ignore[arg-type]
+        changed = bool(lost) or view != before.view
+        state = replace(state, new=tuple(set(late) - new), epoch=state.epoch + changed)
+    elif any(one.whole for one in reports.values()):
+        state = _over(state, state.plan)
+    elif lost:
+        state = replace(state, plan=None, new=late, epoch=state.epoch + 1)
     else:
-        old = [rank for rank in before.receivers if rank in reports and rank not in new]
-        over, plan = advanced(state.plan, old, has, state.num, closes=closes)
-        if over or (lost and any(_is_whole(state.plan, has[rank]) for rank in old)):
-            state = _over(state, state.plan)
-        elif lost:
-            state = replace(state, plan=None, epoch=state.epoch + 1)
-        else:
-            state = replace(state, plan=plan)
-    first = state.call if state.plan is None else state.call + 1
-    taken = {rank: first if rank in new else reports[rank].taken for rank in view}
-    kept = tuple(one for one in state.ended if one.call >= min(taken.values()))
-    return replace(state, taken=tuple(sorted(taken.items())), ended=kept)
+        state = replace(state, new=late)
+    first = {rank: state.call + (rank in state.new) for rank in new}
+    taken = {rank: first.get(rank, reports[rank].taken) for rank in view}
+    return _without_taken(replace(state, taken=tuple(sorted(taken.items()))))
+
+
+def _without_taken(state: BoundedState) -> BoundedState:
+    """The state without the ended calls that all ranks have taken."""
+    first = min(count for _, count in state.taken)
+    return replace(state, ended=tuple(one for one in state.ended if one.call >= first))
 
 
 def _lost(before: BoundedState, reports: Mapping[int, Report]) -> set[int]:
@@ -298,17 +292,12 @@ def _lost(before: BoundedState, reports: Mapping[int, Report]) -> set[int]:
     return {r for r in before.view if r not in reports or reports[r].state is None}
 
 
-def _is_whole(plan: BoundedPlan, has: int) -> bool:
-    sources = plan.members if plan.gathers else plan.owning
-    return all(has >> owner & 1 for owner in sources)
-
-
 def _over(
     state: BoundedState, plan: BoundedPlan | None, error: str = "", message: str = ""
 ) -> BoundedState:
     ended = EndedCall(state.call, state.epoch, state.text, state.view, plan, error, message)
     return replace(
-        state, call=state.call + 1, epoch=0, plan=None, text="", op="", num=1,
+        state, call=state.call + 1, epoch=0, plan=None, text="", op="", num=1, new=(),
         ended=(*state.ended, ended),
     )  # fmt: skip
 
@@ -325,10 +314,10 @@ class Post(NamedTuple):
 
 
 class Tell(NamedTuple):
-    """Send a report to the leading rank."""
+    """Send a report to the leading rank, or the next state to another rank."""
 
     to: int
-    report: tuple[int, int, int, int, int]  # (what, call, epoch, stage, value)
+    report: tuple[Any, ...]  # (what, call, epoch, stage, value)
 
 
 class Finish(NamedTuple):
@@ -373,7 +362,8 @@ class BoundedCalls:
         self.state: BoundedState | None = None  # None: before the first round
         self.next = 0  # the number of this rank's next call
         self.request: BoundedRequest | None = None  # of the call `next`
-        self._array: Any = None
+        # Call -> the request and the array, until the call is over.
+        self._given: dict[int, tuple[BoundedRequest, Any]] = {}
         self._asked_at = self._planned_at = 0.0
         self._arrays: dict[tuple[int, int], Arrays] = {}  # (call, epoch)
         self._pushed: set[tuple[int, int, int]] = set()  # (call, epoch, stage)
@@ -382,6 +372,8 @@ class BoundedCalls:
         # At the leading rank: reports by rank, of the present (call, epoch, what).
         self._reports: dict[tuple[int, int, int], dict[int, int]] = {}
         self._taken: dict[int, int] = {}
+        self._requests: dict[int, tuple[int, BoundedRequest]] = {}  # rank -> its latest call
+        self._said: tuple[int, int] | None = None  # (round, call) in which it told its request
         self._orphans: set[int] = set()  # ended calls whose result no living rank can give
         self._actions: list[Action] = []
 
@@ -394,11 +386,9 @@ class BoundedCalls:
 
     def ask(self, request: BoundedRequest, array: Any, now: float) -> None:
         """This rank's program makes its next call."""
-        self.request, self._array, self._asked_at = request, array, now
-
-    def withdraw(self) -> None:
-        """The program no longer waits for its call."""
-        self.request = self._array = None
+        self.request, self._asked_at = request, now
+        if not request.error:
+            self._given[self.next] = request, array
 
     def receive(
         self, source: int, what: int, call: int, epoch: int, stage: int, arrays: Any
@@ -413,11 +403,17 @@ class BoundedCalls:
         else:
             (of.totals if what == TOTAL else of.slices)[source, stage] = arrays
 
-    def heard(self, source: int, report: tuple[int, int, int, int, int]) -> None:
-        """A report of another rank, for the leading rank."""
+    def heard(self, source: int, report: tuple[Any, ...], now: float) -> None:
+        """A message of another rank."""
         what, call, epoch, stage, value = report
-        if what == TAKEN:
+        if what == NEXT:
+            state = self.state
+            if state is not None and (value.round, call) == (state.round, state.step + 1):
+                self._adopt(value, now)
+        elif what == TAKEN:
             self._taken[source] = value
+        elif what == ASKED:
+            self._requests[source] = call, value
         else:
             self._reports.setdefault((call, epoch, what + 2 * stage), {})[source] = value
 
@@ -483,41 +479,55 @@ class BoundedCalls:
 
     # -- rounds --------------------------------------------------------------------------------
 
-    def report(self, now: float) -> Report:
+    def report(self) -> Report:
         """This rank's part of a round."""
         state = self.state
-        ended = () if state is None else state.ended
-        own = [one for one in ended if one.call >= self.next and one.plan is not None]
-        lacks = tuple(one.call for one in own if self._result(one) is None)
-        keeps = tuple(
-            one.call for one in ended if one.plan is not None and self._result(one) is not None
-        )
-        asks = self.request if state is None or state.call == self.next else None
-        return Report(
-            state, asks, self.arrived(), self._closes(now), self.next, lacks, keeps
-        )  # fmt: skip
+        ended = [one for one in (() if state is None else state.ended) if one.plan is not None]
+        has = {one.call: self._result(one) is not None for one in ended}
+        lacks = tuple(call for call, whole in has.items() if call >= self.next and not whole)
+        keeps = tuple(call for call, whole in has.items() if whole)
+        planned_call = None if state is None else self._planned(state)
+        whole = planned_call is not None and self._result(planned_call) is not None
+        return Report(state, whole, self.next, lacks, keeps)
+
+    @staticmethod
+    def _planned(state: BoundedState) -> EndedCall | None:
+        """The planned call, as if it had ended."""
+        if state.plan is None:
+            return None
+        return EndedCall(state.call, state.epoch, state.text, state.view, state.plan)
 
     def decide(self, reports: Mapping[int, Report], now: float) -> None:
         """A round is over."""
         before, state = self.state, decided(reports)
-        self.state = state
         if before is None:
             self.next = dict(state.taken)[self.rank]
+        self._adopt(state, now)
+        self._told.clear()  # the leading rank may be another one
+        if before is None:
+            return
+        living = {rank for rank, one in reports.items() if one.state is not None}
+        lost = set(before.view) - living
+        for one in state.ended if lost else ():
+            latest = any(about.state and about.state.call <= one.call for about in reports.values())
+            whole = {r for r, about in reports.items() if about.whole} if latest else set()
+            keeps = {r for r, about in reports.items() if one.call in about.keeps} | whole
+            lacks = {r for r, about in reports.items() if one.call in about.lacks}
+            if latest:
+                lacks |= {r for r in living if reports[r].taken <= one.call and r not in keeps}
+            self._give(one, lacks, keeps, living)
+
+    def _adopt(self, state: BoundedState, now: float) -> None:
+        """Takes over the next state."""
+        before, self.state = self.state, state
         if before is None or (before.plan, before.call) != (state.plan, state.call):
             self._planned_at = now
-        self._taken = dict(state.taken)
-        living = {rank for rank, one in reports.items() if one.state is not None}
-        lost = before is not None and _lost(before, reports)
-        if before is not None and before.leader != state.leader:
-            self._told.clear()  # the new leading rank has no reports
-        for one in state.ended if lost else ():
-            if before is not None and one.call == before.call and one.plan is not None:
-                whole = {r for r, about in reports.items() if _is_whole(one.plan, about.has)}
-                self._give(one, set(before.receivers) & living - whole, whole, living)
-            else:
-                lacks = {r for r, about in reports.items() if one.call in about.lacks}
-                keeps = {r for r, about in reports.items() if one.call in about.keeps}
-                self._give(one, lacks, keeps, living)
+        self._taken = dict(state.taken) | {
+            rank: max(count, dict(state.taken)[rank])
+            for rank, count in self._taken.items()
+            if rank in state.view and before is not None and before.round == state.round
+        }
+        self._given = {call: one for call, one in self._given.items() if call >= state.call}
         oldest = self._oldest(state)
         everything: tuple[dict[Any, Any], ...] = (self._arrays, self._told, self._reports)
         for kept in everything:
@@ -544,31 +554,58 @@ class BoundedCalls:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank begins the rounds."""
+        """Whether this rank makes the next state."""
         return self.state is not None and self.state.leader == self.rank
 
-    def wants_round(self, now: float, alive: int) -> bool:
+    def wants_round(self, alive: int) -> bool:
         """Whether this rank begins a round. alive: the living ranks, as bits."""
         state = self.state
         if state is None:
             return True
-        if any(not alive >> rank & 1 for rank in state.view):
-            return self.request is not None
-        if self.request is not None and self.request.error and state.plan is None:
-            return state.call == self.next
-        if not self.leads:
-            return False
-        closes = self._closes(now)
+        died = any(not alive >> rank & 1 for rank in state.view)
+        return died and self.request is not None
+
+    def lead(self, now: float) -> None:
+        """Makes the next states, and sends them to all others."""
+        while self.leads and (state := self._next_state(now)) is not None:
+            assert self.state is not None
+            taken = tuple((rank, self._taken.get(rank, count)) for rank, count in state.taken)
+            state = replace(state, step=self.state.step + 1, taken=taken)
+            state = _without_taken(state)
+            self._adopt(state, now)
+            for rank in state.view:
+                if rank != self.rank:
+                    self._actions.append(Tell(rank, (NEXT, state.step, 0, 0, state)))
+
+    def _next_state(self, now: float) -> BoundedState | None:
+        """The next state; None: nothing has changed."""
+        state, closes = self.state, self._closes(now)
+        assert state is not None
         if state.plan is not None:
-            over, plan = advanced(
-                state.plan, state.receivers, self._heard_of(FOLDED), state.num, closes=closes
-            )
-            return over or plan != state.plan
-        request = self.request if state.call == self.next else None
-        if request is None:
-            return False
-        has = self._heard_of(ARRIVED)
-        return planned(state.receivers, has, request, closes=closes) is not None
+            has = self._heard_of(FOLDED)
+            over, plan = advanced(state.plan, state.receivers, has, state.num, closes=closes)
+            if over:
+                return _over(state, plan)
+            return replace(state, plan=plan) if plan != state.plan else None
+        requests = {r: one for r, (call, one) in self._requests.items() if call == state.call}
+        if self.request is not None and self.next == state.call:
+            requests[self.rank] = self.request
+        requests = {rank: one for rank, one in requests.items() if rank in state.receivers}
+        error, message = _disagreement(requests)
+        if error:
+            return _over(state, None, error, message)
+        if self.rank not in requests:
+            return None
+        asked = sum(1 << rank for rank in requests)
+        has = {rank: some & asked for rank, some in self._heard_of(ARRIVED).items()}
+        request = requests[self.rank]
+        plan_made = planned(state.receivers, has, request, closes=closes)
+        if plan_made is None:
+            return None
+        return replace(
+            state, plan=plan_made, text=request.text, op=request.op, num=request.num,
+            deadline=request.deadline,
+        )  # fmt: skip
 
     def _heard_of(self, what: int) -> dict[int, int]:
         state = self.state
@@ -593,11 +630,15 @@ class BoundedCalls:
         return state.call - first >= self._late_calls_max
 
     def due(self) -> float | None:
-        """When the deadline of this rank's call is over; None: it does not wait for one."""
+        """When the deadline is over; None: this rank does not wait for one."""
         state, request = self.state, self.request
-        if state is None or request is None or not self.leads or state.call != self.next:
+        if state is None or not self.leads:
             return None
-        return (self._asked_at if state.plan is None else self._planned_at) + request.deadline
+        if state.plan is not None:
+            return self._planned_at + state.deadline
+        if request is None or state.call != self.next:
+            return None
+        return self._asked_at + request.deadline
 
     # -- between rounds --------------------------------------------------------------------------
 
@@ -615,29 +656,28 @@ class BoundedCalls:
         state = self.state
         if state is None:
             return
-        if self.request is not None and not self.request.error and state.call == self.next:
-            self._push(state)
+        if state.call in self._given:
+            self._push(state, *self._given[state.call])
         if state.plan is not None and not state.plan.gathers:
             self._fold(state, state.plan)
         self._tell(state)
         self._finish(state, departed)
 
-    def _push(self, state: BoundedState) -> None:
+    def _push(self, state: BoundedState, request: BoundedRequest, array: Any) -> None:
         """Sends this rank's slices to their owners."""
-        assert self.request is not None
         call, epoch = state.call, state.epoch
         plan = state.plan
         if plan is None:
-            plan = BoundedPlan(state.receivers, state.receivers, (), self.request.gathers)
+            plan = BoundedPlan(state.receivers, state.receivers, (), request.gathers)
         elif self.rank not in plan.members:
             return
         if plan.gathers:
             if (call, epoch, 0) not in self._pushed:
                 self._pushed.add((call, epoch, 0))
                 for rank in self._others_first(state):
-                    self._post(rank, PUSH, call, epoch, 0, [self._array])
+                    self._post(rank, PUSH, call, epoch, 0, [array])
             return
-        size, cut = self.operation.size(self._array), self.operation.cut
+        size, cut = self.operation.size(array), self.operation.cut
         for stage in range(len(plan.late) + 1):
             if (call, epoch, stage) in self._pushed:
                 continue
@@ -645,7 +685,7 @@ class BoundedCalls:
             cuts = bounds(size, plan)
             for owner in self._others_first(state):
                 if (owner, stage) in cuts:
-                    parts = [cut(self._array, begin, end) for begin, end in cuts[owner, stage]]
+                    parts = [cut(array, begin, end) for begin, end in cuts[owner, stage]]
                     self._post(owner, PUSH if not stage else MORE, call, epoch, stage, parts)
 
     def _others_first(self, state: BoundedState) -> list[int]:
@@ -676,7 +716,14 @@ class BoundedCalls:
         stage = len(state.plan.late) if state.plan is not None else 0
         what = ARRIVED if state.plan is None else FOLDED
         key, value = (state.call, state.epoch, what + 2 * stage), self.arrived()
-        if not self.leads and self._told.get(key, 0) != value:
+        if self.leads:
+            return
+        asks = self.request is not None and self.next == state.call
+        if asks and self._said != (state.round, state.call):
+            self._said = state.round, state.call
+            report: tuple[Any, ...] = (ASKED, state.call, 0, 0, self.request)
+            self._actions.append(Tell(state.leader, report))
+        if self._told.get(key, 0) != value:
             self._told[key] = value
             report = what, state.call, state.epoch, stage, value
             self._actions.append(Tell(state.leader, report))
@@ -707,7 +754,7 @@ class BoundedCalls:
                 value = found if request.gathers else self.operation.join(found)
         call, self.next = self.next, self.next + 1
         self._taken[self.rank] = self.next
-        self.request = self._array = None
+        self.request = None
         if not self.leads:
             self._actions.append(Tell(state.leader, (TAKEN, call, 0, 0, self.next)))
         self._actions.append(Finish(call, value, ended, error))

@@ -77,6 +77,9 @@ class Ranks:
     def act(self, rank: int) -> None:
         """Carries out the actions of a rank."""
         member = self.members[rank]
+        member.core.lead(self.now)
+        member.core.turn(lambda call, other: not self._pending(rank, other))
+        member.core.lead(self.now)
         member.core.turn(lambda call, other: not self._pending(rank, other))
         for action in member.core.take():
             if isinstance(action, Finish):
@@ -115,12 +118,12 @@ class Ranks:
             member.core.receive(source, *one[1:])
         else:
             assert isinstance(one, Tell)
-            member.core.heard(source, one.report)
+            member.core.heard(source, one.report, self.now)
         self.act(rank)
 
     def enter(self, rank: int) -> None:
         member = self.members[rank]
-        member.entered = member.core.report(self.now)
+        member.entered = member.core.report()
         self.end_round()
 
     def end_round(self) -> None:
@@ -165,11 +168,14 @@ class Ranks:
                 continue
             if member.entered is not None:
                 continue
-            if is_round or member.core.wants_round(self.now, alive):
+            if is_round or member.core.wants_round(alive):
                 found.append((self.enter, rank))
             for source, queue in member.inbox.items():
                 if queue and not slow and not (lazy and source in self.slow):
                     found.append((self.deliver, rank, source))
+            due = member.core.due()
+            if due is not None and due <= self.now:
+                found.append((self.act, rank))
             if self.can_ask(rank) and not slow:
                 found.append((self.ask_and_act, rank))
         return found
@@ -195,13 +201,13 @@ class Ranks:
             if some:
                 event, *about = rng.choice(some)
                 event(*about)
-        for _ in range(20_000):  # now nothing is slow, and all calls come to their end
+        for _ in range(5000):  # now nothing is slow, and all calls come to their end
             some = self.steps(lazy=False)
+            if all(one.core.next >= self.calls for one in self.members.values()):
+                return
             if some:
                 event, *about = rng.choice(some)
                 event(*about)
-            elif all(one.core.next >= self.calls for one in self.members.values()):
-                return
             self.now += 0.05
         raise AssertionError(f"stuck: { {r: m.core.state for r, m in self.members.items()} }")
 
