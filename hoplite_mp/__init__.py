@@ -35,6 +35,8 @@ if _TYPE_CHECKING:
     from hoplite_mp._api.aio import connect as connect
     from hoplite_mp._api.cluster import Cluster as Cluster
     from hoplite_mp._api.cluster import current as current
+    from hoplite_mp._api.explain import Explanation as Explanation
+    from hoplite_mp._api.explain import TransferPlan as TransferPlan
     from hoplite_mp._api.nodes import Node as Node
     from hoplite_mp._api.process_pool import Executor as Executor
     from hoplite_mp._client.completions import as_completed as as_completed
@@ -82,6 +84,7 @@ else:
         "ConfigError": "hoplite_mp.errors",
         "Event": "hoplite_mp._sync.locks",
         "Executor": "hoplite_mp._api.process_pool",
+        "Explanation": "hoplite_mp._api.explain",
         "Future": "hoplite_mp._client.futures",
         "Group": "hoplite_mp._group.group",
         "HopliteError": "hoplite_mp.errors",
@@ -101,6 +104,7 @@ else:
         "StateNotSavedError": "hoplite_mp.errors",
         "StoreFullError": "hoplite_mp.errors",
         "TaskError": "hoplite_mp.errors",
+        "TransferPlan": "hoplite_mp._api.explain",
         "WorkerLostError": "hoplite_mp.errors",
         "as_completed": "hoplite_mp._client.completions",
         "by_ref": "hoplite_mp._common.ref",
@@ -147,6 +151,7 @@ __all__ = [
     "ConfigError",
     "Event",
     "Executor",
+    "Explanation",
     "Future",
     "Group",
     "HopliteError",
@@ -166,6 +171,7 @@ __all__ = [
     "StateNotSavedError",
     "StoreFullError",
     "TaskError",
+    "TransferPlan",
     "WorkerLostError",
     "as_completed",
     "by_ref",

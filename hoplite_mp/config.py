@@ -28,6 +28,10 @@ GIB = 1 << 30
 
 SPAN_BYTES_MIN = 64 * KIB
 
+# Objects and results whose latest plans the manager keeps for `Cluster.explain`. Higher: older
+# transfers can be explained, for about 1 KiB each, or 100 KiB each among a thousand nodes.
+PLAN_RECORDS_MAX = 256
+
 # Types of fields. Error messages are derived from the constraints in these annotations.
 _FINITE = sys.float_info.max
 Count = Annotated[int, Meta(ge=0)]

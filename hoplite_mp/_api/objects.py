@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 
 from hoplite_mp._api.collectives import keep_copies
+from hoplite_mp._api.explain import Explanation, explain
 from hoplite_mp._api.nodes import node_id, other_places
 from hoplite_mp._api.pytree import TREE_TYPES, as_items, as_ref, as_refs, tree_map
 from hoplite_mp._client.futures import Future
@@ -331,3 +332,46 @@ class ObjectCalls:
         if memory.client.state(oid) not in VALUED:
             return []
         return [node_id(number) for number in self._runtime.channel.call(Locate(oid)).value]
+
+    def explain(self, ref: Any) -> Explanation:
+        """How an object, or the result of a collective, moves or has moved between hosts, and why.
+
+        Transfers are recorded by the manager as part of its work, so nothing is measured or sent
+        until this method is called. It does not wait for the object.
+
+        Parameters
+        ----------
+        ref : ObjectRef or Future
+            One object, the result of a task or of a collective on refs, or the Future of a
+            `broadcast`, `gather`, `allgather` or `alltoall`.
+
+        Returns
+        -------
+        Explanation
+            `print` it, or read its `plans`: their shape, the alternatives, the bandwidths on which
+            the choice was based, the expected and the real time. Without a plan, `why` says so: for
+            example, processes of one host share memory.
+
+        Raises
+        ------
+        ObjectLostError
+            The ref belongs to another cluster, or its object is gone.
+        TypeError
+            It is no ref and no Future of this library's tasks or collectives. The Future of a Group
+            call is none: the Group's hosts plan such calls among themselves; see `trace`.
+
+        Notes
+        -----
+        The manager keeps the plans of the latest 256 objects, and at most 16 of each. A new manager
+        begins without records. Real times include the messages between hosts and manager.
+
+        Examples
+        --------
+        >>> total = c.reduce([c.put(np.ones(4)), c.put(np.ones(4))])
+        >>> c.wait(total)[1]
+        []
+        >>> explained = c.explain(total)
+        >>> explained.plans[0].kind, explained.plans[0].shape, explained.plans[0].state
+        ('reduce', 'one node', 'done')
+        """
+        return explain(self._runtime, ref)

@@ -10,7 +10,8 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from hoplite_mp._cli.table import format_seconds, table
+from hoplite_mp._cli.table import table
+from hoplite_mp._common.machine_limits import format_seconds
 from hoplite_mp._planner.topologies import interconnect
 from hoplite_mp._planner.tree_schedules import PLANS, schedule_of
 from hoplite_mp._simulation.scale.scale import OPERATIONS, Size, coarseness, measure

@@ -1,4 +1,5 @@
-"""Resource limits of this process: RAM, CPUs, cgroups, ulimit; and the format of byte counts.
+"""Resource limits of this process: RAM, CPUs, cgroups, ulimit; and the formats of byte counts and
+times in messages.
 
 A memfd has no size limit, so a store that grew too far would trigger the kernel's out-of-memory
 killer. Therefore the node checks these limits before the store grows. Both versions of cgroups are
@@ -20,8 +21,10 @@ __all__ = [
     "cpu_quota",
     "file_size_limit",
     "format_bytes",
+    "format_seconds",
     "pids_headroom",
     "processes_left",
+    "three_digits",
     "total_bytes",
 ]
 
@@ -247,3 +250,16 @@ def format_bytes(nbytes: float) -> str:
             break
         nbytes /= 1024
     return f"{nbytes:.0f} {unit}" if nbytes == int(nbytes) else f"{nbytes:.1f} {unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """0.0145 -> "14.5 ms"."""
+    for name, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if seconds * factor >= 1 or name == "µs":
+            return f"{three_digits(seconds * factor)} {name}"
+    raise AssertionError
+
+
+def three_digits(value: float) -> str:
+    """With three significant digits, or all digits before the point."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

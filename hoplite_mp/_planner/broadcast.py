@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from hoplite_mp._planner import stripe_plan
 from hoplite_mp._planner.directory import Directory, DirectoryEntry, Transfer
 from hoplite_mp._planner.plan_cache import PlanCache, TreeCache
+from hoplite_mp._planner.plan_log import PlanLog, PlanRecord
 from hoplite_mp._planner.program import participants, shares_sent
 from hoplite_mp._planner.repair import kept_cut
 from hoplite_mp._protocol.messages import (
@@ -70,9 +71,10 @@ SOURCES_NAMED_MAX = 16
 class Copies:
     """All transfers of a cluster."""
 
-    def __init__(self, membership: ClusterMembership, topology: Topology) -> None:
+    def __init__(self, membership: ClusterMembership, topology: Topology, log: PlanLog) -> None:
         self._membership = membership
         self._topology = topology
+        self._log = log
         self._plan_cache = PlanCache(topology)
         self._directory = Directory(membership)
         self._epoch = 0  # plans made so far
@@ -120,7 +122,7 @@ class Copies:
         entry = self.entries.get(object_id)
         return entry is not None and entry.receiving.get(node) == epoch
 
-    def complete(self, message: FetchComplete) -> list[Send]:
+    def complete(self, message: FetchComplete, now: float) -> list[Send]:
         """Records that a receiver has all bytes. The epoch shows whether the report is late, a
         duplicate, or from an earlier incarnation of the node; such reports are ignored."""
         entry = self.entries.get(message.object)
@@ -129,6 +131,9 @@ class Copies:
             return []
         del entry.receiving[node]
         entry.whole[node] = True
+        transfer = entry.transfers[message.epoch]
+        if transfer.record is not None:
+            transfer.record.finish(node, now, last=len(transfer.waiting) == 1)
         return self._arrived(entry, message.epoch, node)
 
     def failed(self, message: FetchFailed, now: float) -> list[Send]:
@@ -320,10 +325,18 @@ class Copies:
             stripes,
             shape,
         )
-        seconds = best.seconds
-        if shape == "stripes" and stripes is not kept:
-            plan, seconds = self.trees.used_by(plan, seconds, now, self.notes)
-        self._start(entry, plan, now, seconds)
+        seconds, estimates, why = best.seconds, best.estimates, ""
+        if stripes is kept:
+            estimates, why = (), "planned again: the stripes of bytes that have arrived are kept"
+        elif shape == "stripes":
+            plan, seconds, narrow = self.trees.used_by(plan, seconds, now, self.notes)
+            if narrow is not None:  # the other estimates assume a star
+                estimates = (("stripes", len(stripes), narrow.stripes_s),)
+                if plan.rule == "parents":
+                    estimates += (("packed trees", len(plan.parents), seconds),)
+                why = narrow.words
+        record = PlanRecord(plan, now, seconds, estimates, best.rates, why)
+        self._start(entry, plan, now, seconds, record)
         return [(node, plan) for node in participants(plan)]
 
     def _single(
@@ -364,8 +377,25 @@ class Copies:
             stripes,
             "stripes",
         )
-        self._start(entry, plan, now, seconds)
+        self._start(entry, plan, now, seconds, self._record_single(plan, now, seconds, ranked))
         return [(node, plan) for node in participants(plan)]
+
+    def _record_single(
+        self,
+        plan: Distribute,
+        now: float,
+        seconds: float,
+        ranked: list[tuple[bool, float, int, float]],
+    ) -> PlanRecord:
+        """The record of a single. The alternatives are its first candidates, each as the only
+        parent."""
+        estimates = [
+            (f"only from h{node}", 1, max(ready_in, plan.nbytes / offered))
+            for _, ready_in, node, offered in ranked[:PARENTS_MAX]
+        ]
+        owners = dict.fromkeys(stripe.owner for stripe in plan.stripes)
+        rates = self._topology.described((*owners, *plan.receivers))
+        return PlanRecord(plan, now, seconds, estimates, rates)
 
     def _candidates(
         self, entry: DirectoryEntry, receiver: int, below: set[int], now: float
@@ -456,7 +486,16 @@ class Copies:
         self._epoch += 1
         return self._epoch
 
-    def _start(self, entry: DirectoryEntry, plan: Distribute, now: float, seconds: float) -> None:
+    def _start(
+        self,
+        entry: DirectoryEntry,
+        plan: Distribute,
+        now: float,
+        seconds: float,
+        record: PlanRecord | None = None,
+    ) -> None:
+        if record is not None:
+            self._log.add((entry.object,), record)
         if plan.rule == "stripes":
             shares = shares_sent(plan)
         else:
@@ -469,7 +508,7 @@ class Copies:
             served[node] = served.get(node, 0) + 1
         self._directory.name(entry, (*participants(plan), *rates))
         waiting = dict.fromkeys(plan.receivers)
-        entry.transfers[plan.epoch] = Transfer(plan, waiting, rates, now + seconds)
+        entry.transfers[plan.epoch] = Transfer(plan, waiting, rates, now + seconds, record)
         entry.receiving.update(dict.fromkeys(plan.receivers, plan.epoch))
 
     def _arrived(self, entry: DirectoryEntry, epoch: int, node: int) -> list[Send]:
@@ -484,6 +523,8 @@ class Copies:
 
     def _withdraw(self, entry: DirectoryEntry, epoch: int) -> list[Send]:
         transfer = entry.transfers.pop(epoch)
+        if transfer.waiting and transfer.record is not None:
+            transfer.record.state = "replaced"
         for node, rate in transfer.rates.items():
             left = self._busy.get(node, 0.0) - rate
             if left > 1.0:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from hoplite_mp._planner.membership import ClusterMembership
+    from hoplite_mp._planner.plan_log import PlanRecord
     from hoplite_mp._protocol.messages import Distribute
 
 
@@ -35,6 +36,7 @@ class Transfer:
     waiting: dict[int, None]  # receivers that have not reported, in the plan's order
     rates: dict[int, float]  # bytes a second that each sender sends, by the model
     ends_at: float  # the end, as estimated by the model
+    record: PlanRecord | None = None  # None: a plan of the previous planner
 
 
 @dataclass(slots=True)

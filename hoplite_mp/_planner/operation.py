@@ -48,6 +48,7 @@ from hoplite_mp._protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from hoplite_mp._planner.plan_log import PlanRecord
     from hoplite_mp._protocol.messages import ManagerToNode, OperationSlow
 
     # What nodes report about an operation.
@@ -156,6 +157,7 @@ class Operation:
     gone: dict[tuple[int, int], None] = field(default_factory=dict)
     # The nodes' reports of slow links in this epoch.
     links: SlowLinks[OperationSlow] = field(default_factory=SlowLinks)
+    record: PlanRecord | None = None  # of the latest plan
     relieved: bool = False  # the stripes of a node with a slow link were moved
 
     def same(self, index: int) -> Iterable[int]:

@@ -6,7 +6,7 @@ milliseconds. Equal nodes, bytes and links give equal stripe plans.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hoplite_mp._planner import cost, stripe_plan
 from hoplite_mp._planner.packing import PackingWanted
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.stripe_plan import StripePlan
     from hoplite_mp._planner.topology import Topology
 
-__all__ = ["PlanCache", "TreeCache"]
+__all__ = ["NarrowPaths", "PlanCache", "TreeCache"]
 
 
 # Maximum number of cached stripe plans, of some hundred bytes for each of their nodes. Higher:
@@ -106,6 +106,28 @@ WORTH = 1.2
 PACKINGS_MAX = 64
 
 
+# Maximum number of narrow paths that are named to users.
+PATHS_NAMED_MAX = 4
+
+
+class NarrowPaths(NamedTuple):
+    """The rates of narrow paths in bytes a second, and the seconds that stripes take over them."""
+
+    rates: Mapping[tuple[int, int], float]
+    stripes_s: float
+
+    @property
+    def words(self) -> str:
+        """The narrowest paths, for users."""
+        paths = sorted(self.rates.items(), key=lambda item: (item[1], item[0]))
+        named = [
+            f"h{one} to h{other} {rate / 1e6:.3g} MB/s"
+            for (one, other), rate in paths[:PATHS_NAMED_MAX]
+        ]
+        more = len(paths) - len(named)
+        return f"narrow paths: {', '.join(named)}{f', and {more} more' if more else ''}"
+
+
 class TreeCache:
     """The packed trees, and the requests for more."""
 
@@ -125,16 +147,18 @@ class TreeCache:
 
     def used_by(
         self, plan: Distribute, seconds: float, now: float, notes: list[str]
-    ) -> tuple[Distribute, float]:
-        """Returns the faster plan, along packed trees (if there are any) or `plan`, and its
-        duration in seconds. Requests trees that are worth packing. `seconds`: the duration with
-        stripes if the LAN were a star."""
+    ) -> tuple[Distribute, float, NarrowPaths | None]:
+        """Returns the faster plan, along packed trees (if there are any) or `plan`, its duration in
+        seconds, and the narrow paths if they were considered. Requests trees that are worth
+        packing. `seconds`: the duration with stripes if the LAN were a star."""
         nodes = (plan.sources[0], *plan.receivers)
         if len(nodes) > PACKED_NODES_MAX or self._topology.is_star(nodes, now):
-            return plan, seconds
-        held_up_s = cost.narrow_s(plan, self._topology.pair_rates(nodes, now))
+            return plan, seconds, None
+        rates = self._topology.pair_rates(nodes, now)
+        held_up_s = cost.narrow_s(plan, rates)
+        narrow = NarrowPaths(rates, held_up_s)
         if held_up_s <= WORTH * seconds:
-            return plan, max(seconds, held_up_s)
+            return plan, max(seconds, held_up_s), narrow
         wanted = PackingWanted.between(nodes, self._topology, now)
         packed = self._packed.get(wanted)
         if wanted not in self._packed:
@@ -143,10 +167,10 @@ class TreeCache:
         if packed is None:
             packed = self._latest.get(wanted.nodes)
         if packed is None:
-            return plan, held_up_s
+            return plan, held_up_s, narrow
         rate = packed.rate if packed.wanted == wanted else packed.rate_over(wanted)
         if plan.nbytes / rate >= held_up_s:
-            return plan, held_up_s
+            return plan, held_up_s, narrow
         stripes = stripe_plan.cut([(plan.sources[0], weight) for weight, _ in packed.trees])
         rows = tuple(parents for _, parents in packed.trees)[: len(stripes)]
         notes.append(f"the LAN is no star: {len(rows)} packed trees, {rate:.3g} B/s")
@@ -161,4 +185,4 @@ class TreeCache:
             "parents",
             rows,
         )
-        return along, plan.nbytes / rate
+        return along, plan.nbytes / rate, narrow

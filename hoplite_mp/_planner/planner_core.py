@@ -20,6 +20,7 @@ from hoplite_mp._planner.membership import Announcements, ClusterMembership
 from hoplite_mp._planner.operation import CopyRefused
 from hoplite_mp._planner.owners import OwnerRounds
 from hoplite_mp._planner.packing import TreesPacked
+from hoplite_mp._planner.plan_log import PlanLog
 from hoplite_mp._planner.reduce import Reductions
 from hoplite_mp._planner.step_result import StepResult
 from hoplite_mp._planner.topology import Topology
@@ -52,6 +53,8 @@ from hoplite_mp._protocol.messages import (
     OperationSlow,
     OwnerAsked,
     PeerLost,
+    PlansAsked,
+    PlansTold,
     ReduceRequested,
     SourceFailed,
     SourceReady,
@@ -89,8 +92,11 @@ class Planner:
         self.membership = ClusterMembership()
         self.announcements = Announcements()
         self.topology = Topology()
-        self.copies = Copies(self.membership, self.topology)
-        self.reductions = Reductions(operations_max, self.membership, self.topology, self.copies)
+        log = PlanLog()
+        self.copies = Copies(self.membership, self.topology, log)
+        self.reductions = Reductions(
+            operations_max, self.membership, self.topology, self.copies, log
+        )
         self.groups = GroupRegistry(boards_max, self.topology, self.membership.node_of)
         self.owners = OwnerRounds(self.membership)
         self.actor_names = ActorNames()
@@ -315,7 +321,7 @@ class Planner:
     def _fetch_complete(self, message: FetchComplete, now: float) -> list[Send]:
         if not self.copies.is_receiving(message.object, message.node, message.epoch):
             return []
-        sends = self.copies.complete(message)
+        sends = self.copies.complete(message, now)
         return sends + self.reductions.copy_made(message.node, message.object, now)
 
     def _fetch_failed(self, message: FetchFailed, now: float) -> list[Send]:
@@ -381,6 +387,14 @@ class Planner:
         if not self.membership.is_living(message.node):
             return []
         return self.reductions.slow(message, now)
+
+    # ---- questions
+
+    def _plans_asked(self, message: PlansAsked, now: float) -> list[Send]:
+        if not self.membership.is_living(message.node):
+            return []
+        plans = self.reductions.plans_of(message.object)
+        return [(message.node, PlansTold(message.request, plans))]
 
     # ---- groups
 
@@ -449,4 +463,5 @@ _HANDLERS: dict[type, Callable[[Planner, Any, float], list[Send]]] = {
     ActorNameClaimed: Planner._actor_name,
     ActorNameAsked: Planner._actor_name,
     ActorNameReleased: Planner._actor_name,
+    PlansAsked: Planner._plans_asked,
 }

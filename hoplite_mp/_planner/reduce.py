@@ -37,6 +37,7 @@ from hoplite_mp._planner.operation import (
     note_ready,
 )
 from hoplite_mp._planner.plan_cache import PlanCache
+from hoplite_mp._planner.plan_log import PlanLog, PlanRecord, waiting_plan
 from hoplite_mp._planner.program import participants, too_many_parts, waits_for
 from hoplite_mp._planner.repair import SLOW_GATHER_S, SlowLinks, kept_cut, relieved
 from hoplite_mp._protocol.fields import FOLDING
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.stripe_plan import StripePlan
     from hoplite_mp._planner.topology import Topology
     from hoplite_mp._protocol.messages import ManagerToNode, OperationSlow
+    from hoplite_mp._protocol.plans import ToldPlan
 
     Event: TypeAlias = Report | DeadlinePassed | HolderLost | CopyMade | CopyRefused
 
@@ -73,13 +75,19 @@ class Reductions:
     """All running operations of a cluster."""
 
     def __init__(
-        self, operations_max: int, membership: ClusterMembership, topology: Topology, copies: Copies
+        self,
+        operations_max: int,
+        membership: ClusterMembership,
+        topology: Topology,
+        copies: Copies,
+        log: PlanLog,
     ) -> None:
         self._operations_max = operations_max
         self._membership = membership
         self._topology = topology
         self._plan_cache = PlanCache(topology)
         self._copies = copies
+        self._log = log
         self.operations: dict[int, Operation] = {}
         # Sorted (deadline, operation) of running operations.
         self._deadlines: list[tuple[float, int]] = []
@@ -174,7 +182,7 @@ class Reductions:
             if op.plan is plan and op.request.operation in self.operations:
                 sends += self._apply(op, HolderLost(node), now)
         if op.plan is plan and op.request.operation in self.operations and not op.unfinished:
-            sends += self._end(op, op.commit())
+            sends += self._end(op, op.commit(), now)
         return sends
 
     def stands(self, message: ManagerToNode) -> bool:
@@ -229,11 +237,13 @@ class Reductions:
         slow, stripes = found
         why = f"h{slow} has become slow, the others own its stripes"
         self.notes.append(f"operation {op.request.operation}: {why}")
+        self._replace_record(op, "", now)
         op.relieved = True
         op.epoch += 1
         living = tuple(self._membership.living(plan.destinations))
         op.lost.difference_update(living)  # these have rejoined
         plan = msgspec.structs.replace(plan, epoch=op.epoch, stripes=stripes, destinations=living)
+        op.record = self._log.add(op.request.results, PlanRecord(plan, now, why=why))
         return self._announce(op, plan)
 
     def lose_requester(self, node: int) -> list[Send]:
@@ -296,10 +306,14 @@ class Reductions:
                 message = op.mismatch(chosen)
                 if message is None:
                     return self._begin(op, chosen, now)
-        return [] if message is None else self._end(op, message)
+        return [] if message is None else self._end(op, message, now)
 
-    def _end(self, op: Operation, message: ManagerToNode) -> list[Send]:
+    def _end(self, op: Operation, message: ManagerToNode, now: float) -> list[Send]:
         assert isinstance(message, _ENDS)
+        if op.record is not None and isinstance(message, OperationFailed):
+            op.record.end("failed", now, message.message)
+        elif op.record is not None:
+            op.record.end("done" if isinstance(message, Commit) else "replaced", now)
         self._forget(op)
         if isinstance(message, OperationFailed):
             others = self._to_all(op, Forget(op.request.operation), but=op.request.node)
@@ -311,7 +325,7 @@ class Reductions:
         destinations = self._destinations(op)
         if not destinations:
             text = "all destinations of its result are lost"
-            return self._end(op, OperationFailed(op.request.operation, "lost", text))
+            return self._end(op, OperationFailed(op.request.operation, "lost", text), now)
         op.members = tuple(sorted(chosen))
         op.lost.difference_update(destinations)  # these have rejoined
         if op.request.kind == "broadcast":
@@ -319,14 +333,14 @@ class Reductions:
         holder_of = self._holders(op, chosen, destinations)
         text = too_many_parts(op.request.kind, holder_of.values(), destinations)
         if text:
-            return self._end(op, OperationFailed(op.request.operation, "value", text))
+            return self._end(op, OperationFailed(op.request.operation, "value", text), now)
         if op.request.kind not in FOLDING and not op.moves(holder_of, destinations):
             if op.plan is not None:  # all sources are now at their destinations
                 op.plan, op.destinations = None, destinations
-            return self._end(op, op.commit())
+            return self._end(op, op.commit(), now)
         op.state = OperationState.EXECUTING
         op.epoch += 1
-        return self._announce(op, self._plan(op, chosen, holder_of, destinations))
+        return self._announce(op, self._plan(op, chosen, holder_of, destinations, now))
 
     def _announce(self, op: Operation, plan: ExecuteReduce) -> list[Send]:
         """Sends the plan of the operation's new epoch to all participating nodes."""
@@ -354,9 +368,11 @@ class Reductions:
             object_id, source.nbytes, source.holders, destinations, now
         )
         op.unfinished = lacking
+        for result in op.request.results if lacking else ():
+            self._log.share(result, object_id)
         self._broadcasts.setdefault(object_id, set()).add(op.request.operation)
         if not lacking:
-            return sends + self._end(op, op.commit())
+            return sends + self._end(op, op.commit(), now)
         return sends + self.hear_refusals(sends, now)
 
     def _plan(
@@ -365,16 +381,17 @@ class Reductions:
         chosen: tuple[int, ...],
         holder_of: dict[int, int],
         destinations: tuple[int, ...],
+        now: float,
     ) -> ExecuteReduce:
         request = op.request
         nbytes = max([op.ready[index].nbytes for index in chosen])
         order, rule = op.folding_order(chosen), "fold" if request.reproducible else "any"
         stripes: tuple[Stripe, ...] = ()
         shape = "stripes"
+        best, kept = None, None
         if request.kind in FOLDING:
             best = self._stripe_plan(op, chosen, holder_of, destinations, nbytes)
             stripes, shape = best.stripes, best.shape
-            kept = None
             if (
                 op.plan is not None
                 and op.plan.shape == "stripes"
@@ -386,7 +403,7 @@ class Reductions:
                 stripes, shape = kept, "stripes"
             elif len(set(holder_of.values()) | set(destinations)) > 1:
                 self.notes.append(f"operation {request.operation}: {best.why}")
-        return ExecuteReduce(
+        plan = ExecuteReduce(
             request.operation,
             op.epoch,
             op.members,
@@ -405,6 +422,28 @@ class Reductions:
             shape,
             () if stripes else tuple(op.ready[index].nbytes for index in op.members),
         )
+        self._replace_record(op, "a host or a source was lost", now)
+        record = PlanRecord(plan, now)
+        if best is not None:
+            record = PlanRecord(plan, now, best.seconds or None, best.estimates, best.rates)
+        if kept is not None:
+            record.estimates, record.expected_s = (), None
+        if op.epoch > 1:
+            record.why = "planned again: a host or a source was lost"
+        op.record = self._log.add(request.results, record)
+        return plan
+
+    def _replace_record(self, op: Operation, why: str, now: float) -> None:
+        if op.record is not None:
+            op.record.end("replaced", now, why)
+
+    def plans_of(self, object_id: bytes) -> tuple[ToldPlan, ...]:
+        """The recorded plans of an object, or of a collective that has it as a result."""
+        told = self._log.told(object_id)
+        if told:
+            return told
+        waits = (op for op in self.operations.values() if object_id in op.request.results)
+        return tuple(waiting_plan(op) for op in waits if op.state is OperationState.WAITING)
 
     def _stripe_plan(
         self,

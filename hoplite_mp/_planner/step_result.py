@@ -31,6 +31,7 @@ from hoplite_mp._protocol.messages import (
     OperationFailed,
     OwnersNamed,
     OwnerTold,
+    PlansTold,
     Withdraw,
 )
 
@@ -221,6 +222,11 @@ def _name_held(m: ActorNameHeld) -> list[str]:
     return [f"request {m.request}: {m.name!r} is the name of {holder}"]
 
 
+def _plans_told(m: PlansTold) -> list[str]:
+    rows = [f"{one.kind} by {one.shape or 'no plan'}, {one.state}" for one in m.plans]
+    return [f"request {m.request}: {len(rows)} plans", *rows]
+
+
 # Typed loosely because each row takes only the message type of its key.
 _DRAWN: dict[type, Callable[..., list[str]]] = {
     Credentials: _credentials,
@@ -244,4 +250,5 @@ _DRAWN: dict[type, Callable[..., list[str]]] = {
     GroupTasksAsked: _tasks_asked,
     GroupGivenUp: _given_up,
     ActorNameHeld: _name_held,
+    PlansTold: _plans_told,
 }

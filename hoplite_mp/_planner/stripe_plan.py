@@ -22,6 +22,7 @@ from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING
 
 from hoplite_mp._planner import cost
+from hoplite_mp._planner.plan_log import estimate
 from hoplite_mp._planner.topology import HostRates
 from hoplite_mp._protocol.fields import SHARES
 from hoplite_mp._protocol.messages import Stripe
@@ -29,6 +30,7 @@ from hoplite_mp._protocol.messages import Stripe
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from hoplite_mp._planner.plan_log import Estimate, NodeRate
     from hoplite_mp._planner.topology import Topology
 
 # A smaller stripe costs more in requests than its parallel path saves. Higher: fewer owners.
@@ -45,6 +47,8 @@ class StripePlan:
     stripes: tuple[Stripe, ...]
     seconds: float
     why: str
+    estimates: tuple[Estimate, ...] = ()  # of all shapes
+    rates: tuple[NodeRate, ...] = ()  # of the nodes, as known when the plan was made
 
 
 def single_vertex(node: int) -> tuple[Stripe, ...]:
@@ -109,7 +113,8 @@ def spread(
         choices.append(("stripes", single_vertex(source), alone))
     if not leaving:
         choices += _trees(source, hosts, nbytes, up, latency_s)
-    return _best(choices, f"{nbytes} bytes to {len(receivers)} nodes")
+    rates = topology.described((source, *receivers))
+    return _best(choices, f"{nbytes} bytes to {len(receivers)} nodes", rates)
 
 
 def reduction(
@@ -170,7 +175,7 @@ def _to_one(
     ]
     if not leaving:
         choices += _trees(destination, hosts, nbytes, down, latency_s)
-    return _best(choices, what)
+    return _best(choices, what, topology.described((destination, *others)))
 
 
 def _to_many(
@@ -212,7 +217,7 @@ def _to_many(
         choices += _trees(nodes[root], others, nbytes, rate, latency_s, both_ways=True)
     if ordered:
         what = f"{what}, {sum(members)} members one by one"
-    return _best(choices, what)
+    return _best(choices, what, topology.described(nodes))
 
 
 def _positive(shares: Sequence[float]) -> int:
@@ -255,11 +260,15 @@ def _trees(
     ]
 
 
-def _best(choices: list[tuple[str, tuple[Stripe, ...], float]], what: str) -> StripePlan:
+def _best(
+    choices: list[tuple[str, tuple[Stripe, ...], float]], what: str, rates: tuple[NodeRate, ...]
+) -> StripePlan:
     """The fastest choice, with a line that lists the estimates of all choices."""
     shape, stripes, seconds = min(choices, key=lambda choice: choice[2])
-    named = [
-        f"{one} over {len(owners(cuts))} owners {estimate * 1e3:.3g} ms"
-        for one, cuts, estimate in sorted(choices, key=lambda choice: choice[2])
+    ranked = [
+        (one, len(owners(cuts)), taken)
+        for one, cuts, taken in sorted(choices, key=lambda choice: choice[2])
     ]
-    return StripePlan(shape, stripes, seconds, f"{what}: {', '.join(named)}")
+    named = [f"{one} over {count} owners {taken * 1e3:.3g} ms" for one, count, taken in ranked]
+    estimates = tuple(estimate(*one) for one in ranked)
+    return StripePlan(shape, stripes, seconds, f"{what}: {', '.join(named)}", estimates, rates)

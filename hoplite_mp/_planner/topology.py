@@ -17,7 +17,10 @@ Therefore the rate of a pair is ignored if no report has confirmed it for PAIR_S
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
+
+from hoplite_mp._protocol.plans import NODES_TOLD_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -149,6 +152,16 @@ class Topology:
         """The rates of the nodes that have reported both of their rates."""
         some = [n for n in nodes if n in self._up.by_node and n in self._down.by_node]
         return dict(zip(some, self.hosts(some), strict=True))
+
+    def described(self, nodes: Iterable[int]) -> tuple[tuple[int, float, float, bool], ...]:
+        """(node, up, down, whether it has reported a rate) of the first of these nodes, as many as
+        users are told of."""
+        some = list(islice(nodes, NODES_TOLD_MAX))
+        ups, downs = self._up.by_node, self._down.by_node
+        return tuple(
+            (node, rates.up, rates.down, node in ups or node in downs)
+            for node, rates in zip(some, self.hosts(some), strict=True)
+        )
 
     def latency_s(self, nodes: Iterable[int]) -> float:
         """Seconds one way between any two of these nodes: the largest known average of a node."""

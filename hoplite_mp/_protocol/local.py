@@ -81,6 +81,7 @@ __all__ = [
     "DumpRead",
     "EndWorkerBroadcast",
     "Exited",
+    "Explain",
     "FromSupervisor",
     "GiveSpans",
     "GoneNodes",
@@ -361,6 +362,13 @@ class Locate(msgspec.Struct, frozen=True, tag="Locate", array_like=True):
     oid: int
 
 
+class Explain(msgspec.Struct, frozen=True, tag="Explain", array_like=True):
+    """Reply: the planner's records of the plans of an object (`ToldPlan`); None: the manager has
+    not answered in time."""
+
+    oid: int
+
+
 class Members(msgspec.Struct, frozen=True, tag="Members", array_like=True):
     """Reply: for each living node (number, address, host, workers, bytes used, total bytes,
     resources, free resources as known to this node)."""
@@ -475,6 +483,7 @@ Ask: TypeAlias = (
     | GroupDoorbell
     | GroupWritten
     | Locate
+    | Explain
     | LeavingNodes
     | UsersOfNode
 )

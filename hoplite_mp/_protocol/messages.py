@@ -11,12 +11,13 @@ created, by this process or by the decoder: an illegal message cannot exist.
                 OperationSlow ExecutionFailed OperationDropped                        ─►
             ──  GroupJoinRequested GroupAdmitted GroupLeft GroupTasksOver             ─►
             ──  ActorNameClaimed ActorNameAsked ActorNameReleased                     ─►
+            ──  PlansAsked                                                            ─►
             ◄─  Credentials NodeAdmitted MembersChanged Leave GivenUp ClusterEnded    ──
             ◄─  Distribute Withdraw FetchRefused OwnersNamed OwnerTold                ──
             ◄─  ExecuteReduce Commit OperationFailed Forget                           ──
             ◄─  GroupMembers GroupJoined GroupRefused GroupClosed                     ──
             ◄─  GroupTasksAsked GroupGivenUp                                          ──
-            ◄─  ActorNameHeld                                                         ──
+            ◄─  ActorNameHeld PlansTold                                               ──
 
 Terms: an *operation* id is chosen by the requesting node and unique in the cluster; an *epoch*
 counts the plans of an operation, from 1 (for copies: of the cluster); the *generation* of a client
@@ -89,6 +90,7 @@ from hoplite_mp._protocol.operations import (
     SourceReady,
     StripesComplete,
 )
+from hoplite_mp._protocol.plans import PlansAsked, PlansTold
 
 __all__ = [
     "SHARES",
@@ -141,6 +143,8 @@ __all__ = [
     "OwnerTold",
     "OwnersNamed",
     "PeerLost",
+    "PlansAsked",
+    "PlansTold",
     "ReduceRequested",
     "SourceFailed",
     "SourceReady",
@@ -193,6 +197,7 @@ NodeToManager: TypeAlias = (
     | ActorNameClaimed
     | ActorNameAsked
     | ActorNameReleased
+    | PlansAsked
 )
 ManagerToNode: TypeAlias = (
     Credentials
@@ -217,5 +222,6 @@ ManagerToNode: TypeAlias = (
     | GroupTasksAsked
     | GroupGivenUp
     | ActorNameHeld
+    | PlansTold
 )
 AnyMessage: TypeAlias = NodeToManager | ManagerToNode

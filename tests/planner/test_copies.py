@@ -65,7 +65,7 @@ def test_holders_that_are_alike_serve_in_turn() -> None:
     for _ in range(6):
         plan = cluster.fetch(2, holders=(0, 1))
         parents += [stripe.owner for stripe in plan.stripes]
-        cluster.copies.complete(m.FetchComplete(2, A, plan.epoch))
+        cluster.copies.complete(m.FetchComplete(2, A, plan.epoch), 0.0)
         cluster.copies.dropped(m.CopyDropped(2, A), 0.0)
     assert parents == [0, 1, 0, 1, 0, 1]
 
@@ -76,7 +76,7 @@ def test_only_holders_that_report_the_end_keep_the_entry() -> None:
     cluster = CopyCluster(4)
     for node in (2, 3):
         plan = cluster.fetch(node, holders=(0, 1))
-        cluster.copies.complete(m.FetchComplete(node, A, plan.epoch))
+        cluster.copies.complete(m.FetchComplete(node, A, plan.epoch), 0.0)
     cluster.copies.dropped(m.CopyDropped(2, A), 0.0)
     assert set(cluster.copies.entries[A].whole) == {0, 1, 3}
     cluster.copies.dropped(m.CopyDropped(3, A), 0.0)

@@ -26,7 +26,7 @@ def object_id(number: int) -> bytes:
 def hold(cluster: CopyCluster, node: int, number: int) -> None:
     """Makes the node a reported holder of that object."""
     plan = cluster.fetch(node, object_id=object_id(number))
-    cluster.copies.complete(m.FetchComplete(node, plan.object, plan.epoch))
+    cluster.copies.complete(m.FetchComplete(node, plan.object, plan.epoch), 0.0)
 
 
 def test_death_visits_only_objects_that_name_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_index_has_every_node_that_an_entry_names(seed: int) -> None:
         elif what < 0.8 and entry is not None and node in entry.receiving:
             epoch = entry.receiving[node]
             if chance.random() < 0.7:
-                copies.complete(m.FetchComplete(node, one, epoch))
+                copies.complete(m.FetchComplete(node, one, epoch), 0.0)
             else:
                 copies.failed(m.FetchFailed(node, one, epoch, 0, "cut"), 0.0)
         elif what < 0.9:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._planner.broadcast import Copies
 from hoplite_mp._planner.membership import ClusterMembership
+from hoplite_mp._planner.plan_log import PlanLog
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._planner.topology import Topology
 from hoplite_mp._protocol import membership as r
@@ -91,7 +92,7 @@ class CopyCluster:
         self.membership = ClusterMembership()
         for node in range(nodes):
             self.membership.join(m.NodeJoined(700 + node, 1, 1))
-        self.copies = Copies(self.membership, self.topology)
+        self.copies = Copies(self.membership, self.topology, PlanLog())
 
     def fetch(
         self,

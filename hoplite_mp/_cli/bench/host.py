@@ -23,8 +23,8 @@ from hoplite_mp._api.cluster import ApartCluster, Cluster
 from hoplite_mp._cli.bench import tasks
 from hoplite_mp._cli.bench.lan import cluster_rows
 from hoplite_mp._cli.bench.tasks import BenchRow, Effort, in_turns, percentile
-from hoplite_mp._cli.table import format_seconds, table, three_digits
-from hoplite_mp._common.machine_limits import cpu_count
+from hoplite_mp._cli.table import table
+from hoplite_mp._common.machine_limits import cpu_count, format_seconds, three_digits
 from hoplite_mp._common.ref import by_ref
 from hoplite_mp._version import __version__
 from hoplite_mp.config import MIB

@@ -13,6 +13,7 @@ from hoplite_mp._node import trace_events
 from hoplite_mp._node.actors import actors
 from hoplite_mp._node.collectives.operations import Operations
 from hoplite_mp._node.diagnostics.counters import Counters
+from hoplite_mp._node.diagnostics.plans import PlanRequests
 from hoplite_mp._node.diagnostics.tracing import Recording, Tracing
 from hoplite_mp._node.diagnostics.waits import WaitReports
 from hoplite_mp._node.dispatch import Requests
@@ -184,6 +185,7 @@ class Components:
         host = self.host
         self.counters = Counters(host, self.sweeper, self.workers)
         self.counters.add(self.resources.counts)
+        self.plan_requests = PlanRequests(host)
         self.recording = Recording(host, self._track_name)
         self.tracing = Tracing(host, self.recording)
         self.waits = WaitReports(

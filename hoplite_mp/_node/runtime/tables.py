@@ -22,6 +22,7 @@ from hoplite_mp._protocol.messages import (
     NodeAdmitted,
     OwnersNamed,
     OwnerTold,
+    PlansTold,
     Withdraw,
 )
 from hoplite_mp._protocol.output import MarkLines
@@ -219,6 +220,7 @@ def client_table(components: Components, driver_name: Callable[[int], int]) -> d
         ResourcePlaces: resources.places,
         AssignedAsked: resources.assigned,
         # Statistics, traces and dumps, for users.
+        local.Explain: components.plan_requests.ask,
         local.Stats: lambda slot, request: counters.ask(slot, request.number),
         local.TraceBegin: tracing.begin,
         local.TraceEnd: tracing.end,
@@ -237,6 +239,7 @@ def manager_table(components: Components) -> dict[type, ManagerHandler]:
         **components.operations.manager_handlers,
         **components.groups.manager_handlers,
         ActorNameHeld: components.actors.name_held,
+        PlansTold: components.plan_requests.told,
     }
 
 

@@ -1,0 +1,54 @@
+"""Asks the manager for the plans of an object, at the request of a process (`Cluster.explain`)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from hoplite_mp._node.questions import PATIENCE_S
+from hoplite_mp._protocol.local import Reply
+from hoplite_mp._protocol.messages import PlansAsked, PlansTold
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hoplite_mp._node.objects.context import HostContext
+    from hoplite_mp._protocol.local import Request
+    from hoplite_mp._protocol.plans import ToldPlan
+
+__all__ = ["PlanRequests"]
+
+
+class PlanRequests:
+    """The requests that the manager has not answered yet."""
+
+    def __init__(self, host: HostContext) -> None:
+        self.client = host.client
+        self.imports = host.imports
+        self.loop = host.loop
+        self.replier = host.replier
+        self.send_manager = host.send_manager
+        self.open: dict[int, Callable[[tuple[ToldPlan, ...] | None], None]] = {}
+        self._last = 0
+
+    def ask(self, slot: int, request: Request) -> None:
+        """Passes a process's request on. Without a manager the reply is None after PATIENCE_S."""
+        self._last += 1
+        reply, number = self.replier(slot), self._last
+
+        def done(plans: tuple[ToldPlan, ...] | None) -> None:
+            reply(Reply(request.number, plans))
+
+        self.open[number] = done
+        object_id = self.imports.public(request.ask.oid)  # type: ignore[union-attr]
+        self.send_manager(PlansAsked(number, self.client.number, object_id))
+        self.loop.call_later(PATIENCE_S, partial(self._end, number, None))
+
+    def told(self, message: PlansTold) -> None:
+        """The manager's answer."""
+        self._end(message.request, message.plans)
+
+    def _end(self, number: int, plans: tuple[ToldPlan, ...] | None) -> None:
+        done = self.open.pop(number, None)
+        if done is not None:
+            done(plans)

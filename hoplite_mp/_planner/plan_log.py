@@ -1,0 +1,178 @@
+"""Records of the latest plans, for users who ask why an object moved as it did.
+
+A record refers to what the planner has computed anyway, and is completed by the reports that end
+the plan. So records cost no messages, and are put into words only when a user asks. The records of
+PLAN_RECORDS_MAX objects are kept; a new manager begins without records.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from hoplite_mp._protocol.fields import FOLDING, TEXT_CHARS_MAX, shorten
+from hoplite_mp._protocol.messages import Distribute, ExecuteReduce
+from hoplite_mp._protocol.plans import ESTIMATES_MAX, NODES_TOLD_MAX, PLANS_TOLD_MAX, ToldPlan
+from hoplite_mp.config import PLAN_RECORDS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hoplite_mp._planner.operation import Operation
+
+    Plan: TypeAlias = Distribute | ExecuteReduce
+    Estimate: TypeAlias = tuple[str, int, float]  # shape, owners, seconds
+    NodeRate: TypeAlias = tuple[int, float, float, bool]
+
+__all__ = ["PlanLog", "PlanRecord", "shape_words", "waiting_plan"]
+
+
+@dataclass(slots=True)
+class PlanRecord:
+    """One plan. Times are the planner's."""
+
+    plan: Plan
+    began_at: float
+    expected_s: float | None = None
+    estimates: Sequence[Estimate] = ()
+    rates: Sequence[NodeRate] = ()
+    why: str = ""
+    state: str = "running"
+    finished: int = 0
+    last_node: int = 0
+    last_s: float = 0.0
+
+    def finish(self, node: int, now: float, *, last: bool) -> None:
+        """A node has reported its end. last: no other node is awaited."""
+        self.finished += 1
+        self.last_node, self.last_s = node, max(0.0, now - self.began_at)
+        if last:
+            self.state = "done"
+
+    def end(self, state: str, now: float, why: str = "") -> None:
+        """The whole plan has ended, unless it has ended before."""
+        if self.state == "running":
+            self.state, self.last_s = state, max(0.0, now - self.began_at)
+            self.why = why or self.why
+
+    def told(self) -> ToldPlan:
+        """The record as a message."""
+        plan = self.plan
+        copies = isinstance(plan, Distribute)
+        sources = plan.sources if isinstance(plan, Distribute) else plan.holders
+        receivers = plan.receivers if isinstance(plan, Distribute) else plan.destinations
+        owners = Counter[int]()
+        for stripe in plan.stripes:
+            owners[stripe.owner] += stripe.end_share - stripe.begin_share
+        sources = tuple(dict.fromkeys(sources))
+        kind = plan.kind if isinstance(plan, ExecuteReduce) else "broadcast"
+        return ToldPlan(
+            kind="copy" if copies and len(receivers) == 1 else kind,
+            shape=shape_words(plan),
+            state=self.state,
+            nbytes=plan.nbytes,
+            sources=sources[:NODES_TOLD_MAX],
+            source_count=len(sources),
+            receivers=receivers[:NODES_TOLD_MAX],
+            receiver_count=len(receivers),
+            owners=tuple(owners.items())[:NODES_TOLD_MAX],
+            owner_count=len(owners),
+            estimates=tuple(sorted(self.estimates, key=lambda one: one[2])[:ESTIMATES_MAX]),
+            rates=tuple(self.rates[:NODES_TOLD_MAX]),
+            expected_s=self.expected_s,
+            finished=self.finished,
+            last_node=self.last_node,
+            last_s=self.last_s,
+            why=shorten(self.why, TEXT_CHARS_MAX),
+        )
+
+
+class PlanLog:
+    """The records by object, or by the result of a collective; the most recent last."""
+
+    def __init__(self, records_max: int = PLAN_RECORDS_MAX) -> None:
+        self._records_max = records_max
+        self._records: dict[bytes, list[PlanRecord]] = {}
+
+    def add(self, objects: Iterable[bytes], record: PlanRecord) -> PlanRecord:
+        """Records a plan of these objects; returns the record."""
+        for _, object_id in zip(range(self._records_max), objects, strict=False):
+            rows = self._records.pop(object_id, [])
+            rows.append(record)
+            del rows[:-PLANS_TOLD_MAX]
+            self._put(object_id, rows)
+        return record
+
+    def share(self, result: bytes, object_id: bytes) -> None:
+        """The plans of the object, present and future ones, are also those of the result."""
+        rows = self._records.get(object_id)
+        if rows is not None:
+            self._records.pop(result, None)
+            self._put(result, rows)
+
+    def _put(self, object_id: bytes, rows: list[PlanRecord]) -> None:
+        while len(self._records) >= self._records_max:
+            del self._records[next(iter(self._records))]
+        self._records[object_id] = rows
+
+    def told(self, object_id: bytes) -> tuple[ToldPlan, ...]:
+        """The recorded plans of an object, the latest last."""
+        return tuple(record.told() for record in self._records.get(object_id, ()))
+
+
+def shape_words(plan: Plan) -> str:
+    """The shape of a plan, in the words of its users."""
+    owners = {stripe.owner for stripe in plan.stripes}
+    if isinstance(plan, ExecuteReduce):
+        if plan.kind not in FOLDING:
+            return "direct copies"
+        if {*owners, *plan.holders, *plan.destinations} == owners and len(owners) == 1:
+            return "one node"
+        return _shape(plan.shape, len(owners))
+    if len(plan.receivers) > 1:
+        return _shape("packed trees" if plan.rule == "parents" else plan.rule, len(owners))
+    if len(owners) > 1:
+        return "stripes"
+    return "direct copy" if owners <= set(plan.sources) else "chain"
+
+
+def _shape(shape: str, owners: int) -> str:
+    if shape == "stripes":
+        return "stripes" if owners > 1 else "one owner"
+    word, _, degree = shape.partition(":")
+    if word != "tree":
+        return shape
+    return "chain" if degree == "1" else f"tree of degree {degree}"
+
+
+def estimate(shape: str, owners: int, seconds: float) -> Estimate:
+    """The estimate of one alternative, in the words of users."""
+    return _shape(shape, owners), owners, seconds
+
+
+def waiting_plan(op: Operation) -> ToldPlan:
+    """A collective that has no plan yet."""
+    request = op.request
+    what, count, ready = "sources", len(request.sources), len(op.ready)
+    if op.groups is not None:
+        what, count, ready = "groups of sources", len(request.one_of), len(op.groups.ready)
+    return ToldPlan(
+        kind=request.kind,
+        shape="",
+        state="waiting",
+        nbytes=max((one.nbytes for one in op.ready.values()), default=0),
+        sources=(),
+        source_count=len(request.sources),
+        receivers=request.to[:NODES_TOLD_MAX],
+        receiver_count=len(request.to),
+        owners=(),
+        owner_count=0,
+        estimates=(),
+        rates=(),
+        expected_s=None,
+        finished=0,
+        last_node=0,
+        last_s=0.0,
+        why=f"{ready} of {count} {what} are ready, {op.need} are needed",
+    )
