@@ -13,6 +13,7 @@ import msgspec
 
 from hoplite_mp._api.nodes import node_id
 from hoplite_mp._api.pytree import as_ref
+from hoplite_mp._client.thread_futures import ThreadFuture
 from hoplite_mp._common.machine_limits import format_bytes, format_seconds, three_digits
 from hoplite_mp._common.object_states import CANCELLED, PENDING, STATE, VALUED
 from hoplite_mp._protocol.fields import FOLDING, INLINE_BYTES_MAX, SHARES
@@ -164,6 +165,11 @@ class Explanation:
 
 def explain(runtime: Runtime, ref: Any) -> Explanation:
     """See `Cluster.explain`."""
+    if isinstance(ref, ThreadFuture):
+        raise TypeError(
+            "the Future of a Group call has no recorded plan: the hosts of a Group plan its calls "
+            "among themselves; c.trace(path) shows them"
+        )
     memory = runtime.memory
     memory.check()
     runtime.submitter.drain()
@@ -202,11 +208,13 @@ def _no_plan(state: str, nbytes: int, locations: tuple[str, ...], own: str) -> s
         return "no transfer: there is no value yet, and no plan to move it"
     if state != "ready":
         return "no transfer: there is no value"
+    limit = format_bytes(INLINE_BYTES_MAX)
+    inline = f"no plan: values up to {limit} are sent to other hosts in messages"
+    shared = f"processes of {own} read it in shared memory"
     if locations == (own,):
-        return f"no transfer: processes of {own} read it in shared memory"
+        return f"{inline}; {shared}" if nbytes <= INLINE_BYTES_MAX else f"no transfer: {shared}"
     if nbytes <= INLINE_BYTES_MAX:
-        limit = format_bytes(INLINE_BYTES_MAX)
-        return f"no plan: values up to {limit} are sent in messages between hosts"
+        return inline
     if own not in locations:
         return f"no transfer: {own} has not requested it yet"
     return f"no plan is recorded; the manager keeps those of the last {PLAN_RECORDS_MAX} objects"

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hoplite_mp._planner.topologies import Interconnect, Link, Path
 
-__all__ = ["packed_trees"]
+__all__ = ["maximum_flow", "packed_trees"]
 
 ROOT = 0
 
@@ -26,7 +26,7 @@ ROOT = 0
 def packed_trees(network: Interconnect) -> list[list[tuple[int, Path]]]:
     """The (step, path) of the messages of each tree, the first links of a tree first."""
     links = list(network.links)
-    count = min(_flow(Counter(links), host, len(links)) for host in range(1, network.hosts))
+    count = min(maximum_flow(Counter(links), host, len(links)) for host in range(1, network.hosts))
     paths = _without_switches(network, links, count)
     remaining = Counter({link: len(found) for link, found in paths.items()})
     trees: list[list[tuple[int, Path]]] = []
@@ -50,7 +50,7 @@ def _next_link(depths: dict[int, int], remaining: Counter[Link], left: int) -> L
             if link[0] != sender or not number or link[1] in depths:
                 continue
             remaining[link] -= 1
-            enough = _flow(remaining, link[1], left) >= left
+            enough = maximum_flow(remaining, link[1], left) >= left
             remaining[link] += 1
             if enough:
                 return link
@@ -97,12 +97,12 @@ def _join(remaining: Counter[Link], sender: int, switch: int, receiver: int, num
 def _reaches_all(links: Counter[Link], hosts: int, count: int) -> bool:
     """Whether the flow to each host is at least `count`."""
     if count > 1:
-        return all(_flow(links, host, count) >= count for host in range(1, hosts))
+        return all(maximum_flow(links, host, count) >= count for host in range(1, hosts))
     capacity = _capacities(links)
     return len(_search(capacity, None).keys() & set(range(hosts))) == hosts
 
 
-def _flow(links: Counter[Link], host: int, enough: int) -> int:
+def maximum_flow(links: Counter[Link], host: int, enough: int) -> int:
     """The maximum flow from the root to a host, or `enough` if it is larger."""
     capacity = _capacities(links)
     for flow in range(enough):

@@ -65,6 +65,8 @@ class PlanRecord:
         owners = Counter[int]()
         for stripe in plan.stripes:
             owners[stripe.owner] += stripe.end_share - stripe.begin_share
+        if copies and len(receivers) == 1:
+            sources = tuple(owners)  # also parents whose own copies are still arriving
         sources = tuple(dict.fromkeys(sources))
         kind = plan.kind if isinstance(plan, ExecuteReduce) else "broadcast"
         return ToldPlan(

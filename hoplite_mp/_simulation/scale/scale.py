@@ -12,10 +12,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from hoplite_mp._common.ids import pack_id, pack_local
 from hoplite_mp._planner.planner_core import Planner
+from hoplite_mp._planner.program import participants
 from hoplite_mp._protocol.codec import encode
-from hoplite_mp._protocol.messages import HostMeasured, NodeJoined
+from hoplite_mp._protocol.messages import FetchComplete, HostMeasured, NodeJoined
 from hoplite_mp._simulation.network import VirtualNetwork
 from hoplite_mp._simulation.scale.node import (
     HOST_ID_BASE,
@@ -28,7 +31,7 @@ from hoplite_mp._simulation.scale.streams import ScaleEngine, ScaleOracle, Wrong
 from hoplite_mp._simulation.timeline import Timeline
 
 if TYPE_CHECKING:
-    from hoplite_mp._protocol.messages import NodeToManager
+    from hoplite_mp._protocol.messages import Distribute, NodeToManager
     from hoplite_mp._simulation.scale.node import Wait
 
 __all__ = ["BLOCK_BYTES", "OPERATIONS", "ScaleRow", "ScaleWorld", "Size", "coarseness", "measure"]
@@ -161,6 +164,7 @@ class ScaleWorld:
         self.messages = self.bytes_out = 0  # the manager's messages in and out; its bytes out
         self.steps = 0
         self.step_s = self.step_s_max = 0.0  # real time spent in the planner
+        self.copied_at = 0.0  # when the manager received the last report of a complete copy
         self.notes: list[str] = []
         hosts: list[ScaleHost] = []
         for number in range(nodes):
@@ -210,6 +214,8 @@ class ScaleWorld:
     def _take(self, message: NodeToManager) -> None:
         # Trees are not packed, because all links are alike; no tick is needed, because there are no
         # deadlines.
+        if isinstance(message, FetchComplete):
+            self.copied_at = self.timeline.now
         began = time.perf_counter()  # only for the table: nothing in the run depends on it
         plan = self.planner.step(message, self.timeline.now)
         seconds = time.perf_counter() - began
@@ -227,6 +233,19 @@ class ScaleWorld:
             manager.send(number, encoded[1], self.nodes[number].receive, sent)
 
     # ---- running
+
+    def play(self, plan: Distribute) -> float:
+        """Carries out one plan for copies of a new object of its source, as if a planner had made
+        it. Returns the seconds until the manager knows of the last copy."""
+        object_id = self.put(self.nodes[plan.sources[0]], plan.nbytes)
+        plan = msgspec.structs.replace(plan, object=object_id)
+        for node in participants(plan):
+            self.nodes[node].receive(plan)
+        ended = self.timeline.run(EVENTS_MAX, SECONDS_MAX)
+        lacking = [n for n in plan.receivers if object_id not in self.nodes[n].host.holds]
+        if lacking or not ended:
+            raise WrongCompletion(f"{plan} brings nothing to {lacking}")
+        return self.copied_at
 
     def run(self, waits: list[Wait]) -> float:
         """Runs until no event is left; returns the time at which the last of the waits ended."""
