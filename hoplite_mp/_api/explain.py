@@ -67,6 +67,15 @@ class TransferPlan:
         The node that reported last; "" until then, and for collectives.
     why : str
         Further reasons, such as narrow paths or a lost host; or why the plan failed.
+
+    Examples
+    --------
+    >>> total = c.reduce([c.put(np.ones(4)), c.put(np.ones(4))])
+    >>> c.wait(total)[1]
+    []
+    >>> (plan,) = c.explain(total).plans
+    >>> plan.kind, plan.shape, plan.sources, plan.receivers
+    ('reduce', 'one node', ('h0',), ('h0',))
     """
 
     __module__ = "hoplite_mp"  # as users import it

@@ -19,13 +19,11 @@ from hoplite_mp.config import PLAN_RECORDS_MAX
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hoplite_mp._planner.operation import Operation
-
     Plan: TypeAlias = Distribute | ExecuteReduce
     Estimate: TypeAlias = tuple[str, int, float]  # shape, owners, seconds
     NodeRate: TypeAlias = tuple[int, float, float, bool]
 
-__all__ = ["PlanLog", "PlanRecord", "shape_words", "waiting_plan"]
+__all__ = ["PlanLog", "PlanRecord", "estimate", "shape_words"]
 
 
 @dataclass(slots=True)
@@ -151,30 +149,3 @@ def _shape(shape: str, owners: int) -> str:
 def estimate(shape: str, owners: int, seconds: float) -> Estimate:
     """The estimate of one alternative, in the words of users."""
     return _shape(shape, owners), owners, seconds
-
-
-def waiting_plan(op: Operation) -> ToldPlan:
-    """A collective that has no plan yet."""
-    request = op.request
-    what, count, ready = "sources", len(request.sources), len(op.ready)
-    if op.groups is not None:
-        what, count, ready = "groups of sources", len(request.one_of), len(op.groups.ready)
-    return ToldPlan(
-        kind=request.kind,
-        shape="",
-        state="waiting",
-        nbytes=max((one.nbytes for one in op.ready.values()), default=0),
-        sources=(),
-        source_count=len(request.sources),
-        receivers=request.to[:NODES_TOLD_MAX],
-        receiver_count=len(request.to),
-        owners=(),
-        owner_count=0,
-        estimates=(),
-        rates=(),
-        expected_s=None,
-        finished=0,
-        last_node=0,
-        last_s=0.0,
-        why=f"{ready} of {count} {what} are ready, {op.need} are needed",
-    )

@@ -37,7 +37,7 @@ from hoplite_mp._planner.operation import (
     note_ready,
 )
 from hoplite_mp._planner.plan_cache import PlanCache
-from hoplite_mp._planner.plan_log import PlanLog, PlanRecord, waiting_plan
+from hoplite_mp._planner.plan_log import PlanLog, PlanRecord
 from hoplite_mp._planner.program import participants, too_many_parts, waits_for
 from hoplite_mp._planner.repair import SLOW_GATHER_S, SlowLinks, kept_cut, relieved
 from hoplite_mp._protocol.fields import FOLDING
@@ -51,6 +51,7 @@ from hoplite_mp._protocol.messages import (
     SourceReady,
     Stripe,
 )
+from hoplite_mp._protocol.plans import NODES_TOLD_MAX, ToldPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.stripe_plan import StripePlan
     from hoplite_mp._planner.topology import Topology
     from hoplite_mp._protocol.messages import ManagerToNode, OperationSlow
-    from hoplite_mp._protocol.plans import ToldPlan
 
     Event: TypeAlias = Report | DeadlinePassed | HolderLost | CopyMade | CopyRefused
 
@@ -443,7 +443,7 @@ class Reductions:
         if told:
             return told
         waits = (op for op in self.operations.values() if object_id in op.request.results)
-        return tuple(waiting_plan(op) for op in waits if op.state is OperationState.WAITING)
+        return tuple(_waiting_plan(op) for op in waits if op.state is OperationState.WAITING)
 
     def _stripe_plan(
         self,
@@ -540,3 +540,30 @@ class Reductions:
             waiting.discard(number)
             if not waiting:
                 self._broadcasts.pop(object_id, None)
+
+
+def _waiting_plan(op: Operation) -> ToldPlan:
+    """A collective that has no plan yet."""
+    request = op.request
+    what, count, ready = "sources", len(request.sources), len(op.ready)
+    if op.groups is not None:
+        what, count, ready = "groups of sources", len(request.one_of), len(op.groups.ready)
+    return ToldPlan(
+        kind=request.kind,
+        shape="",
+        state="waiting",
+        nbytes=max((one.nbytes for one in op.ready.values()), default=0),
+        sources=(),
+        source_count=len(request.sources),
+        receivers=request.to[:NODES_TOLD_MAX],
+        receiver_count=len(request.to),
+        owners=(),
+        owner_count=0,
+        estimates=(),
+        rates=(),
+        expected_s=None,
+        finished=0,
+        last_node=0,
+        last_s=0.0,
+        why=f"{ready} of {count} {what} are ready, {op.need} are needed",
+    )

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from hoplite_mp._planner.packing import EPSILON, KEEP_RATE, PackingWanted, pack
 from hoplite_mp._planner.program import Cell, program_of
+from hoplite_mp._planner.stripe_plan import cut
+from hoplite_mp._protocol.messages import Distribute
 from hoplite_mp._simulation.scale import node
-from hoplite_mp._simulation.scale.scale import OPERATIONS, Size, measure
+from hoplite_mp._simulation.scale.scale import OPERATIONS, ScaleWorld, Size, measure
 from hoplite_mp._simulation.scale.streams import WrongCompletion, WrongPlace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._planner.program import Program
-    from hoplite_mp._protocol.messages import Distribute, ExecuteReduce
+    from hoplite_mp._protocol.messages import ExecuteReduce
 
 FOLDS = ("reduce", "allreduce", "reduce_scatter")
 
@@ -46,6 +49,32 @@ def test_more_nodes_are_judged_too(monkeypatch: pytest.MonkeyPatch) -> None:
     mistake(monkeypatch, _forget_a_source)
     with pytest.raises(WrongPlace, match="contributors"):
         played("reduce_scatter", 130, 16 << 10)
+
+
+def test_packed_trees_avoid_narrow_paths_that_stripes_use() -> None:
+    """Half of the paths have an eighth of the rate of the hosts' links."""
+    hosts, rate = 6, 1.25e8
+    narrow = [(a, b) for a in range(hosts) for b in range(hosts) if a != b and (a + b) % 2]
+    wanted = PackingWanted(
+        tuple(range(hosts)), (rate,) * hosts, (rate,) * hosts, tuple((*p, rate / 8) for p in narrow)
+    )
+    packed = pack(wanted)
+    receivers, weights = tuple(range(1, hosts)), [weight for weight, _ in packed.trees]
+    stripes = Distribute(
+        1 << 63, b"x" * 16, 1, 8 << 20, (0,), receivers, cut([(n, 1) for n in receivers]), "stripes"
+    )
+    trees = Distribute(
+        1 << 63, b"x" * 16, 1, 8 << 20, (0,), receivers, cut([(0, one) for one in weights]),
+        "parents", tuple(parents for _, parents in packed.trees),
+    )  # fmt: skip
+    seconds = []
+    for plan in (stripes, trees):
+        world = ScaleWorld(hosts, rate)
+        for pair in narrow:
+            world.network.narrow_path(*pair, rate / 8)
+        seconds.append(world.play(plan))
+    assert seconds[0] > 1.5 * seconds[1]
+    assert seconds[1] > trees.nbytes / (packed.rate / KEEP_RATE * (1 + EPSILON))
 
 
 def mistake(monkeypatch: pytest.MonkeyPatch, change: Callable[[Program], Program]) -> None:

@@ -6,12 +6,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from hoplite_mp._node.questions import PATIENCE_S
-from hoplite_mp._protocol.local import Reply
+from hoplite_mp._protocol.local import Explain, Reply
 from hoplite_mp._protocol.messages import PlansAsked, PlansTold
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hoplite_mp._node.dispatch import Handler
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._protocol.local import Request
     from hoplite_mp._protocol.plans import ToldPlan
@@ -30,6 +31,11 @@ class PlanRequests:
         self.send_manager = host.send_manager
         self.open: dict[int, Callable[[tuple[ToldPlan, ...] | None], None]] = {}
         self._last = 0
+
+    @property
+    def handlers(self) -> dict[type, Handler]:
+        """Handlers of requests of processes."""
+        return {Explain: self.ask}
 
     def ask(self, slot: int, request: Request) -> None:
         """Passes a process's request on. Without a manager the reply is None after PATIENCE_S."""

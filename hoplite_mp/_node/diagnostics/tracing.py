@@ -32,11 +32,12 @@ from hoplite_mp._protocol.diagnostics import (
     TraceDocument,
     TraceRead,
 )
-from hoplite_mp._protocol.local import Reply
+from hoplite_mp._protocol.local import Reply, TraceBegin, TraceDrop, TraceEnd, TracePiece
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from hoplite_mp._node.dispatch import Handler
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.questions import Answer
     from hoplite_mp._node.tasks.pools import WorkerInfo
@@ -257,6 +258,16 @@ class Tracing:
         self.owner = 0  # id of the host where it was begun
 
     # -- requests of a process of this host -----------------------------------------------------
+
+    @property
+    def handlers(self) -> dict[type, Handler]:
+        """Handlers of requests of processes."""
+        return {
+            TraceBegin: self.begin,
+            TraceEnd: self.end,
+            TracePiece: self.piece,
+            TraceDrop: self.drop,
+        }
 
     def begin(self, slot: int, request: Request) -> None:
         """Begins a trace; replies when all nodes record."""

@@ -162,7 +162,7 @@ def client_table(components: Components, driver_name: Callable[[int], int]) -> d
     lines are sent to the driver in that slot."""
     actors, groups, messages = components.actors, components.groups, components.messages
     resources, worker_broadcasts = components.resources, components.worker_broadcasts
-    counters, tracing, waits = components.counters, components.tracing, components.waits
+    counters, waits = components.counters, components.waits
     members_max = components.host.config.group_members_max
 
     def joins(slot: int, request: Any) -> None:
@@ -186,6 +186,8 @@ def client_table(components: Components, driver_name: Callable[[int], int]) -> d
         **components.pool_requests.handlers,
         **components.import_requests.handlers,
         **components.join_waiters.handlers,
+        **components.plan_requests.handlers,
+        **components.tracing.handlers,
         # Operations on objects, and Groups.
         local.Collective: lambda slot, request: components.operations.asked(request.ask, slot),
         local.GroupCall: calls,
@@ -220,12 +222,7 @@ def client_table(components: Components, driver_name: Callable[[int], int]) -> d
         ResourcePlaces: resources.places,
         AssignedAsked: resources.assigned,
         # Statistics, traces and dumps, for users.
-        local.Explain: components.plan_requests.ask,
         local.Stats: lambda slot, request: counters.ask(slot, request.number),
-        local.TraceBegin: tracing.begin,
-        local.TraceEnd: tracing.end,
-        local.TracePiece: tracing.piece,
-        local.TraceDrop: tracing.drop,
         local.Dump: waits.ask,
         local.DumpRead: waits.piece,
         MarkLines: marks,
