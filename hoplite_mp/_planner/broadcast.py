@@ -337,7 +337,7 @@ class Copies:
                 if plan.rule == "parents":
                     estimates += (("packed trees", len(plan.parents), seconds),)
                 why = narrow.words
-        record = PlanRecord(plan, now, seconds, estimates, best.rates, why)
+        record = PlanRecord(plan, now, seconds, estimates, best.rates, why=why)
         self._start(entry, plan, now, seconds, record)
         return [(node, plan) for node in participants(plan)]
 
@@ -389,15 +389,10 @@ class Copies:
         seconds: float,
         ranked: list[tuple[bool, float, int, float]],
     ) -> PlanRecord:
-        """The record of a single. The alternatives are its first candidates, each as the only
-        parent."""
-        estimates = [
-            (f"only from h{node}", 1, max(ready_in, plan.nbytes / offered))
-            for _, ready_in, node, offered in ranked[:PARENTS_MAX]
-        ]
+        """The record of a single; see `_candidates` for `ranked`."""
         owners = dict.fromkeys(stripe.owner for stripe in plan.stripes)
         rates = self._topology.described((*owners, *plan.receivers))
-        return PlanRecord(plan, now, seconds, estimates, rates)
+        return PlanRecord(plan, now, seconds, rates=rates, candidates=ranked)
 
     def _candidates(
         self, entry: DirectoryEntry, receiver: int, below: set[int], now: float

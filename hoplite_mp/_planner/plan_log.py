@@ -35,6 +35,9 @@ class PlanRecord:
     expected_s: float | None = None
     estimates: Sequence[Estimate] = ()
     rates: Sequence[NodeRate] = ()
+    # Of a single: (takes from others, seconds until its own copy is complete, node, bytes a second
+    # offered) of each possible parent, the best first.
+    candidates: Sequence[tuple[bool, float, int, float]] = ()
     why: str = ""
     state: str = "running"
     finished: int = 0
@@ -53,6 +56,13 @@ class PlanRecord:
         if self.state == "running":
             self.state, self.last_s = state, max(0.0, now - self.began_at)
             self.why = why or self.why
+
+    def _compared(self) -> Sequence[Estimate]:
+        """The alternatives; for a single, each candidate as the only parent."""
+        return self.estimates or [
+            (f"only from h{node}", 1, max(ready_in, self.plan.nbytes / offered))
+            for _, ready_in, node, offered in self.candidates
+        ]
 
     def told(self) -> ToldPlan:
         """The record as a message."""
@@ -78,7 +88,7 @@ class PlanRecord:
             receiver_count=len(receivers),
             owners=tuple(owners.items())[:NODES_TOLD_MAX],
             owner_count=len(owners),
-            estimates=tuple(sorted(self.estimates, key=lambda one: one[2])[:ESTIMATES_MAX]),
+            estimates=tuple(sorted(self._compared(), key=lambda one: one[2])[:ESTIMATES_MAX]),
             rates=tuple(self.rates[:NODES_TOLD_MAX]),
             expected_s=self.expected_s,
             finished=self.finished,
