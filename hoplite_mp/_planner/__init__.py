@@ -3,7 +3,7 @@
 
     membership  topology  cost  packing  program   living nodes, their links; the model; edges
            ▲
-    stripe_plan  directory  repair                 shapes of plans, holders of objects
+    stripe_plan  directory  repair  plan_log       shapes of plans, holders of objects, records
            ▲
     broadcast  operation  reduce  groups           what runs
            ▲
