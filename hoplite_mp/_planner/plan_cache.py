@@ -153,6 +153,8 @@ class TreeCache:
     def complete(self, plan: Distribute, seconds: float, now: float) -> None:
         """Records the duration of a spread. Estimates only know the paths that have been full, so
         trees that were slower than stripes are not used again."""
+        if len(plan.receivers) >= PACKED_NODES_MAX:
+            return
         key = _similar(plan)
         table = self._along if plan.rule == "parents" else self._stripes
         table.pop(key, None)
