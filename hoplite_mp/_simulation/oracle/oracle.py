@@ -39,7 +39,11 @@ LOSSES = (
 
 
 # ValueErrors about nodes that the caller does not know yet, or no longer knows.
-NO_NODE = "there is no node ", "copies=2: each needs a node", "no node of this cluster"
+NO_NODE = (
+    "there is no node ",
+    "copies=2: each copy needs a different node",
+    "no node of this cluster",
+)
 
 
 # Errors of a leaving node, which starts no more actors, and whose actors take no more calls.
