@@ -414,10 +414,11 @@ class Copies:
         staying = [node for node in able if node not in self._membership.leaving]
         able = sorted(staying or able)
         down = self._topology.hosts((receiver,))[0].down
+        narrow = self._topology.pair_rates((*able, receiver), now)
         ranked = []
         for at, (node, host) in enumerate(zip(able, self._topology.hosts(able), strict=True)):
             takes, offered = self._offer(node, host)
-            offered = min(down, offered)
+            offered = min(down, offered, narrow.get((node, receiver), down))
             ready_in = 0.0
             if node in entry.receiving:
                 ready_in = max(0.0, entry.transfers[entry.receiving[node]].ends_at - now)

@@ -34,6 +34,22 @@ def test_a_small_object_comes_from_the_holder_with_the_faster_link() -> None:
     assert {stripe.owner for stripe in plan.stripes} == {1}
 
 
+def test_a_narrow_path_is_used_only_if_there_is_no_other() -> None:
+    """Its receiver will have the object late, so it is no parent of the next one."""
+    cluster = CopyCluster(4)
+    for node in range(4):
+        cluster.topology.measure_host(node, 1e8, 1e8)
+    for node in (1, 2):
+        cluster.topology.measure_link(0, node, None, 1e7, 0.0)
+    first = cluster.fetch(1, nbytes=10**8)
+    assert first.sources == (0,)
+    (transfer,) = cluster.copies.entries[A].transfers.values()
+    assert transfer.ends_at == pytest.approx(10.0, rel=0.01)
+    assert cluster.fetch(3, nbytes=10**8).sources == (0,)
+    last = cluster.fetch(2, nbytes=10**8)
+    assert {stripe.owner for stripe in last.stripes} == {3}
+
+
 def test_a_busy_holder_gives_a_fair_part_of_its_link() -> None:
     """It sends one object at its whole rate already: two of them get half of it each."""
     cluster = CopyCluster(3)
