@@ -363,6 +363,8 @@ class Copies:
         for takes, ready_in, node, offered in ranked[:PARENTS_MAX]:
             if parents and (used > (1 - UNUSED_MAX) * wanted or takes):
                 break
+            if parents and ready_in > entry.nbytes / min(used, wanted):
+                continue  # without this parent the copy is complete earlier
             parents.append((node, offered))
             used += offered
             seconds = max(seconds, ready_in)

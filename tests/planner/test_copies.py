@@ -50,6 +50,17 @@ def test_a_narrow_path_is_used_only_if_there_is_no_other() -> None:
     assert {stripe.owner for stripe in last.stripes} == {3}
 
 
+def test_a_parent_that_is_late_itself_is_not_added() -> None:
+    """Node 0 still has nine tenths of its link to spare, and node 1 receives over a narrow path."""
+    cluster = CopyCluster(3)
+    for node in range(3):
+        cluster.topology.measure_host(node, 1e8, 1e8)
+    cluster.topology.measure_link(0, 1, None, 1.2e7, 0.0)
+    cluster.fetch(1, nbytes=10**8)
+    plan = cluster.fetch(2, nbytes=10**8)
+    assert {stripe.owner for stripe in plan.stripes} == {0}
+
+
 def test_a_busy_holder_gives_a_fair_part_of_its_link() -> None:
     """It sends one object at its whole rate already: two of them get half of it each."""
     cluster = CopyCluster(3)
