@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp._planner import stripe_plan
 from hoplite_mp._planner.directory import Directory, DirectoryEntry, Transfer
-from hoplite_mp._planner.plan_cache import PlanCache, TreeCache
+from hoplite_mp._planner.plan_cache import NarrowPaths, PlanCache, TreeCache
 from hoplite_mp._planner.plan_log import PlanLog, PlanRecord
 from hoplite_mp._planner.program import participants, shares_sent
 from hoplite_mp._planner.repair import kept_cut
@@ -393,8 +393,15 @@ class Copies:
     ) -> PlanRecord:
         """The record of a single; see `_candidates` for `ranked`."""
         owners = dict.fromkeys(stripe.owner for stripe in plan.stripes)
-        rates = self._topology.described((*owners, *plan.receivers))
-        return PlanRecord(plan, now, seconds, rates=rates, candidates=ranked)
+        nodes = (*owners, *plan.receivers)
+        record = PlanRecord(
+            plan, now, seconds, rates=self._topology.described(nodes), candidates=ranked
+        )
+        narrow = self._topology.pair_rates(nodes, now)
+        used = {pair: rate for pair, rate in narrow.items() if pair[1] in plan.receivers}
+        if used:
+            record.why = NarrowPaths(used, seconds).words
+        return record
 
     def _candidates(
         self, entry: DirectoryEntry, receiver: int, below: set[int], now: float

@@ -116,6 +116,16 @@ def test_narrow_path_is_the_reason_for_packed_trees() -> None:
     assert before.why == told.why == "narrow paths: h0 to h1 12.5 MB/s"
 
 
+def test_copy_over_a_narrow_path_names_it() -> None:
+    cluster = Cluster(3)
+    cluster.say(m.LinkMeasured(0, 1, None, RATE / 8))
+    cluster.say(m.FetchRequested(1, A, NBYTES, (0,)))
+    cluster.say(m.FetchRequested(2, B, NBYTES, (0,)))
+    (slow,), (fast,) = cluster.told(A), cluster.told(B)
+    assert (slow.why, fast.why) == ("narrow paths: h0 to h1 12.5 MB/s", "")
+    assert slow.expected_s == pytest.approx(8 * NBYTES / RATE, rel=0.01)
+
+
 def test_trees_that_were_slower_than_stripes_are_not_used_again() -> None:
     cluster = Cluster(4)
     cluster.say(m.LinkMeasured(0, 1, None, RATE / 8))
