@@ -233,8 +233,7 @@ def measured(quick: bool) -> Outcome:
         "uses them.",
         "The rates of all narrow paths are given here. A cluster measures paths in its first "
         "broadcasts, and finds only those that get less than half of an equal part of their links: "
-        "where most paths are narrow, it knows too few of them. If its trees are then slower than "
-        "stripes, it returns to stripes.",
+        "where most paths are narrow, it knows too few of them.",
         "Trees are packed for at most 16 hosts, and the first broadcast does not wait for them.",
     ]  # fmt: skip
     return Outcome(measures, setup, limits, lines, x="seed of the link matrix", y="MB/s, broadcast")

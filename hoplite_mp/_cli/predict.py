@@ -10,8 +10,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from hoplite_mp._cli.simulate import bandwidth, duration, host_counts
-from hoplite_mp._cli.table import format_seconds, table, three_digits
-from hoplite_mp._common.machine_limits import available_bytes, format_bytes
+from hoplite_mp._cli.table import table
+from hoplite_mp._common.machine_limits import (
+    available_bytes,
+    format_bytes,
+    format_seconds,
+    three_digits,
+)
 from hoplite_mp._simulation.prediction.play import (
     HOSTS_MIN,
     Machines,

@@ -134,8 +134,6 @@ class Copies:
         transfer = entry.transfers[message.epoch]
         if transfer.record is not None:
             transfer.record.finish(node, now, last=len(transfer.waiting) == 1)
-            if transfer.record.state == "done" and transfer.record.finished > 1:
-                self.trees.complete(transfer.plan, transfer.record.last_s, now)
         return self._arrived(entry, message.epoch, node)
 
     def failed(self, message: FetchFailed, now: float) -> list[Send]:

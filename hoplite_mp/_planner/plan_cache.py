@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hoplite_mp._planner import cost, stripe_plan
 from hoplite_mp._planner.packing import PackingWanted
-from hoplite_mp._planner.topology import PAIR_S
 from hoplite_mp._protocol.messages import Distribute
 
 if TYPE_CHECKING:
@@ -94,8 +93,7 @@ class PlanCache:
 # nodes uses stripes and requests trees; later spreads use the trees. When a rate has changed, new
 # trees are requested. Until these are packed, the previous trees are used if they are still faster
 # than stripes. Stripes are used if narrow paths do not slow them down: with many receivers, each of
-# these paths carries few bytes. They are also used if the same trees were slower than stripes
-# before: a path that has never been full is not known to be narrow.
+# these paths carries few bytes.
 
 
 # Maximum number of nodes in a spread with packed trees. Packing 16 nodes takes 4 s in a thread that
@@ -138,9 +136,6 @@ class TreeCache:
         self._packed: dict[PackingWanted, TreesPacked | None] = {}  # None: requested
         self._latest: dict[tuple[int, ...], TreesPacked] = {}  # by nodes, regardless of the links
         self.wanted: list[PackingWanted] = []  # taken by the planner
-        # (nodes, bits of the size) -> the latest complete spread by stripes, and along trees.
-        self._stripes: dict[tuple[tuple[int, ...], int], _Spread] = {}
-        self._along: dict[tuple[tuple[int, ...], int], _Spread] = {}
 
     def take(self, trees: TreesPacked) -> None:
         """Records the answer to a PackingWanted. The next spread between these nodes uses it."""
@@ -149,25 +144,6 @@ class TreeCache:
         while len(self._latest) >= PACKINGS_MAX:
             del self._latest[next(iter(self._latest))]
         self._packed[trees.wanted] = self._latest[trees.wanted.nodes] = trees
-
-    def complete(self, plan: Distribute, seconds: float, now: float) -> None:
-        """Records the duration of a spread. Estimates only know the paths that have been full, so
-        trees that were slower than stripes are not used again."""
-        if len(plan.receivers) >= PACKED_NODES_MAX:
-            return
-        key = _similar(plan)
-        table = self._along if plan.rule == "parents" else self._stripes
-        table.pop(key, None)
-        while len(table) >= PACKINGS_MAX:
-            del table[next(iter(table))]
-        table[key] = _Spread(plan.parents, plan.nbytes / max(seconds, 1e-9), now)
-
-    def _were_slower(self, plan: Distribute, now: float) -> bool:
-        """Whether these trees were slower than stripes within PAIR_S, for a similar size."""
-        stripes, along = (table.get(_similar(plan)) for table in (self._stripes, self._along))
-        if stripes is None or along is None or along.parents != plan.parents:
-            return False
-        return along.rate < stripes.rate and now - along.ended_at < PAIR_S
 
     def used_by(
         self, plan: Distribute, seconds: float, now: float, notes: list[str]
@@ -208,21 +184,5 @@ class TreeCache:
             "parents",
             rows,
         )
-        if self._were_slower(along, now):
-            notes.append(f"stripes: {len(rows)} packed trees were slower")
-            return plan, held_up_s, narrow
         notes.append(f"the LAN is no star: {len(rows)} packed trees, {rate:.3g} B/s")
         return along, plan.nbytes / rate, narrow
-
-
-class _Spread(NamedTuple):
-    """A complete spread: its trees, bytes a second, and when it ended."""
-
-    parents: tuple[tuple[int, ...], ...]
-    rate: float
-    ended_at: float
-
-
-def _similar(plan: Distribute) -> tuple[tuple[int, ...], int]:
-    """Spreads with this key take times in proportion to their bytes."""
-    return (plan.sources[0], *plan.receivers), plan.nbytes.bit_length()

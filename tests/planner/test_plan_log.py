@@ -126,32 +126,6 @@ def test_copy_over_a_narrow_path_names_it() -> None:
     assert slow.expected_s == pytest.approx(8 * NBYTES / RATE, rel=0.01)
 
 
-def test_trees_that_were_slower_than_stripes_are_not_used_again() -> None:
-    cluster = Cluster(4)
-    cluster.say(m.LinkMeasured(0, 1, None, RATE / 8))
-
-    def spread(number: int, seconds: float, now: float) -> m.Distribute:
-        object_id = bytes([number]) * 16
-        plan = cluster.plan(request("broadcast", number, (object_id,), (NBYTES,)), now)
-        for node in (1, 2, 3):
-            cluster.say(m.FetchComplete(node, object_id, plan.epoch), now + seconds)
-        assert isinstance(plan, m.Distribute)
-        return plan
-
-    assert spread(1, 2.0, 0.0).rule == "stripes"
-    assert spread(2, 1.9, 10.0).rule == "parents"
-    slow = spread(3, 2.1, 20.0)
-    assert slow.rule == "parents"
-    assert spread(4, 2.0, 30.0).rule == "stripes"
-    for node, parent in enumerate(slow.parents[0], 1):
-        if parent == 0:  # another path that they use is narrow
-            cluster.say(m.LinkMeasured(0, node, None, RATE / 8), 40.0)
-    spread(5, 2.0, 40.0)  # other trees are packed
-    again = spread(6, 1.9, 50.0)
-    assert again.rule == "parents"
-    assert again.parents != slow.parents
-
-
 def test_lost_source_ends_one_plan_and_begins_another() -> None:
     cluster = Cluster(4)
     cluster.say(m.FetchRequested(2, A, NBYTES, (1, 3)))

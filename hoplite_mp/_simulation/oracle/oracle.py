@@ -249,8 +249,8 @@ LASTING = {
     "Resources.others", "Roster.by_host_id", "Roster.by_number", "Runners._all",
     "Runners._counted", "Runners._free", "Runners._with_capacity", "Store._handed", "Store.clients",
     "Store.leases", "Store.spans", "Topology._latency", "Topology._narrow", "Topology._pairs",
-    "TraceEvents._inbound_now", "TreeCache._along", "TreeCache._latest", "TreeCache._packed",
-    "TreeCache._stripes", "WaitReports._more",
+    "TraceEvents._inbound_now", "TreeCache._latest", "TreeCache._packed",
+    "WaitReports._more",
     "WorkerRecycling._gone", "WorkerRecycling._hosts", "Workers.all", "Workers.bags",
     "Workers.pipes", "Workers.pools", "Workers.queues", "_Rates._sorted", "_Rates.by_node",
 }  # fmt: skip
