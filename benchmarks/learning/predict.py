@@ -72,7 +72,7 @@ def predicted(file: Path, rate: str, hosts: int, gb_s: float) -> dict[str, Any]:
 def others(result: dict[str, Any]) -> float:
     """The cores of this machine that other programs have used during a run."""
     others_s = result["machine_s"] - result["interrupts_s"] - result["usage"]["cpu_s"]
-    return max(0.0, others_s / result["seconds"])
+    return max(0.0, float(others_s / result["seconds"]))
 
 
 def compared(mode: str, rate: str, hosts: int, result: dict[str, Any], found: float) -> Measure:
