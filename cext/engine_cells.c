@@ -94,10 +94,10 @@ uint64_t cell_goal(const struct cell *cell, uint64_t from) {
 }
 
 /* ---- Checksums ---------------------------------------------------------------------------------
- * Many peers may pull one block. What a fold has written, and what a peer's checksum has shown to be
- * right, does not change any more, so its checksum is computed once, and a relay passes on the one
- * that it has verified: what is spoiled in this host's memory meanwhile is seen by its receivers. An
- * array that its owner gives where it lies may change, so there the checksum is computed each time.
+ * Many peers may pull one block. A block that a fold has written, or whose checksum was verified,
+ * no longer changes, so its checksum is computed once, and a relay passes on the checksum that it
+ * has verified: receivers then detect corruption in this host's memory. An array that its owner
+ * shares in place may change, so its checksum is computed each time.
  */
 enum { CHECKSUM_KNOWN = 32 }; /* the bit above a known checksum */
 

@@ -64,7 +64,7 @@ void coll_forget_all(struct coll_calls *all) {
     while (all->groups) coll_forget(all, all->groups->generation);
 }
 
-/* ---- What nodes have given ---------------------------------------------------------------------- */
+/* ---- Parts of nodes ----------------------------------------------------------------------------- */
 static void keep(char **place, uint32_t *room, const void *bytes, uint32_t nbytes) {
     if (nbytes > *room) {
         free(*place);
@@ -107,7 +107,7 @@ bool coll_takes_part(const struct coll_group *group, uint32_t number) {
     return false;
 }
 
-/* ---- Handing over to Python ---------------------------------------------------------------------- */
+/* ---- Giving calls to Python ---------------------------------------------------------------------- */
 static void tell_part(struct coll_calls *all, struct coll_group *group, uint32_t rank) {
     const struct coll_member *member = &group->members[rank];
     const uint32_t nbytes = member->part.nbytes;

@@ -23,26 +23,26 @@
  *
  * OPEN ends, and Python gets all that it must know (TAKEN, then a PART for each call that a member
  * here has made and that is not over), when
- *   - this node *yields* call k, because a member here gives what no small call carries, and there
- *     is no plan to repeat. Its frame of call k then says so in the place of parts, so no node can
- *     ever have all parts of call k, and every node that receives it hands call k to Python;
- *   - this node has begun to move call k, has not voted, and another one gives parts or names
- *     another plan: it yields, because the bytes that it waits for may never come;
+ *   - this node *yields* call k, because a member here gives a part that no small call carries,
+ *     and there is no plan to repeat. Its frame of call k then has no parts, so no node can ever
+ *     have all parts of call k, and every node that receives it gives call k to Python;
+ *   - this node has begun to move call k, has not voted, and another node gives parts or names
+ *     another plan: it yields, because the bytes that it awaits may never come;
  *   - the parts of all nodes are here and do not agree: every node finds the same;
- *   - Python closes the group, because its members have changed (the *freeze*).
+ *   - Python closes the Group, because its members have changed (the *freeze*).
  *
  * Safety. A call is *committed* at a node that had all parts; others may lack them forever.
  *   1. Calls in progress at any two nodes differ by one at most, because call k + 1 needs a part of
  *      every node, and a node gives it only after its own commit of call k.
- *   2. A node answers a change of the members (GroupSync) only after TAKEN, so what it reports
- *      stands: it commits nothing more under the old version. The leading node hears all nodes,
- *      those that lost their last member too, before anything is decided; so it learns of every
- *      commit that a living node has seen, and passes it on. TAKEN carries the last one whole.
- *   3. Parts count only for the version and the call that stand in their frame. A new version opens
- *      at the commit of a call that the leading node has decided under it, so every node that is
- *      open with a version is so with the same members and from the same call on.
- *   4. A node that has sent its parts of call k, or its vote, never sends anything else of it; nor
- *      does one that has yielded it. So two nodes never find different answers in one version.
+ *   2. A node answers a change of the members (GroupSync) only after TAKEN, so its report is final:
+ *      it commits nothing more under the old version. The leading node decides only after the
+ *      answers of all nodes, including those that lost their last member, so it learns of every
+ *      commit that a living node has seen, and passes it on. TAKEN has the complete last one.
+ *   3. Parts count only for the version and the call in their frame. A new version opens at the
+ *      commit of a call that the leading node has decided under it, so all nodes that are open with
+ *      a version have the same members and the same first call.
+ *   4. A node that has sent its parts of call k, or its vote, or has yielded it, never sends
+ *      anything else about it. So two nodes never find different answers in one version.
  * Liveness. A frame is lost only with its link. A node keeps its frames of the last two calls, in
  * any state, and sends them again when a link is lost; a receiver drops duplicates by version and
  * call.

@@ -38,7 +38,7 @@ enum { UNHEARD_LOOK_MS = 2 };
 
 void coll_play(void *play) { played = play; }
 
-/* ---- The machine's ports ------------------------------------------------------------------------ */
+/* ---- Ports of the state machine ----------------------------------------------------------------- */
 static struct link *link_to(struct engine *engine, uint32_t node) {
     for (struct chain *at = engine->links.next; at != &engine->links; at = at->next) {
         struct link *link = FROM(at, struct link, in_links);
@@ -198,7 +198,7 @@ void coll_answer(struct engine *engine) {
     }
 }
 
-/* ---- From links and from Python ------------------------------------------------------------------- */
+/* ---- Frames of links, requests of Python ---------------------------------------------------------- */
 const char *coll_frame(struct engine *engine, struct link *link, const struct frame *frame,
                         const char *bytes) {
     if (!engine->small) return NULL;

@@ -13,7 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-/* ---- The engine's thread gives, and takes back -------------------------------------------------- */
+/* ---- The engine's thread ------------------------------------------------------------------------ */
 static void hold(struct cell *cell) {
     if (cell) cell->holds++;
 }
@@ -98,7 +98,7 @@ void driven_lose(struct engine *engine, struct link *link, const char *reason) {
     let_go(engine, place_cell);
 }
 
-/* ---- The driving threads wait ------------------------------------------------------------------- */
+/* ---- Driving threads ---------------------------------------------------------------------------- */
 static struct timespec deadline_in(double timeout_s) {
     struct timespec at;
     clock_gettime(CLOCK_MONOTONIC, &at);

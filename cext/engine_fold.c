@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- What the kernels are asked for ------------------------------------------------------------ */
+/* ---- Choice of kernels ------------------------------------------------------------------------- */
 int fold_accumulator(int op, int dtype) {
     if (!reduce_kernel_find(op, dtype)) return -1;
     if (dtype == REDUCE_FLOAT16 || dtype == REDUCE_BFLOAT16) return REDUCE_FLOAT32;
@@ -61,7 +61,7 @@ struct fold *fold_new(struct cell *cell, int op, int dtype, size_t divisor, bool
     return fold;
 }
 
-/* ---- Its life --------------------------------------------------------------------------------- */
+/* ---- Beginning and end ------------------------------------------------------------------------ */
 void fold_end(struct fold *fold) {
     if (fold->cell->fold == fold) fold->cell->fold = NULL;
     chain_remove(&fold->in_ready);
@@ -127,7 +127,7 @@ void fold_look(struct engine *engine, struct fold *fold) {
         chain_append(&engine->folds, &fold->in_ready);
 }
 
-/* ---- The arithmetic ---------------------------------------------------------------------------- */
+/* ---- Arithmetic -------------------------------------------------------------------------------- */
 static void first_source(const struct fold *fold, void *accumulator, const char *from,
                          size_t units) {
     if (fold->sources[0].accumulated)

@@ -15,18 +15,17 @@
  *      └─────────────────────────────────┴────────────┴────────────┘
  *   then `length` bytes: the block (DATA), or the parts (SMALL)
  *
- *   REQUEST  I want bytes [offset, end) of the cell with this key; `end` is its whole size. Asked
- *            under the number `pull`, which stays taken until all of them have come or REFUSED.
- *   DATA     bytes [offset, offset + length) of that pull, in order, none left out.
- *   REFUSED  no more will come of that pull; `reason` says why. Also the answer to CANCEL.
- *   CANCEL   I want no more of that pull. DATA that was under way is still taken from the stream.
- *   SMALL    what the sender's members give to a small call of a Group (engine_coll.h): operation is
- *            the Group's generation, offset the call, end the version of its members; part what
- *            the frame says (enum coll_phase), epoch the plan that it names.
+ *   REQUEST  requests bytes [offset, end) of the cell with this key; `end` is its whole size. The
+ *            number `pull` is in use until all bytes have arrived, or REFUSED.
+ *   DATA     bytes [offset, offset + length) of that pull, in order, without gaps.
+ *   REFUSED  the end of that pull, with its `reason`. Also the answer to CANCEL.
+ *   CANCEL   cancels that pull. DATA in transit is still read from the stream.
+ *   SMALL    the parts of the sender's members in a small call of a Group (engine_coll.h): operation
+ *            is the Group's generation, offset the call, end the version of its members, part the
+ *            kind of frame (enum coll_phase), epoch the named plan.
  *
  * Little-endian. header_crc is crc32c of the 60 bytes before it, on every link; block_crc that of
- * the block where the link carries checksums, else 0 (TLS has done that work already).
- *
+ * the block if the link has checksums, otherwise 0 (TLS has its own).
  */
 #ifndef ENGINE_FRAMES_H
 #define ENGINE_FRAMES_H

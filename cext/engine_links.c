@@ -89,7 +89,7 @@ void link_lose(struct engine *engine, struct link *link, const char *reason) {
     coll_link_lost(engine, link);
 }
 
-/* ---- What goes -------------------------------------------------------------------------------- */
+/* ---- Sending ---------------------------------------------------------------------------------- */
 void link_notify(struct engine *engine, struct link *link, const struct frame *frame) {
     link_notify_block(engine, link, frame, NULL);
 }
@@ -183,7 +183,7 @@ void link_frame_sent(struct engine *engine, struct link *link) {
     link->out_full = false;
 }
 
-/* The cell's memory goes away. A header already promises the rest of its block, and a peer may be
+/* The cell's memory will be freed. A header already promises the rest of its block, and a peer may be
  * slow: the rest is copied, so that no one waits for that peer. */
 void link_let_go_of(struct link *link, struct cell *cell) {
     if (link->out_cell != cell || link->frame_out) return;
@@ -195,7 +195,7 @@ void link_let_go_of(struct link *link, struct cell *cell) {
     link->out_cell = NULL;
 }
 
-/* ---- What comes ------------------------------------------------------------------------------- */
+/* ---- Receiving -------------------------------------------------------------------------------- */
 /* Where the next bytes go. Never empty. */
 struct iovec link_place(struct engine *engine, struct link *link) {
     if (!link->in_block)

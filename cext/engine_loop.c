@@ -26,7 +26,7 @@ void *engine_memory(size_t bytes) {
     abort();
 }
 
-/* ---- Posted and told --------------------------------------------------------------------------- */
+/* ---- Commands and events ----------------------------------------------------------------------- */
 static void signal_fd(int fd) {
     const uint64_t one = 1;
     while (write(fd, &one, sizeof one) < 0 && errno == EINTR) {}

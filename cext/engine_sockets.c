@@ -90,7 +90,7 @@ void socket_close(struct engine *engine, struct link *link) {
     link->fd = -1;
 }
 
-/* ---- What comes ------------------------------------------------------------------------------- */
+/* ---- Receiving -------------------------------------------------------------------------------- */
 /* A block counts only when it is complete, so the thread is not woken for each of its packets. Only
  * bytes that must follow are waited for, because nothing may follow a block for a long time. Linux
  * signals at once if that many bytes are already there. */
@@ -150,7 +150,7 @@ static bool receive_once(struct engine *engine, struct link *link, size_t *bytes
     return spread(engine, link, ahead, (size_t)got - first) && link->readable;
 }
 
-/* ---- What goes -------------------------------------------------------------------------------- */
+/* ---- Sending ---------------------------------------------------------------------------------- */
 static void count_backlog(struct link *link, bool goes_on) {
     const uint64_t now = now_ns();
     if (link->backlogged_since_ns) count(&link->backlogged_ns, now - link->backlogged_since_ns);

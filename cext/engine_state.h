@@ -7,9 +7,9 @@
  *     cell    bytes [0, watermark) are valid and final; filled from the start, by a pull or a fold
  *     link    a connected, authenticated stream socket; both sides may pull over it
  *     pull    fills a cell of ours over a link          (the peer has a serve for it)
- *     serve   a peer's request: it gets a cell's bytes, or some of them, as far as they have come
+ *     serve   a peer's request for some or all of a cell's bytes, sent as they arrive
  *     fold    fills a cell with the element-wise reduction of other cells
- *     spot    what is known under a key: the cell that has it, the requests that wait for it
+ *     spot    the entry of a key: its cell, and the requests that wait for it
  *
  * Who may touch what. Everything below belongs to the engine's one thread. Other threads reach it
  * only by commands, which they post under `lock` and which are executed in order. They read only a

@@ -58,7 +58,7 @@ typedef uint16_t f16 ANYWHERE;
 typedef uint16_t bf16 ANYWHERE;
 
 /* ---- Half precision -------------------------------------------------------------------------
- * Without a branch, so that it becomes vectors on a CPU that cannot convert by itself. */
+ * Without branches, so that it vectorises on CPUs without conversion instructions. */
 static inline uint32_t bits_of(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);

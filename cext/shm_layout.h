@@ -81,7 +81,7 @@ enum shm_kind { KIND_PUT = 1, KIND_TASK = 2, KIND_OPERATION = 3, KIND_FOREIGN = 
                 KIND_STREAM = 5, /* a link of a stream: its owner is woken when a hold on it ends */
                 KIND_LENT = 6 /* its owner wants the bytes back, and is woken when a reader goes */ };
 enum shm_flag {
-    FLAG_INLINE = 1,        /* the payload lies in the record's result area */
+    FLAG_INLINE = 1,        /* the payload is in the record's result area */
     FLAG_REFS = 2,          /* the payload lists refs */
     FLAG_ABORT_DELETE = 4,  /* ABORTED ends as DELETED, not CANCELLED */
     FLAG_RETURNED = 8,      /* the owner has returned the bytes (DELETED) */

@@ -8,11 +8,11 @@
 
 #include "shm_tasks.h"
 
-/* Clears every bit of a dead client: holders, parking, idle, spinners. `pins` 0: it has left the host
- * but its process lives, and its pins are still read there. Then checks every header, not only those
- * that it held: it may have died between clearing its bit and freeing, or between freeing and
- * reporting it. For the same reason every lessee checks for returned blocks, and all clients wake up
- * once. */
+/* Clears every bit of a dead client: holders, parking, idle, spinners. `pins` 0: it has left the
+ * host but its process lives, and its pins are still read there. Then checks every header, not only
+ * those that it held: it may have died between clearing its bit and freeing, or between freeing and
+ * reporting it. For the same reason every lessee checks for returned blocks, and all clients wake
+ * up once. */
 static inline void sweep_bits(char *c, unsigned slot, int pins) {
     uint64_t keep = ~(1ULL << (slot % 64));
     unsigned word = slot / 64;

@@ -16,7 +16,7 @@ enum wait_result {
 };
 
 #define NODE_BIT (1ULL << NODE_SLOT)
-_Static_assert(NODE_SLOT < 64, "the node's bit stands in the first word of a mask");
+_Static_assert(NODE_SLOT < 64, "the node's bit is in the first word of a mask");
 
 static inline void pause_burst(void) {
     for (int i = 0; i < BURST_PAUSES; i++)

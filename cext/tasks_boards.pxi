@@ -170,7 +170,7 @@ cdef class Board:
         STORE64(&self.b.result_call, call + 1)
         self.wake()
 
-    # -- calls whose parts lie on the board, or in call buffers ------------------------------------
+    # -- calls with parts on the board, or in call buffers ------------------------------------------
 
     def set_store(self, size_t address, keep) -> None:
         """Sets the address of the store in this process, valid while it has `keep`."""

@@ -1,8 +1,8 @@
 """Streams of bulk bytes between hosts, reduced on the way, without the GIL.
 
-`cext/engine_state.h` says what an engine is made of, `cext/engine_frames.h` what travels. Every
-method may be called from any thread; in a forked child, and after stop(), all raise RuntimeError.
-Unknown numbers of cells and links are KeyErrors.
+`cext/engine_state.h` describes the engine, `cext/engine_frames.h` the frames. Every method may be
+called from any thread. In a forked child, and after stop(), all raise RuntimeError. Unknown numbers
+of cells and links raise KeyError.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias, final
 from numpy.typing import NDArray
 from typing_extensions import Buffer, disjoint_base
 
-# Anything that gives its bytes; until Python 3.12 an array does not declare that it does.
+# Any buffer; before Python 3.12 arrays do not declare the buffer protocol.
 _Bytes: TypeAlias = Buffer | NDArray[Any]
 _Key: TypeAlias = tuple[int, int, int, int]
 

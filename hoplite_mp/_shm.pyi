@@ -1,6 +1,6 @@
-"""The shared memory of one host as a client sees it: headers, holders, blocks, views.
+"""The shared memory of one host, for clients: headers, holders, blocks, views.
 
-`cext/shm_layout.h` draws the words, docs/architecture.md has the state tables. An `oid` is a local
+`cext/shm_layout.h` has the layout, docs/architecture.md the state tables. An `oid` is a local
 id, a `payload` the offset of a block's bytes in the store.
 """
 

@@ -1,4 +1,4 @@
-"""Tasks in shared memory: records, claims, hints, completions, waits; and the Group boards.
+"""Tasks in shared memory: records, claims, hints, completions, waits; and Group boards.
 
 `cext/shm_tasks.h` has the queues and the waits. Times are those of `time.monotonic_ns()`.
 """
@@ -118,7 +118,7 @@ class Tasks:
     def submitted_ns(self, oid: int) -> int: ...
     def lose(self) -> None: ...
 
-CALL_KINDS: tuple[str, ...]  # by their numbers
+CALL_KINDS: tuple[str, ...]  # by number
 BOARD_BYTES_MAX: int
 BOARD_DIMS_MAX: int
 BUFFER_HEAD_BYTES: int

@@ -7,7 +7,7 @@ A driver should use the existing node of its host, and can find that node only b
 is the cluster's random id, so several clusters do not collide. If the socket answers, the node is
 on the driver's host, whatever the names, addresses and boot ids. The directory must belong to the
 user and be inaccessible to others (0700); otherwise it is not used. All operations on the name use
-a descriptor of the checked directory: nobody can replace the directory after the check, and long
+a descriptor of the checked directory: the directory cannot be replaced after the check, and long
 paths fit into a socket address.
 """
 

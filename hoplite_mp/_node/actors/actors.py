@@ -453,7 +453,7 @@ class LocalActors:
         return actor.loss(f"worker {worker.slot}@h{self.client.number}", how)
 
     def freed(self, oid: int) -> None:
-        """No process holds the object any more; if it is an identity, its actor ends."""
+        """The object has no holder left. If it is an identity, its actor ends."""
         actor = self.by_identity.pop(oid, None)
         if actor is None:
             self.events.remote_freed(oid)

@@ -392,7 +392,7 @@ class RemoteActors:
         )
 
     def freed(self, oid: int) -> None:
-        """Closes the pool for calls to an actor whose identity no process here holds any more."""
+        """Closes the pool for calls to an actor whose identity has no holder left here."""
         self.ends.pop(oid, None)
         pool = self.by_identity.pop(oid, None)
         if pool is not None:

@@ -264,7 +264,7 @@ class Operations:
         if operation is not None:
             if operation.plan is not None:
                 self._drop_chunked(operation)
-            else:  # a thread may be folding a chunk, and `_ran` drops what it writes into
+            else:  # a thread may be folding a chunk, and `_ran` drops its result
                 operation.chunked_reduce = None
             operation.plan = operation.executed = None
             self._note(operation, "planned again" if operation.planned_ns else "planned")

@@ -254,7 +254,7 @@ class Tracing:
         self.questions = host.questions
         self.recording = recording
         self.owned: _Owned | None = None  # set if a process of this host has begun the trace
-        self.trace = 0  # number of the trace, whoever began it; 0 if there is none
+        self.trace = 0  # number of the trace, of any host; 0 if there is none
         self.owner = 0  # id of the host where it was begun
 
     # -- requests of a process of this host -----------------------------------------------------

@@ -58,7 +58,7 @@ class EpollLoop:
 
     def unwatch(self, fd: int) -> None:
         self._ready.pop(fd, None)
-        with contextlib.suppress(OSError, ValueError):  # closed, or not watched any more
+        with contextlib.suppress(OSError, ValueError):  # closed, or no longer watched
             self._epoll.unregister(fd)
 
     def wait(self, seconds: float | None) -> list[int]:

@@ -102,7 +102,7 @@ def open_for_reading(fd: int) -> None:
 
 
 def read(fd: int, nbytes_max: int) -> bytes | None:
-    """Up to `nbytes_max` available bytes; b"": no process can write into the pipe any more; None:
+    """Up to `nbytes_max` available bytes; b"": the pipe has no writer left; None:
     no bytes are available now."""
     try:
         return os.read(fd, nbytes_max)

@@ -1,4 +1,4 @@
-"""The spill file: one unnamed file on a real disk, with an arena of its own.
+"""The spill file: one unnamed file on a real disk, with its own arena.
 
 It holds values that do not fit into memory. The file has no name (O_TMPFILE, or unlinked at once),
 so it disappears with the node.

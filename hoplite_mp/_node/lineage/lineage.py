@@ -91,7 +91,7 @@ class Lineage:
         self._swept_at = 0.0
         self._let_go = False  # an entry was dropped since the last check
 
-    # -- what is kept --------------------------------------------------------------------------
+    # -- keeping -------------------------------------------------------------------------------
 
     def keep(self, oid: int) -> None:
         """Makes an entry for an unfinished task whose result may be lost later."""
@@ -164,7 +164,7 @@ class Lineage:
         mem = memoryview(got)
         return _serialize.read_dependencies(mem) if read else _serialize.read_refs(mem)
 
-    # -- what is dropped -----------------------------------------------------------------------
+    # -- dropping ------------------------------------------------------------------------------
 
     def _forget(self, oid: int) -> None:
         """Drops an entry, and the entries of results that only this entry held."""

@@ -327,7 +327,7 @@ class PoolRequests:
             self.workers.interrupt(ask.oid, ask.slot)
 
     def open(self, slot: int, request: Request) -> None:
-        """Opens a pool with workers of its own, or one without workers on this host."""
+        """Opens a pool with its own workers, or without workers on this host."""
         ask: Any = request.ask
         workers = self.workers
         pool = Pool(

@@ -212,7 +212,7 @@ class SidecarMember:
                     if _members.get(self.place.name) is self:
                         del _members[self.place.name]
                     self._changed.notify_all()
-                _log.warning("this process takes no part in the cluster any more: %s", error)
+                _log.warning("this process no longer takes part in the cluster: %s", error)
                 return
             with self._changed, _lock:
                 left = _members.get(self.place.name) is not self
@@ -497,7 +497,7 @@ def _root() -> str:
 
 
 def _forked() -> None:
-    """In a forked child, which has no membership of its own yet."""
+    """In a forked child, which has no membership yet."""
     global _lock, _entering
     _members.clear()
     _lock, _entering = locks.lock("engine.members"), locks.lock("engine.entering")

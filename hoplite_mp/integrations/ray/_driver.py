@@ -69,7 +69,7 @@ def init(
         Seconds for which the node of a host stays after the last process that used it has ended.
         Then it is drained and leaves. Default: 15.
     timeout : float, optional
-        Seconds to wait until the nodes beside all living nodes of Ray have joined; None: for ever.
+        Seconds to wait until the nodes beside all living nodes of Ray have joined; None: forever.
 
     Raises
     ------
