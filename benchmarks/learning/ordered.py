@@ -47,8 +47,11 @@ def experiment(quick: bool) -> Outcome:
         },
         "seeds": "0 (shards), 1 (parameters), step (batches)",
     }
+    slower = found["equal", XI]["seconds"] / found["equal", -1.0]["seconds"]
     limits = [
-        "Seconds were not measured. Norms come first, and gradients follow one another.",
+        f"It saves bytes, not time: with equal shards a step takes {slower:.2f} times as long, "
+        "because norms come first, and gradients follow one another.",
+        "With shards sorted by label nearly all gradients are sent: their norms are alike.",
     ]
     return Outcome(measures, setup, limits)
 

@@ -78,7 +78,11 @@ def _setup(
         "CPU of a host": f"{given['share']:.0%} of a core",
         "late by": f"{LATE_STEPS} undisturbed steps, one seeded host in each step",
         "seconds of a step": {name: round(one["step_s"], 3) for name, one in named.items()},
-        "compute seconds": {name: round(one["usage"]["cpu_s"], 1) for name, one in named.items()},
+        "compute seconds": {
+            name: round(one["usage"]["cpu_s"], 1)
+            for name, one in named.items()
+            if one is not killed
+        },  # a host that has died no longer shows what it used
         "seed": given["seed"],
     }
 
