@@ -93,6 +93,7 @@ class _Rounds:
         self._asked: _Pending | None = None  # the pending call that the state has
         self._due = -1  # the latest round that another rank has begun
         self._ended: dict[int, tuple[int, ...]] = {}  # call -> `Inbox.ended` when it began
+        self._begun: tuple[int, int] | None = None  # the latest call in `_ended`, and its epoch
         self._arrays = Receive(None, BOUNDED_TAG, FOREVER_NS)
         self._notices = Receive(None, None, FOREVER_NS)
         self.error: BaseException | None = None
@@ -175,20 +176,29 @@ class _Rounds:
             clock.sleep(AGAIN_S)
             return
         reports = {rank: found[rank] for rank in group.contributors}
-        before = None if core.state is None else (core.state.call, core.state.epoch)
         core.decide(reports, clock.monotonic())
-        state = core.state
-        assert state is not None
-        if before != (state.call, state.epoch):
-            self._ended[state.call] = self._messages.inbox.ended
-            for call in [one for one in self._ended if one < core.next]:
-                del self._ended[call]
         self._act()
 
     def _departed(self, call: int, rank: int) -> bool:
+        """Whether the member of that rank when the call began has ended, and all its arrays have
+        been read."""
         inbox = self._messages.inbox
         before = self._ended.get(call)
-        return before is None or inbox.ended[rank] > before[rank]
+        if self._arrays.found is not None or before is None:
+            return False
+        return inbox.is_gone(rank) or inbox.ended[rank] > before[rank]
+
+    def _note_begin(self) -> None:
+        """Notes which members had ended when the present call began."""
+        state = self._core.state
+        if state is not None and self._begun != (state.call, state.epoch):
+            first = 0 if self._begun is None else self._begun[0]
+            self._begun = state.call, state.epoch
+            for call in range(first, state.call):  # a late rank learns of several at once
+                self._ended.setdefault(call, self._messages.inbox.ended)
+            self._ended[state.call] = self._messages.inbox.ended
+            for call in [one for one in self._ended if one < self._core.next]:
+                del self._ended[call]
 
     # -- messages ------------------------------------------------------------------------------
 
@@ -223,6 +233,7 @@ class _Rounds:
 
     def _act(self) -> None:
         """Carries out the actions of the state."""
+        self._note_begin()
         for _ in range(2):  # what this rank does may be what the leading rank waits for
             self._core.turn(self._departed)
             self._core.lead(clock.monotonic())

@@ -145,6 +145,10 @@ class Inbox:
         """For each rank, the number of its ended members whose messages were all listed."""
         return self._ended
 
+    def is_gone(self, rank: int) -> bool:
+        """Whether that rank will send no more messages, and all of them were listed."""
+        return bool(self._gone >> rank & 1)
+
     def first(self, receive: Receive) -> Arrived | None:
         """The message that would be matched with this receive now."""
         self.look()
