@@ -1,9 +1,9 @@
 """Bounded allreduces of one member: calls that leave late ranks out after a deadline.
 
-`bounded_calls` has the state. A thread of each member takes part in the rounds, also while the
-member's program is late. The rounds are calls of a Group of their own, with the same ranks; so they
-fail and go on as plain calls do when ranks die, and never meet other calls of the program. Arrays
-travel as messages of the program's Group, which do not delay the messages of the rounds.
+`bounded_calls` has the state. A thread of each member takes part, also while the member's program
+is late. Rounds are calls of a Group of their own, with the same ranks; so they go on as plain calls
+do when ranks die, and never meet other calls of the program. Arrays travel as messages of the
+program's Group, so they do not delay the reports and states, which are messages of the other one.
 """
 
 from __future__ import annotations

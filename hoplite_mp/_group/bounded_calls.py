@@ -215,10 +215,16 @@ def planned(
         return None
     late, out = cover(missing)
     members = tuple(rank for rank in view if rank not in out)
-    if len(members) < min(request.num, len(view)) or not members or len(late) == len(view):
+    need = min(request.num, len(view))
+    if len(members) < need or len(view) - len(late) < _owners_min(need, len(view)):
         return None
     stages = (tuple(sorted(late)),) if late else ()
     return BoundedPlan(members, tuple(view), stages, request.gathers)
+
+
+def _owners_min(need: int, size: int) -> int:
+    """How many owners have to remain: fewer would take longer than the late ones."""
+    return max(need, (size + 1) // 2)
 
 
 def advanced(
@@ -236,7 +242,8 @@ def advanced(
     receivers, owners = cover(missing)
     if not owners:
         return len(view) - len(receivers) >= need, plan
-    if plan.gathers or len(owners) == len(plan.owning):
+    remain = len(plan.owning) - len(owners)
+    if plan.gathers or remain < _owners_min(need, len(plan.owners)):
         return False, plan
     return False, replace(plan, late=(*plan.late, tuple(sorted(owners))))
 

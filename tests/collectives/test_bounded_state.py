@@ -213,7 +213,7 @@ class Ranks:
 
 
 @pytest.mark.parametrize("gathers", [False, True])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**32), size=st.integers(1, 6), num=st.integers(1, 6),
     deaths=st.integers(0, 3), returns=st.booleans(),
