@@ -11,13 +11,13 @@ from benchmarks.common import MIB
 from benchmarks.learning.experiment import Experiment, Line, Measure, Outcome
 from tests.lan import DEVICE
 
-__all__ = ["EXPERIMENT", "curve", "measured", "measured_torch"]
+__all__ = ["EXPERIMENT", "after", "bytes_of_step", "curve", "measured", "measured_torch"]
 
 PROGRAM = "benchmarks.learning.programs.gradients"
 TORCH_PROGRAM = "benchmarks.learning.programs.torch_powersgd"
 HOSTS, RATE, FAST = 8, "100mbit", "10gbit"
 PATIENCE_S = 1200.0
-LONG, STEPS, SHORT, QUICK_STEPS = 1000, 300, 60, 8
+LONG, STEPS, SHORT, QUICK_STEPS = 2000, 300, 60, 8
 EVERY, QUICK_EVERY = 25, 4
 LAST = 3  # points of a curve whose mean is the accuracy at its end
 NAMES = {
@@ -91,7 +91,7 @@ def experiment(quick: bool) -> Outcome:
             )
         )  # fmt: skip
     for name in ("threshold", "eight bits", "powersgd", "torch"):
-        fewer = _bytes_of_step(dense) / _bytes_of_step(found[name])
+        fewer = bytes_of_step(dense) / bytes_of_step(found[name])
         measures.append(
             Measure(f"{NAMES[name]}, bytes on the links, dense ÷", fewer, "ratio of bytes")
         )
@@ -106,7 +106,7 @@ def experiment(quick: bool) -> Outcome:
     return Outcome(measures, _setup(found, exact), limits, lines, "s", "accuracy")
 
 
-def _bytes_of_step(result: dict[str, Any]) -> float:
+def bytes_of_step(result: dict[str, Any]) -> float:
     return float(result["usage"]["bytes_sent"]) / (len(result["times"]) - 1)
 
 

@@ -58,6 +58,11 @@ class Dense:
         self.model.flat -= np.float32(self.given.lr) * self.mean(self.model.grad)
 
     @property
+    def common(self) -> np.ndarray[Any, Any]:
+        """The parameters that all ranks share, a copy."""
+        return self.model.flat.copy()
+
+    @property
     def sent(self) -> int:
         return 0 if self.feedback is None else self.feedback.sent
 
@@ -74,6 +79,11 @@ class Cser:
 
     def step(self) -> None:
         self.sgd.step([self.grad])
+
+    @property
+    def common(self) -> np.ndarray[Any, Any]:
+        """y, without the residuals of the ranks."""
+        return self.sgd.y
 
     @property
     def sent(self) -> int:
@@ -97,14 +107,16 @@ def train(rank: int, given: Any, warm: Any) -> dict[str, Any]:
         if step >= WARM_UP:
             times.append(time.monotonic())
         if rank == 0 and (step + 1 - WARM_UP) % given.every == 0 and step >= WARM_UP:
-            kept.append((len(times) - 1, model.flat.copy()))
+            kept.append((len(times) - 1, way.common))
     if rank:
         return {}
     compute_s, sent = model.compute_s, way.sent - sent
-    found = accuracy(model, [flat for _, flat in kept], given.images)
+    own = model.flat.copy()
+    *found, last = accuracy(model, [*(flat for _, flat in kept), own], given.images)
     return {
         "times": [at - times[0] for at in times],
         "accuracy": [(number, one) for (number, _), one in zip(kept, found, strict=True)],
+        "own": last,  # of the last parameters of rank 0
         "sent": sent,
         "compute_s": compute_s / given.steps,
         "parameters": model.flat.size,
