@@ -118,7 +118,7 @@ def test_people_see_them(
             other = c.actor(Counter)
             assert other.add().result(20) == 1
             pid = ps.pid().result(20)
-            eventually(lambda: command("dump").count("1 are done") == 2)  # each is counted
+            eventually(lambda: command("dump").count(" 1 done") == 2)  # each is counted
             os.kill(pid, signal.SIGKILL)
             eventually(lambda: Actor.restarts(ps) == 1)
             for _ in range(4):
@@ -126,7 +126,7 @@ def test_people_see_them(
         running = ps.wait(600)
         waiting = [ps.add() for _ in range(7)]
         eventually(running.running)
-        counts = "7 calls wait, 1 run, 5 are done; 1 restarts, 2 left"
+        counts = "7 calls waiting, 1 running, 5 done; 1 restarts, 2 left"
         eventually(lambda: counts in command("dump"), "each call is counted")
         assert "actor 'ps' (Counter)" in command("dump")
         for words in (("status",), ("top", "--count", "1", "--interval", "0.1")):

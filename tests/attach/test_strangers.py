@@ -89,7 +89,7 @@ def test_a_driver_at_the_ports_of_the_network(up: LoopbackCluster) -> None:
             handshake_timeout_s=PATIENCE_S,
         ).wait()
 
-    with pytest.raises(ProtocolError, match="right port"):
+    with pytest.raises(ProtocolError, match="is the port right"):
         call(int(up.address.rpartition(":")[2]))
     stream = call(ports[0]).stream
     while (data := stream.read()) == b"":

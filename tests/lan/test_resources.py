@@ -230,7 +230,7 @@ except ValueError as error:
         second.wait(PATIENCE_S)
         assert "was lost while it ran long()" in until("was lost")
         line = until("no worker can run")
-        assert "no node has gpu 1 any more" in line
+        assert "no node has gpu 1 any longer" in line
         assert "within 1.5 s (resource_wait_s)" in line
         assert until("no node of this cluster") == "no node of this cluster has gpu 1"
     assert cluster.end() == [0]

@@ -118,7 +118,7 @@ def test_task_that_waits_for_its_next_try_counts_as_queued(one: Cluster, tmp_pat
     found = collect(one)
     (node,) = found["nodes"]
     assert (node["queued"]["count"], node["waiting"]["count"]) == (2, 0)
-    assert sum("task fails()" in line and "tried again in" in line for line in lines(found)) == 2
+    assert sum("task fails()" in line and "is retried in" in line for line in lines(found)) == 2
     for future in futures:
         future.cancel()
     eventually(lambda: collect(one)["nodes"][0]["queued"]["count"] == 0)
