@@ -19,7 +19,7 @@ HOSTS, RATE, FAST = 8, "100mbit", "10gbit"
 PATIENCE_S = 1200.0
 LONG, STEPS, SHORT, QUICK_STEPS = 2000, 300, 60, 8
 EVERY, QUICK_EVERY = 25, 4
-LAST = 3  # points of a curve whose mean is the accuracy at its end
+LAST = 8  # points of a curve whose mean is the accuracy at its end
 NAMES = {
     "dense": "dense allreduce",
     "threshold": "Threshold(0.001)",
