@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 HOSTS, RATE = 8, "1gbit"
 BLOCK, BLOCK_S = 500, 0.025
-PASSES = {"passes": 40.0, "minibatch": 20.0, "auto": 20.0}
+PASSES = {"passes": 40.0, "minibatch": 40.0, "auto": 60.0}
 QUICK_PASSES = 2.0
 LABELS = {
     "passes": "bulk-synchronous, full passes",

@@ -76,10 +76,12 @@ def main():
     runs = []
     with our_hosts.connect(given) as c:
         places, served = c.options(resources={"place": 1}), c.options(retries=8, restarts=8)
+        # The marker is a file of this host. The program may have a node of its own, without workers.
+        near = next(node for node in c.nodes if node.workers and node.host == c.here.host)
         say("begun")
         for seed in range(given.seeds):
             at = given.kill_at if seed == 0 else 0
-            server = served.options(checkpoint=1, node=c.here).actor(Server, FEATURES, at, marker)
+            server = served.options(checkpoint=1, node=near).actor(Server, FEATURES, at, marker)
             begun, share = time.monotonic(), given.rounds // given.hosts
             members = [
                 places.submit(on_a_host, server, seed, number, share, given.alpha)
