@@ -76,7 +76,7 @@ def main():
     runs = []
     with our_hosts.connect(given) as c:
         places, served = c.options(resources={"place": 1}), c.options(retries=8, restarts=8)
-        # The marker is a file of this host. The program may have a node of its own, without workers.
+        # The marker is a file of this host. The program may have its own node, without workers.
         near = next(node for node in c.nodes if node.workers and node.host == c.here.host)
         say("begun")
         for seed in range(given.seeds):
