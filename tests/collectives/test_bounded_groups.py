@@ -111,7 +111,7 @@ def test_a_call_that_times_out_ends_the_membership(cluster: Cluster) -> None:
         return float(group.allreduce(1.0, num=2, deadline=SOON_S)), group.contributors
 
     def second() -> Any:
-        group = cluster.group("timed", 2, 1, timeout=0.05)
+        group = cluster.group("timed", 2, 1, timeout=0.5)
         with pytest.raises(HopliteTimeoutError, match="too few ranks are in time"):
             group.allreduce(1.0, num=2, deadline=SOON_S)
         with pytest.raises(ClosedError):
@@ -123,8 +123,8 @@ def test_a_call_that_times_out_ends_the_membership(cluster: Cluster) -> None:
 
     found: list[Any] = []
     threads = [threading.Thread(target=lambda: found.append(second()))]
-    threads[0].start()
     with cluster.group("timed", 2, 0, timeout=60) as group:
+        threads[0].start()  # now, because its timeout is also that of the join
         found.append(first(group))
         threads[0].join(PATIENCE_S)
     # The first rank may have called before the second one had joined again.
