@@ -34,7 +34,7 @@ from hoplite_mp._group.bounded_calls import (
 from hoplite_mp._group.call_protocol import REJOIN
 from hoplite_mp._group.messages import Receive
 from hoplite_mp._protocol.local import BOUNDED_TAG
-from hoplite_mp._serialize.contributions import into
+from hoplite_mp._serialize.contributions import into, reducible
 from hoplite_mp.errors import HopliteTimeoutError, PeerLostError, StoreFullError
 
 if TYPE_CHECKING:
@@ -283,7 +283,7 @@ class BoundedReductions:
                 raise ValueError("finite=True takes no num= and no deadline=")
             num, deadline = self._checked(num, deadline)
             array, name = self._input(x, op)
-            text = f"op={name}, {array.dtype.str} {array.shape}, num={num}, deadline={deadline:g}"
+            text = f"op={name}, {array.dtype.str} {array.shape}, num={num}, deadline={deadline}"
             request = BoundedRequest(text, name, num, deadline)
         except (ValueError, TypeError) as error:
             request = mistake(error)
@@ -300,7 +300,7 @@ class BoundedReductions:
             if error is not None:
                 raise error
             num, deadline = self._checked(num, deadline)
-            text = f"{text}, num={num}, deadline={deadline:g}"
+            text = f"{text}, num={num}, deadline={deadline}"
             request = BoundedRequest(text, "", num, deadline, gathers=True)
         except (ValueError, TypeError) as wrong:
             request = mistake(wrong)
@@ -323,12 +323,9 @@ class BoundedReductions:
         if isinstance(op, SliceOperator) or is_function(op):
             raise ValueError(f"op={op!r}: with deadline= it must be a name or a numpy ufunc")
         name = operation_name(op)
-        array = np.asarray(x)
-        if type(x) is not array.__class__ and isinstance(x, np.ndarray):
-            raise TypeError(f"{type(x).__name__}: pass np.asarray(x) instead")
+        array = reducible("allreduce", x)
         dtype = _serialize.dtype_name(array.dtype)
-        if dtype is None or array.dtype.hasobject:
-            raise TypeError(f"{name} reduces arrays and numbers, not {type(x).__name__}")
+        assert dtype is not None
         try:
             result_dtype(name, dtype)
         except TypeError as error:

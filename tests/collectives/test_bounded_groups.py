@@ -76,6 +76,7 @@ BAD = {
     "function": ({"deadline": 1, "op": lambda a, b: a}, "with deadline= it must be a name"),
     "robust": ({"deadline": 1, "op": ml.Median()}, "with deadline= it must be a name"),
     "finite": ({"deadline": 1, "finite": True}, "finite=True takes no num="),
+    "list": ({"deadline": 1, "x": [1.0, 2.0]}, "takes arrays, numbers and bools, not list"),
     "unknown op": ({"deadline": 1, "op": "summ"}, "unknown op 'summ'"),
 }
 
@@ -84,9 +85,10 @@ def test_wrong_arguments_are_one_error_on_every_rank(cluster: Cluster) -> None:
     def body(group: Group) -> Any:
         texts = []
         for bad, words in BAD.values():
-            about = {"deadline": 1.0, "num": 3} | (bad if group.rank == 1 else {})
+            about: dict[str, Any] = {"x": np.ones(3), "deadline": 1.0, "num": 3}
+            about.update(bad if group.rank == 1 else {})  # type: ignore[call-overload]
             with pytest.raises((ValueError, TypeError)) as error:
-                group.allreduce(np.ones(3), **about)  # type: ignore[arg-type]
+                group.allreduce(**about)
             assert str(error.value).startswith("rank 1: ")
             assert words in str(error.value)
             texts.append(str(error.value))
