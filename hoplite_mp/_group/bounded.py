@@ -351,6 +351,8 @@ class BoundedReductions:
             finish = pending.finish
             if finish is None:
                 assert rounds.error is not None
+                if isinstance(rounds.error, PeerLostError):  # of other calls, it ends nothing
+                    self._member.leave(f", because its bounded allreduces have failed. {REJOIN}")
                 raise rounds.error
             self._calls.is_open = False
             return self._checked_end(finish)

@@ -227,11 +227,16 @@ class Group(GroupCollectives, GroupMessages):
             self._calls.end_after(error)
             raise
 
+    @property
+    def _rounds_name(self) -> str:
+        return f"{self.name[:ROUNDS_NAME_CHARS]}/{self._member.generation}/rounds"
+
     def _make_rounds(self) -> Group:
         """Joins the Group of the rounds of bounded allreduces, with the same ranks. It waits only
         for present members of this Group."""
-        name = f"{self.name[:ROUNDS_NAME_CHARS]}/{self._member.generation}/rounds"
-        ask = GroupJoin(name, self.size, self.rank, self._member.generation, call=_own_call())
+        ask = GroupJoin(
+            self._rounds_name, self.size, self.rank, self._member.generation, call=_own_call()
+        )
         return _member(self._runtime, ask, False, None)
 
     def _of_peers(self, name: str, peers: list[tuple[int, Any]]) -> Group:
@@ -342,6 +347,9 @@ class Group(GroupCollectives, GroupMessages):
         self._member.closed = True
         if self._bounded is not None:
             self._bounded.end()
+            for leave in list(self._runtime.task_leaves):  # Ctrl-C may have interrupted its join
+                if (leave.__self__.name, leave.__self__.rank) == (self._rounds_name, self.rank):
+                    leave(True)
         self._messages.end()
         self._calls.leave_board()
         lost: errors.NodeLostError | None = None
