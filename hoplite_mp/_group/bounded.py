@@ -133,6 +133,8 @@ class _Rounds:
                 self.wake()
         finally:
             self._messages.inbox.withdraw(self._arrays)
+            if self.error is not None:  # otherwise the other ranks would wait for it in rounds
+                self._group._leave(True)
 
     def _turn(self) -> None:
         due = self._core.due()
@@ -219,12 +221,16 @@ class _Rounds:
         inbox = self._group._messages.inbox
         while (found := self._notices.found) is not None:
             receive, self._notices = self._notices, Receive(None, None, FOREVER_NS)
-            report = inbox.take(receive)
+            try:
+                report = inbox.take(receive)
+            except PeerLostError:
+                continue  # its sender has died; the next round finds this
+            finally:
+                inbox.post(self._notices)
             if found.tag == ROUND:
                 self._due = max(self._due, *report)
             else:
                 self._core.heard(found.source, report, clock.monotonic())
-            inbox.post(self._notices)
 
     def _send(self, messages: MemberMessages, value: Any, to: int, tag: int) -> None:
         """Sends a message; a dead rank needs none."""
@@ -269,9 +275,9 @@ class BoundedReductions:
 
     def end(self) -> None:
         """Called when the member leaves."""
-        rounds, self._rounds = self._rounds, None
-        if rounds is not None:
-            rounds.end()
+        if self._rounds is not None:
+            self._rounds.end()
+            self._rounds = None  # last, because Ctrl-C may interrupt the wait for the thread
 
     def allreduce(
         self, x: Any, op: Any, out: Array | None, finite: bool, num: Any, deadline: Any

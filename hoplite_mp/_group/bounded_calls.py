@@ -515,6 +515,8 @@ class BoundedCalls:
             return
         living = {rank for rank, one in reports.items() if one.state is not None}
         lost = set(before.view) - living
+        for rank in lost:
+            self._requests.pop(rank, None)  # a new member of this rank makes its own
         for one in state.ended if lost else ():
             latest = any(about.state and about.state.call <= one.call for about in reports.values())
             whole = {r for r, about in reports.items() if about.whole} if latest else set()

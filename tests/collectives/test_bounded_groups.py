@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import hoplite_mp
-from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError, ml
+from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError, StoreFullError, ml
 from tests.support.group_members import in_threads
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -238,3 +238,79 @@ def test_the_end_of_a_group_leaves_no_thread(cluster: Cluster) -> None:
     in_threads(cluster, "ended", 2, body)
     names = [one.name for one in threading.enumerate()]
     assert "hoplite_mp rounds" not in names
+
+
+def test_deadlines_that_differ_slightly_are_both_in_the_error(cluster: Cluster) -> None:
+    def body(group: Group) -> Any:
+        group.allreduce(1.0, deadline=60 + group.rank / 1e9, num=2)
+
+    first, second = in_threads(cluster, "slightly", 2, body)
+    assert str(first) == str(second)
+    assert "deadline=60.0 and " in str(first)
+    assert "deadline=60.000000001" in str(first)
+
+
+@pytest.mark.parametrize("error", [StoreFullError, PeerLostError])
+def test_a_rank_whose_thread_has_failed_stops_no_other_rank(
+    cluster: Cluster, error: type[Exception]
+) -> None:
+    """Rank 0 goes on while the program of rank 1 is busy, although the death of rank 2 needs a
+    round. The next call of rank 1 ends its membership."""
+    done, left = threading.Event(), threading.Event()
+
+    def fail(*_: Any) -> None:
+        raise error("failed")
+
+    def body(group: Group) -> Any:
+        group.allreduce(1.0, deadline=60, num=3)
+        if group.rank == 2:
+            return left.wait(PATIENCE_S)
+        if group.rank == 0:
+            eventually(lambda: group.alive == (0, 1), "the end of rank 2")
+            total = float(group.allreduce(1.0, deadline=SOON_S, num=1))
+            done.set()
+            return total
+        rounds = group._bounded._rounds  # type: ignore[union-attr]
+        rounds._core.heard = fail  # type: ignore[union-attr, method-assign]
+        left.set()
+        assert done.wait(PATIENCE_S)
+        with pytest.raises(error, match="failed"):
+            group.allreduce(1.0, deadline=60, num=1)
+        with pytest.raises(ClosedError, match="join it again"):
+            group.allreduce(1.0, deadline=60, num=1)
+        return None
+
+    assert in_threads(cluster, f"failed {error.__name__}", 3, body) == [1.0, None, True]
+
+
+def test_an_interrupted_end_of_a_group_is_completed_by_the_next_attempt(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the Group of the rounds is left then."""
+    group = cluster.group("interrupted end", 1, 0)
+    group.allreduce(1.0, deadline=60)
+    thread = group._bounded._rounds.thread  # type: ignore[union-attr]
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(thread, "join", interrupt)
+    monkeypatch.setattr(thread, "is_alive", lambda: True)
+    with pytest.raises(KeyboardInterrupt):
+        group.close()
+    monkeypatch.undo()
+    group.close()
+    assert not [leave for leave in cluster._runtime.task_leaves if "rounds" in leave.__self__.name]
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def test_a_group_of_rounds_that_nobody_refers_to_is_left(cluster: Cluster) -> None:
+    """Ctrl-C may interrupt a first call right after it has joined the Group of the rounds."""
+    group = cluster.group("joined", 1, 0)
+    group.allreduce(1.0, deadline=60)
+    group._bounded._rounds.end()  # type: ignore[union-attr]
+    group._bounded._rounds = None  # type: ignore[union-attr]
+    group._make_rounds()
+    group.close()
+    assert not [leave for leave in cluster._runtime.task_leaves if "rounds" in leave.__self__.name]
