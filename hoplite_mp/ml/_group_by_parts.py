@@ -86,7 +86,7 @@ class Parts:
         """Whether the host runs a task: the list of hosts may still have one that was just lost."""
         try:
             self.tasks.results([self.tasks.submit(host, abs, 0)])
-        except errors.NodeLostError:
+        except (errors.NodeLostError, errors.ObjectLostError):
             return False
         return True
 

@@ -190,24 +190,31 @@ def test_bad_input_is_one_clear_error(cluster: hoplite_mp.Cluster) -> None:
 class _LosesHost(InlineTasks):
     """The second host fails all tasks after the first few, and stays in the list of hosts."""
 
-    def __init__(self, alive: int) -> None:
+    def __init__(self, alive: int, error: Exception) -> None:
         super().__init__(2)
-        self.left = alive
+        self.left, self.error = alive, error
 
     def submit(self, host: str, function: Callable[..., Any], *args: Any, priority: int = 0) -> Any:
         self.left -= 1
         if host == "inline1" and self.left < 0:
             future: Future[Any] = Future()
-            future.set_exception(hoplite_mp.NodeLostError("inline1 is lost"))
+            future.set_exception(self.error)
             return future
         return super().submit(host, function, *args)
 
 
+LOST = (
+    hoplite_mp.NodeLostError("inline1 is lost"),
+    hoplite_mp.ObjectLostError("the result was on inline1"),  # its task was done
+)
+
+
+@pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("alive", range(7))
-def test_parts_of_a_host_lost_at_any_task_move_to_another_one(alive: int) -> None:
+def test_parts_of_a_host_lost_at_any_task_move_to_another_one(alive: int, error: Exception) -> None:
     rng = np.random.default_rng(0)
     raw = [(rng.normal(size=(50, 2)), np.arange(50) % 2, np.arange(50) % 3) for _ in range(2)]
-    parts = Parts(_LosesHost(alive), raw, ["inline0", "inline1"], True)
+    parts = Parts(_LosesHost(alive, error), raw, ["inline0", "inline1"], True)
     parts.describe()
     total = parts.sum(lambda rows: np.array([len(rows.x)]))
     assert total == 100
