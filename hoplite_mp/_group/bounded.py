@@ -51,6 +51,7 @@ ROUND, REPORT = 0, 1  # tags of messages in the Group of the rounds
 JOIN_S = 0.5  # one step of the wait for the thread, so that Ctrl-C interrupts the wait
 AGAIN_S = 0.01  # between two attempts at a round for which a store has no space
 FOR_EVER_S = 1e9
+TRACED_KIND = "bounded_allreduce"  # in traces
 
 
 @dataclasses.dataclass(eq=False)
@@ -270,6 +271,7 @@ class BoundedReductions:
         self._member, self._calls, self._messages = member, calls, messages
         self._make_group = make_group
         self._rounds: _Rounds | None = None
+        self._calls_made = 0
         self.name, self.rank, self.size = member.name, member.rank, member.size
         self._threads = member.runtime.config.reduce_threads or member.tasks.cores
 
@@ -339,6 +341,19 @@ class BoundedReductions:
         return array, name
 
     def _make(self, request: BoundedRequest, array: Any) -> Finish:
+        """Makes a call, waits until it is over, and records it if a trace is running."""
+        begun, number, failed = clock.monotonic_ns(), self._calls_made, True
+        self._calls_made += 1
+        try:
+            finish = self._wait_for(request, array)
+            number, failed = finish.call, False
+            return finish
+        finally:
+            name = f"{TRACED_KIND} {self.name}".encode(errors="replace")
+            nbytes = 0 if array is None else array.nbytes
+            self._member.tasks.note_group_call(name, number, self.rank, begun, failed, nbytes)
+
+    def _wait_for(self, request: BoundedRequest, array: Any) -> Finish:
         """Makes a call, and waits until it is over."""
         self._member.check()
         self._calls.is_open = True

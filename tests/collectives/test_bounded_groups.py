@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -12,6 +13,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError, StoreFullError, ml
+from hoplite_mp._simulation.prediction.recording import NotRecorded, read
 from tests.support.group_members import in_threads
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -314,3 +316,18 @@ def test_a_group_of_rounds_that_nobody_refers_to_is_left(cluster: Cluster) -> No
     group._make_rounds()
     group.close()
     assert not [leave for leave in cluster._runtime.task_leaves if "rounds" in leave.__self__.name]
+
+
+def test_traces_contain_bounded_calls_which_predictions_refuse(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Otherwise their time would count as computation."""
+    with cluster.trace(tmp_path / "run.json"), cluster.group("traced", 1, 0) as group:
+        for _ in range(8):
+            group.allreduce(np.zeros(10), deadline=60)
+            group.barrier()
+    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    traced = [one for one in events if one["name"] == "bounded_allreduce traced"]
+    assert [one["args"]["bytes_in"] for one in traced] == [80] * 8
+    with pytest.raises(NotRecorded, match="bounded_allreduce cannot be played"):
+        read(tmp_path / "run.json")
