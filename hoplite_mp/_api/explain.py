@@ -134,7 +134,7 @@ class TransferPlan:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Explanation:
-    """How an object came to the hosts that have it: the result of `Cluster.explain`.
+    """How an object reached the hosts that hold it: the result of `Cluster.explain`.
 
     Attributes
     ----------

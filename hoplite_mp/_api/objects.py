@@ -349,21 +349,21 @@ class ObjectCalls:
         -------
         Explanation
             `print` it, or read its `plans`: their shape, the alternatives, the bandwidths on which
-            the choice was based, the expected and the real time. Without a plan, `why` says so: for
-            example, processes of one host share memory.
+            the choice was based, the expected and the actual time. If there is no plan, `why` has
+            the reason: for example, processes of one host share memory.
 
         Raises
         ------
         ObjectLostError
             The ref belongs to another cluster, or its object is gone.
         TypeError
-            It is no ref and no Future of this library's tasks or collectives. The Future of a Group
-            call is none: the Group's hosts plan such calls among themselves; see `trace`.
+            It is neither a ref nor the Future of a task or of a collective on refs. Futures of a
+            Group's calls are refused: the Group's hosts plan these calls themselves; see `trace`.
 
         Notes
         -----
         The manager keeps the plans of the latest 256 objects, and at most 16 of each. A new manager
-        begins without records. Real times include the messages between hosts and manager.
+        begins without records. Actual times include the messages between hosts and manager.
 
         Examples
         --------

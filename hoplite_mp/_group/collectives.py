@@ -404,7 +404,7 @@ class GroupCollectives:
             living ranks suffice. Default: 1.
         deadline : float, optional
             Seconds from the call of the lowest living rank. Ranks whose slices have not all arrived
-            by then are left out, once `num` ranks remain. Default: None, wait for all ranks.
+            by then are left out if at least `num` ranks remain. Default: None, wait for all ranks.
 
         Returns
         -------
@@ -423,18 +423,20 @@ class GroupCollectives:
         -----
         A robust operator, and `finite`, make several calls of the Group, as `calls` counts them.
 
-        With `deadline`, `op` is a name or a ufunc, and `calls` does not count the call. All ranks
-        get the same result and `contributors`, also the ranks that are left out, when they make the
-        call; their x is discarded (`hoplite_mp.ml.Feedback` keeps it). A rank may be late by
+        With `deadline`, `op` is a name or a ufunc, and `calls` does not count the call. Ranks that
+        are left out get the same result and `contributors` as the others when they make the call;
+        their x is discarded (`hoplite_mp.ml.Feedback` keeps it). A rank may be late by
         `Config.group_late_calls_max` calls; then the others wait for it. The first such call of a
         Group waits for all ranks, and starts a thread that takes part when the program is late. A
         rank that joins again takes part in the first call that has not been decided. If the
         arguments of a late rank differ, only this rank gets the ValueError. If a rank dies before a
-        late rank has received the result, another rank sends it; PeerLostError: none has it. The
-        idea is that of OptiReduce (Warraich et al., NSDI 2025), over TCP.
+        late rank has received the result, another rank sends it; if none has it, the late rank
+        raises PeerLostError. StoreFullError is raised only by the rank whose slices have no space,
+        and ends its membership. The idea is that of OptiReduce (Warraich et al., NSDI 2025), over
+        TCP.
 
-        Calls with and without `deadline` are not matched with each other: if a rank makes one where
-        the others make the other, it is late, or all wait until their `timeout`.
+        Calls with `deadline` never match calls without it. A rank that makes the wrong one is late,
+        or all ranks wait until their `timeout`.
 
         The leading rank commits the call by one write, so a dying rank's contribution is in the
         results of all survivors, or of none. Over several hosts large arrays move as a

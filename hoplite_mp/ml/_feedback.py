@@ -138,9 +138,9 @@ class Feedback:
         op : {"mean", "sum"}, optional
             Default: "mean".
         num, deadline : int and float (seconds), optional
-            As for `Group.allreduce`: ranks that are not in time are left out. All of the array of
-            such a rank, and its residual, is its new residual. Each rank sends its code to all
-            others, and there are no owners; not for `PowerSGD`. Default: wait for all ranks.
+            As for `Group.allreduce`: late ranks are left out. The new residual of such a rank is
+            its old one plus its whole array. Each rank sends its code to all others, and there are
+            no owners. `PowerSGD` raises ValueError. Default: wait for all ranks.
 
         Returns
         -------
