@@ -35,7 +35,7 @@ from hoplite_mp._group.call_protocol import REJOIN
 from hoplite_mp._group.messages import Receive
 from hoplite_mp._protocol.local import BOUNDED_TAG
 from hoplite_mp._serialize.contributions import into, reducible
-from hoplite_mp.errors import HopliteTimeoutError, PeerLostError, StoreFullError
+from hoplite_mp.errors import HopliteError, HopliteTimeoutError, PeerLostError, StoreFullError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,7 +135,8 @@ class _Rounds:
         finally:
             self._messages.inbox.withdraw(self._arrays)
             if self.error is not None:  # otherwise the other ranks would wait for it in rounds
-                self._group._leave(True)
+                with contextlib.suppress(HopliteError):  # the node may be gone
+                    self._group._leave(True)
 
     def _turn(self) -> None:
         due = self._core.due()
