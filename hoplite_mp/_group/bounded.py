@@ -377,6 +377,7 @@ class BoundedReductions:
                     self._member.leave(f", because its bounded allreduces have failed. {REJOIN}")
                 raise rounds.error
             self._calls.is_open = False
+            pending.finish = None  # the thread keeps `pending`, and would keep the result with it
             return self._checked_end(finish)
         except BaseException as error:
             self._calls.end_after(error)

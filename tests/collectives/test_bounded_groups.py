@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -331,3 +332,11 @@ def test_traces_contain_bounded_calls_which_predictions_refuse(
     assert [one["args"]["bytes_in"] for one in traced] == [80] * 8
     with pytest.raises(NotRecorded, match="bounded_allreduce cannot be played"):
         read(tmp_path / "run.json")
+
+
+def test_a_result_that_the_program_has_dropped_is_freed(cluster: Cluster) -> None:
+    with cluster.group("dropped", 1, 0) as group:
+        total = group.allreduce(np.ones((2, 2)), deadline=60)
+        kept = weakref.ref(total if total.base is None else total.base)
+        del total
+        eventually(lambda: kept() is None, "the end of the array")
