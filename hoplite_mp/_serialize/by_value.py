@@ -46,6 +46,19 @@ if TYPE_CHECKING:
 _ATTRIBUTES = ("__package__", "__name__", "__path__", "__file__")
 
 
+_NAMED = b"named"  # the mark of a ModuleVariable
+
+
+class ModuleVariable:
+    """Stands for a global of a module that readers can import, and is read as their value."""
+
+    def __init__(self, module: Any, name: str) -> None:
+        self._place = module, name
+
+    def __reduce__(self) -> Reduced:
+        return getattr, self._place
+
+
 class ArrayStore(Protocol):
     """Stores large arrays as objects, each value once."""
 
@@ -175,7 +188,12 @@ class Scan:
                 # A task has set this global to a value that cannot be sent, such as an open
                 # connection. Readers use their own value, or have none, as in the standard library.
                 return None
-            # # It counts as changed, so the pickler will raise the reason.
+            module = sys.modules.get(namespace.key[0])
+            if module_travels(namespace.key[0]) and vars(module) is scope:
+                # A decorator of another module, such as `np.errstate`, gives its wrapper the module
+                # of the wrapped function. Readers take the variable of their own module.
+                return name, process(), _NAMED, False, ModuleVariable(module, name)
+            # It counts as changed, so the pickler will raise the reason.
             own, holds_refs = os.urandom(8), False
         module = sys.modules.get(namespace.key[0])
         if store is not None and isinstance(module, types.ModuleType) and vars(module) is scope:

@@ -263,6 +263,15 @@ print(os.waitstatus_to_exitcode(os.wait()[1]), len(mine), names() == mine)
     assert done.stdout.split() == ["0", "1", "True"]
 
 
+def test_unpicklable_global_of_a_decorator_is_that_of_its_module(elsewhere: Any) -> None:
+    scope: dict[str, Any] = {"__name__": "a script", "np": np}
+    exec("@np.errstate(divide='ignore')\ndef look(): return np.geterr()['divide']", scope)
+    assert scope["look"].__globals__ is not scope  # NumPy's, with an unpicklable ContextVar
+    look, _ = elsewhere(_serialize.encode_function(scope["look"]))
+    assert look() == "ignore"
+    assert np.geterr()["divide"] != "ignore"
+
+
 def test_function_fingerprinted_by_many_threads_at_first_has_one_fingerprint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
