@@ -4,6 +4,7 @@ Four ranks train a perceptron on scikit-learn's digits. A rank sends 1 % of the 
 gradient, and keeps the rest for later steps; beside it the same training with all entries.
 
 Needs: sklearn
+(`pip install 'hoplite-mp[ml]'`)
 """
 
 import numpy as np

@@ -4,6 +4,7 @@ Four ranks train softmax regression on scikit-learn's digits by CSER: a step sen
 update in eight, and every fourth step resets a quarter of the errors that the ranks have kept.
 
 Needs: sklearn
+(`pip install 'hoplite-mp[ml]'`)
 """
 
 import numpy as np

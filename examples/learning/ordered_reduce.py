@@ -4,6 +4,7 @@ The shards of eight tasks have sizes in proportion to 1/rank². Gradients are se
 of norm, until the sum of the norms not sent is at most a quarter of the norm of the sum.
 
 Needs: sklearn
+(`pip install 'hoplite-mp[ml]'`)
 """
 
 import numpy as np

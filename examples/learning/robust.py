@@ -4,7 +4,8 @@ Eight workers train a classifier of handwritten digits together. Three of them s
 flipped sign, five times too large, and one sends NaN in the second half. The mean of the gradients
 follows them; the operators of `hoplite_mp.ml` do not.
 
-Needs: scikit-learn
+Needs: sklearn
+(`pip install 'hoplite-mp[ml]'`)
 """
 
 import contextlib

@@ -5,6 +5,7 @@ together, smaller ones by one host. `tests.lan` can emulate hosts: see docs/howt
 without an address the program runs on this host only, where nothing has to be sent.
 
 Needs: sklearn
+(`pip install 'hoplite-mp[ml]'`)
 """
 
 import sys

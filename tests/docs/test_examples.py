@@ -21,6 +21,7 @@ def missing(example: Path) -> list[str]:
     """What it says that it needs, in a line `Needs: NAME, NAME`, and cannot be imported here."""
     found = re.search(r"^Needs: (.*?)\.?$", example.read_text(), re.M)
     names = found[1].split(", ") if found else []
+    assert all(name.isidentifier() for name in names)  # modules, not packages such as scikit-learn
     return [name for name in names if importlib.util.find_spec(name) is None]
 
 
