@@ -115,11 +115,12 @@ class TransferPlan:
         if len(self.shares) > 1:
             parts = [f"{node} {share:.0%}" for node, share in self.shares.items()]
             lines.append(f"  shares: {_some(parts)}")
-        if len(self.estimates) > 1:
-            compared = [
-                f"{shape}{f' ({count})' if count > 1 else ''} {format_seconds(seconds)}"
-                for shape, count, seconds in self.estimates
-            ]
+        texts = [
+            f"{shape}{f' ({count})' if count > 1 else ''} {format_seconds(seconds)}"
+            for shape, count, seconds in self.estimates
+        ]
+        compared = list(dict.fromkeys(texts))  # plans with other owners may look the same
+        if len(compared) > 1:
             lines.append(f"  compared: {_some(compared)}")
         if self.rates:
             rates = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,16 @@ def test_reduction_of_one_host_is_told_with_its_size_and_time(cluster: Cluster) 
     assert plan.elapsed_s is not None
     assert str(explained).startswith("ready, 512")
     assert cluster.explain(parts[0]).why == "no transfer: processes of h0 read it in shared memory"
+
+
+def test_alternatives_that_look_the_same_are_printed_once(cluster: Cluster) -> None:
+    total = cluster.reduce([cluster.put(np.ones(1 << 16)) for _ in range(2)])
+    cluster.wait(total)
+    (plan,) = cluster.explain(total).plans
+    same = ("one owner", 1, 0.5), ("one owner", 1, 0.5)
+    assert "compared" not in str(dataclasses.replace(plan, estimates=same))
+    text = str(dataclasses.replace(plan, estimates=(*same, ("chain", 1, 1.0))))
+    assert "compared: one owner 500 ms, chain 1.00 s\n" in f"{text}\n"
 
 
 def test_unfinished_and_failed_results_have_a_reason_in_place_of_a_plan(cluster: Cluster) -> None:
