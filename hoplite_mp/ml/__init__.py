@@ -4,6 +4,7 @@ Importing this package needs numpy only. Each name is imported at its first use;
 scikit-learn then (the extra `ml`).
 """
 
+from sys import modules as _modules
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
@@ -70,10 +71,21 @@ else:
     def __getattr__(name: str) -> object:
         module = _MODULES.get(name)
         if module is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            raise AttributeError(
+                f"module {__name__!r} has no attribute {name!r}", name=name, obj=_modules[__name__]
+            )
         from importlib import import_module
 
-        return globals().setdefault(name, getattr(import_module(module), name))
+        try:
+            found = getattr(import_module(module), name)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.partition(".")[0] != "sklearn":
+                raise
+            raise ModuleNotFoundError(
+                f"hoplite_mp.ml.{name} needs scikit-learn: pip install 'hoplite-mp[ml]'",
+                name=error.name,
+            ) from error
+        return globals().setdefault(name, found)
 
 
 __all__ = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -140,3 +141,12 @@ def test_mixture_reaches_the_likelihood_of_scikit_learn(
 def test_bad_parameters_are_value_errors_of_fit(bad: Any) -> None:
     with pytest.raises(ValueError, match=r"n_clusters|n_components|init|period|covariance_type"):
         bad.fit(np.arange(5.0)[:, None])
+
+
+def test_estimators_name_the_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.base", None)
+    monkeypatch.delitem(sys.modules, "hoplite_mp.ml._clustering", raising=False)
+    monkeypatch.delitem(vars(ml), "KMeans", raising=False)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'hoplite-mp\[ml\]'"):
+        _ = ml.KMeans
