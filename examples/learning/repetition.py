@@ -12,11 +12,11 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
 import hoplite_mp
-from examples.applications.nycflights import load
 from hoplite_mp import ml
 
 CODE = ml.Repetition(4, 1)
@@ -53,6 +53,9 @@ def train(c, pool, held, rows, one_of, event):
 
 
 def main():
+    sys.path.append(str(Path(__file__).parents[2]))  # has `examples`
+    from examples.applications.nycflights import load
+
     x, late, _ = load("carrier")
     parts = [(x[at :: CODE.n], late[at :: CODE.n]) for at in range(CODE.n)]
     options = {"address": sys.argv[1]} if len(sys.argv) > 1 else {}
