@@ -40,6 +40,7 @@ __all__ = ["payload_rate", "predict", "show"]
 
 # Simulated hosts run in one process, with real shared memory.
 HOSTS_MAX = 64
+LATENCY_MAX_S = 0.5  # with more, simulated hosts seem dead to each other
 # Of a full Ethernet frame with its preamble and the gap after it, this is payload of TCP.
 PAYLOAD_SHARE = 1448 / 1538
 INTERRUPTED = 130  # the exit code that shells use
@@ -67,6 +68,8 @@ def _predict(arguments: argparse.Namespace) -> int:
     counts = host_counts("hosts", arguments.hosts, HOSTS_MIN, HOSTS_MAX)
     rate = payload_rate("bandwidth", arguments.bandwidth)
     latency_s = duration("latency", arguments.latency)
+    if latency_s > LATENCY_MAX_S:
+        raise ConfigError(f"--latency={arguments.latency!r} is not allowed: at most 500ms")
     recording = read(arguments.trace, arguments.server or "", arguments.calls_per_step or 0)
     for hosts in counts:
         _check_memory(recording, hosts)

@@ -352,6 +352,7 @@ def test_the_command_shows_and_writes_a_table(
         (["--hosts", "1"], "--hosts='1' is not allowed"),
         (["--bandwidth", "fast"], "--bandwidth='fast' is not allowed"),
         (["--latency", "1h"], "--latency='1h' is not allowed"),
+        (["--latency", "5"], "--latency='5' is not allowed: at most 500ms"),
         (["--server", "weights"], "no calls of the actor 'weights'"),
     ],
 )
