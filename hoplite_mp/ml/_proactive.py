@@ -154,7 +154,8 @@ def proactive(
     """
     if not len(shards):
         raise ValueError("proactive needs at least one shard")
-    if period is not None and period != "auto" and not 0 <= float(period) < math.inf:
+    seconds = period if isinstance(period, (int, float, np.number)) else -1
+    if period is not None and period != "auto" and not 0 <= seconds < math.inf:
         raise ValueError(f'period is "auto", None or seconds, not {period!r}')
     if int(block) < 1:
         raise ValueError(f"a block has at least one row, not {block}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from typing import TYPE_CHECKING, Any
@@ -110,3 +111,9 @@ def test_an_exception_of_one_rank_is_raised(cluster: hoplite_mp.Cluster) -> None
 
     with pytest.raises(ArithmeticError, match="in the last shard"):
         ml.proactive(fails, np.array_split(ROWS, 3), mean_of, np.zeros(3), block=400)
+
+
+@pytest.mark.parametrize("period", ["often", -1, math.inf, [1]])
+def test_unsuitable_period_is_refused(period: Any) -> None:
+    with pytest.raises(ValueError, match=r'period is "auto", None or seconds, not '):
+        ml.proactive(lambda state, rows: (0.0, 1), [ROWS], mean_of, 0.0, period=period)
