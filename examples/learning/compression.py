@@ -27,10 +27,10 @@ def gradient(w1, w2, x, y):
     return x.T @ ((p @ w2.T) * (hidden > 0)), hidden.T @ p
 
 
-def train(rank, compressor):
-    digits = load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.target))
-    x, y = digits.data[order].astype(np.float32) / 16, digits.target[order]
+def train(rank, compressor, digits):
+    x, y = digits
+    order = np.random.default_rng(0).permutation(len(y))
+    x, y = x[order].astype(np.float32) / 16, y[order]
     mine = np.arange(TEST, len(y))[rank::RANKS]
     start, batches = np.random.default_rng(1), np.random.default_rng(rank)
     w1 = (start.normal(size=(64, HIDDEN)) * 0.1).astype(np.float32)
@@ -48,6 +48,7 @@ def train(rank, compressor):
 
 
 with hoplite_mp.Cluster(workers=RANKS) as c:
+    digits = c.put(load_digits(return_X_y=True))
     for compressor in (ml.TopK(1), ml.Quantise(8), ml.TopK(0.01)):
-        accuracy, sent = c.spmd(train, RANKS, compressor)[0].result()
+        accuracy, sent = c.spmd(train, RANKS, compressor, digits)[0].result()
         print(f"{compressor}: accuracy {accuracy:.3f}, sent by a rank {sent / 1e6:.2f} MB")

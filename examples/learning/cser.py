@@ -16,10 +16,10 @@ from hoplite_mp import ml
 RANKS, STEPS, BATCH, TEST = 4, 300, 32, 360
 
 
-def train(rank):
-    digits = load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.target))
-    x, y = digits.data[order].astype(np.float32) / 16, digits.target[order]
+def train(rank, digits):
+    x, y = digits
+    order = np.random.default_rng(0).permutation(len(y))
+    x, y = x[order].astype(np.float32) / 16, y[order]
     mine, batches = np.arange(TEST, len(y))[rank::RANKS], np.random.default_rng(rank)
     weights = np.zeros((64, 10), np.float32)
     group = hoplite_mp.current().group("cser", RANKS, rank)
@@ -37,5 +37,5 @@ def train(rank):
 
 
 with hoplite_mp.Cluster(workers=RANKS) as c:
-    accuracy, sent, dense = c.spmd(train, RANKS)[0].result()
+    accuracy, sent, dense = c.spmd(train, RANKS, load_digits(return_X_y=True))[0].result()
     print(f"accuracy {accuracy:.3f}, sent by a rank {sent / 1e3:.0f} kB of {dense / 1e3:.0f} kB")

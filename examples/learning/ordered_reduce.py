@@ -18,8 +18,7 @@ TASKS, STEPS, TEST = 8, 40, 360
 
 def gradient(weights, shard):
     """The sum of the gradients of softmax regression over a shard."""
-    digits = load_digits()
-    x, y = digits.data[shard] / 16, digits.target[shard]
+    x, y = shard
     p = np.exp(x @ weights)
     p /= p.sum(axis=1, keepdims=True)
     p[np.arange(len(y)), y] -= 1
@@ -27,12 +26,13 @@ def gradient(weights, shard):
 
 
 with hoplite_mp.Cluster(workers=2) as c:
-    digits = load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.target))
+    x, y = load_digits(return_X_y=True)
+    x /= 16
+    order = np.random.default_rng(0).permutation(len(y))
     test, rest = order[:TEST], order[TEST:]
     shares = 1 / np.arange(1, TASKS + 1) ** 2
     ends = (np.cumsum(shares / shares.sum()) * len(rest)).astype(int)
-    shards = [c.put(one) for one in np.split(rest, ends[:-1])]
+    shards = [c.put((x[one], y[one])) for one in np.split(rest, ends[:-1])]
     weights, sent, nbytes = np.zeros((64, 10)), 0, 0
     for _ in range(STEPS):
         grads = [c.submit(gradient, weights, shard) for shard in shards]
@@ -41,7 +41,7 @@ with hoplite_mp.Cluster(workers=2) as c:
         weights = weights - 0.5 * c.get(total) / len(rest)
         sent += len(total.contributors)
         nbytes += len(total.contributors) * weights.nbytes
-    found = (digits.data[test] @ weights).argmax(axis=1)
-    accuracy = (found == digits.target[test]).mean()
+    found = (x[test] @ weights).argmax(axis=1)
+    accuracy = (found == y[test]).mean()
     share = sent / STEPS / TASKS
     print(f"accuracy {accuracy:.3f}; sent {share:.0%} of the gradients, {nbytes / 1e3:.0f} kB")

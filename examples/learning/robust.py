@@ -48,9 +48,9 @@ def data():
 
 
 @np.errstate(all="ignore")  # the mean overflows
-def train(rank, name, faulty):
+def train(rank, name, faulty, digits):
     """Trains with this rank's shard; returns the accuracy on the test images."""
-    images, labels = data()
+    images, labels = digits
     held, test = slice(1200, 1400), slice(1400, None)
     rng = np.random.default_rng(rank)
     start = np.random.default_rng(7).standard_normal(FIRST + (HIDDEN + 1) * 10)
@@ -73,6 +73,7 @@ def train(rank, name, faulty):
 
 if __name__ == "__main__":
     with hoplite_mp.Cluster(workers=SIZE) as c:
+        digits = c.put(data())
         for name in ("mean", "median", "krum", "score"):
-            found = [c.spmd(train, SIZE, name, faulty)[-1].result() for faulty in (0, 3)]
+            found = [c.spmd(train, SIZE, name, n, digits)[-1].result() for n in (0, 3)]
             print(f"{name:8} accuracy {found[0]:.3f}, with three faulty workers {found[1]:.3f}")
