@@ -317,6 +317,8 @@ class BoundedReductions:
         return self._calls.contributors, payloads
 
     def _checked(self, num: Any, deadline: Any) -> tuple[int, float]:
+        if deadline is None:
+            raise TypeError(f"deadline=None: num={num!r} needs a deadline in seconds")
         if isinstance(deadline, bool) or not isinstance(deadline, (int, float)):
             raise TypeError(f"deadline={deadline!r}: it must be a number of seconds")
         if not 0 < deadline <= FOR_EVER_S:

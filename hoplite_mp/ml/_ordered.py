@@ -71,7 +71,9 @@ def ordered_reduce(
     if not xi >= 0:
         raise ValueError(f"xi={xi!r}: it must be at least 0")
     if not len(refs) or len(refs) != len(norms):
-        raise ValueError(f"{len(refs)} refs and {len(norms)} norms: as many norms as refs, not 0")
+        raise ValueError(
+            f"{len(refs)} refs and {len(norms)} norms: pass one norm for each ref, and at least one"
+        )
     if isinstance(to, (list, tuple)):
         raise ValueError("ordered_reduce sums at one node: `to` must not be a list")
     is_number = [isinstance(one, (int, float)) for one in norms]  # numpy's float64 is a float
