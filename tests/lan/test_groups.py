@@ -84,7 +84,9 @@ TIMED = """
             timed = joined()
             continue
         assert np.all(got == sum(7 * r + call for r in timed.contributors)), (call, items)
-        assert timed.contributors == ((1,) if is_late else tuple(range(size)))
+        # The array of a rank that has timed out may still count, as it was before that.
+        expected = {1} if is_late else {*range(size)}
+        assert expected <= {*timed.contributors}, (rank, call, timed.contributors)
         if is_late:
             all_are_there(timed)
     g.barrier()
