@@ -139,8 +139,8 @@ class _Rounds:
                     self._group._leave(True)
 
     def _turn(self) -> None:
-        due = self._core.due()
-        soon = FOREVER_NS if due is None or due <= clock.monotonic() else int(due * 1e9)
+        at = self._core.wakes_at()
+        soon = FOREVER_NS if at is None else int(at * 1e9)
         with contextlib.suppress(HopliteTimeoutError):
             self._member.wait(self._has_work, soon, str, counts=False)
         self._read_arrays()

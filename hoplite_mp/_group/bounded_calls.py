@@ -371,7 +371,7 @@ class BoundedCalls:
         self.request: BoundedRequest | None = None  # of the call `next`
         # Call -> the request and the array, until the call is over.
         self._given: dict[int, tuple[BoundedRequest, Any]] = {}
-        self._asked_at = self._planned_at = 0.0
+        self._asked_at = self._planned_at = self._led_at = 0.0
         self._arrays: dict[tuple[int, int], Arrays] = {}  # (call, epoch)
         self._pushed: set[tuple[int, int, int]] = set()  # (call, epoch, stage)
         self._folded: set[tuple[int, int, int]] = set()
@@ -576,6 +576,7 @@ class BoundedCalls:
 
     def lead(self, now: float) -> None:
         """Makes the next states, and sends them to all others."""
+        self._led_at = now
         while self.leads and (state := self._next_state(now)) is not None:
             assert self.state is not None
             taken = tuple((rank, self._taken.get(rank, count)) for rank, count in state.taken)
@@ -648,6 +649,12 @@ class BoundedCalls:
         if request is None or state.call != self.next:
             return None
         return self._asked_at + request.deadline
+
+    def wakes_at(self) -> float | None:
+        """When `lead` has to be called although no event occurs; None: events are enough. The time
+        is in the past if the deadline has passed since the last call of `lead`."""
+        due = self.due()
+        return None if due is None or due <= self._led_at else due
 
     # -- between rounds --------------------------------------------------------------------------
 

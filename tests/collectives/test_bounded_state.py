@@ -227,3 +227,17 @@ def test_bounded_calls_of_late_and_dying_ranks_give_equal_sums_everywhere(
         assert sorted(ranks.results) == list(range(6))
         for member in ranks.members.values():
             assert [one.call for one in member.made] == list(range(6))
+
+
+def test_deadline_that_passes_after_the_leader_has_acted_is_not_missed() -> None:
+    cores = [BoundedCalls(rank, OPERATION) for rank in range(2)]
+    reports = {core.rank: core.report() for core in cores}
+    for core in cores:
+        core.decide(reports, 0.0)
+    leader = cores[0]
+    leader.ask(BoundedRequest("sum", "sum", 2, 1.0), array_of(0, 0), 0.0)
+    leader.turn()
+    leader.lead(0.9)
+    assert leader.wakes_at() == 1.0  # also if the process stands still here until 2.0
+    leader.lead(2.0)
+    assert leader.wakes_at() is None  # it waits for the other rank, because num is 2
