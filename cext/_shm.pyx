@@ -172,8 +172,8 @@ cdef class Client(_Holders):
         return lease
 
     def take_lease(self, uint64_t payload, number, list seen) -> Lease:
-        """A block that the node has leased to this client in a reply. Records the reply in `seen`
-        in the same step, because the node takes back what is in unseen replies."""
+        """Takes over a block that the node leased to this client in a reply. Records the reply in
+        `seen` in the same step, because the node reclaims the blocks of unseen replies."""
         self.check_range(payload, 0)
         cdef Lease lease = Lease.__new__(Lease)
         lease.payload = payload

@@ -452,8 +452,8 @@ cdef class Tasks:
 
     @cython.critical_section
     def park(self, list oids) -> list[int]:
-        """Registers this client to be woken when these objects of others are done. unpark() what it
-        returns."""
+        """Registers this client to be woken when objects of other clients are done. Pass the result
+        to unpark()."""
         cdef list buckets = []
         cdef uint64_t oid
         cdef unsigned b

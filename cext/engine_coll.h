@@ -35,9 +35,9 @@
  *   1. Calls in progress at any two nodes differ by one at most, because call k + 1 needs a part of
  *      every node, and a node gives it only after its own commit of call k.
  *   2. A node answers a change of the members (GroupSync) only after TAKEN, so its report is final:
- *      it commits nothing more under the old version. The leading node decides only after the
- *      answers of all nodes, including those that lost their last member, so it learns of every
- *      commit that a living node has seen, and passes it on. TAKEN has the complete last one.
+ *      it commits nothing more under the old version. The leading node waits for the
+ *      answers of all nodes, including those that lost their last member. So it knows every commit
+ *      that a living node has seen, and passes the commit on. TAKEN has the complete last one.
  *   3. Parts count only for the version and the call in their frame. A new version opens at the
  *      commit of a call that the leading node has decided under it, so all nodes that are open with
  *      a version have the same members and the same first call.
@@ -190,7 +190,7 @@ void coll_result(struct coll_calls *all, struct coll_group *group, uint64_t call
 /* A member here has made its call; bytes: part->nbytes. */
 void coll_given(struct coll_calls *all, struct coll_group *group, uint64_t call,
                  const struct coll_part *part, const char *bytes);
-/* A frame of another node. Returns NULL, or what is wrong with it. */
+/* Processes a frame of another node. Returns NULL, or the reason why the frame is invalid. */
 const char *coll_receive(struct coll_calls *all, uint64_t generation, uint32_t node,
                           uint64_t version, uint64_t call, uint8_t phase, uint32_t plan,
                           const char *parts, uint32_t nbytes);

@@ -1,11 +1,11 @@
 /* Folds: a cell := op over other cells, as far as all of them have arrived.
  *
- * A reduction travels while it is computed. The kernels are those of reduce_kernels.h. They are fed
- * from cells, a bounded step at a time, in the order of the sources, so that the result has the
- * bits of one left fold over all contributions:
+ * The engine sends a reduction while it computes it. The kernels (reduce_kernels.h) read the cells
+ * in the order of the sources, a bounded step at a time, so that the result has the bits of one left
+ * fold over all contributions:
  *
  *     raw source ──widen, fold──► accumulator ──divide──► narrow ──► final result
- *     accumulated source ─copy, fold──► │                └────────► partial result, which travels
+ *     accumulated source ─copy, fold──► │                └────────► partial result, sent on
  *
  * A partial result keeps the accumulator's dtype (float16, bfloat16: float32; mean of integers:
  * float64; others: their own) and becomes the first source of the next fold.

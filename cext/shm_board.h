@@ -15,8 +15,9 @@
  * the result's slot when all ranks have made that call, and therefore after all have read this
  * result.
  * Larger parts, and all parts of a broadcast, gather, allgather or reduce_scatter, are in *call
- * buffers*: two for each rank, in the store, for even and odd calls. The leader only checks their
- * forms and commits. Each rank then reads all parts, and folds what it needs:
+ * buffers*: two for each rank, in the store, for even and odd calls. The leader only
+ * compares their dtypes and shapes, and commits the call. Each rank then reads all parts and folds
+ * its own result:
  *
  *   part 0 ──┐                                        ┌─► rank 0 folds, or copies
  *   part 1 ──┼─ forms compared by the leader ── commit┼─► rank 1 folds, or copies

@@ -21,7 +21,7 @@ ITEMS, CALLS, QUICK_CALLS = 1 << 20, 45, 6  # float32: 4 MiB
 DEADLINE_S, NUM = 0.65, 6
 PAUSE_S = 0.05  # between two calls, in which the program computes
 EVERY_S, LAST_S = 6.0, 2.0  # mean time between two slow periods, and their length
-# What is left of a host's link in a slow period, chosen so that Gloo has about these P99 / P50.
+# Bandwidth of a host in a slow period, by the ratio P99 / P50 that Gloo has with it.
 SLOW = {"1.5": "60mbit", "3": "25mbit"}
 PATIENCE_S = 200.0
 OURS = "benchmarks.learning.programs.bounded"

@@ -1,8 +1,8 @@
 """Broadcasts over eight random link matrices: packed trees, stripes, a chain, and the bound.
 
-The plans, and the trees, are those of the planner that clusters have. They are played twice: by a
-model of the engine, and by real nodes with the compiled engine in virtual time. Both are simulated,
-so no figure depends on the machine.
+The shipped planner makes the plans and the trees. A model of the engine plays each plan, and so do
+real nodes with the compiled engine in virtual time. Both are simulations, so no figure depends on
+the machine.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def speeds(seed: int) -> Speeds:
 
 def by_nodes(paths: Matrix) -> list[tuple[str, float]]:
     """(shape, bytes a second) of broadcasts by real nodes in virtual time, one after another. The
-    manager is told the rates of the paths at the beginning, as if they had been measured."""
+    manager knows the rates of the paths from the beginning, as after measurements."""
     found: list[tuple[str, float]] = []
 
     def narrow(network: VirtualNetwork, _: random.Random) -> dict[tuple[int, int], float]:
@@ -232,7 +232,7 @@ def measured(quick: bool) -> Outcome:
         "On a star, where only the links of hosts limit, stripes reach the bound, and the planner "
         "uses them.",
         "The rates of all narrow paths are given here. A cluster measures paths in its first "
-        "broadcasts, and finds only those that get less than half of an equal part of their links: "
+        "broadcasts, and finds only those that get less than half of a fair share of their links: "
         "where most paths are narrow, it knows too few of them.",
         "Trees are packed for at most 16 hosts, and the first broadcast does not wait for them.",
     ]  # fmt: skip

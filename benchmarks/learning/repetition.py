@@ -82,7 +82,7 @@ def _setup(
             name: round(one["usage"]["cpu_s"], 1)
             for name, one in named.items()
             if one is not killed
-        },  # a host that has died no longer shows what it used
+        },  # the counters of a dead host are lost
         "seed": given["seed"],
     }
 

@@ -184,12 +184,12 @@ def test_open_files(monkeypatch: pytest.MonkeyPatch, hard: int, level: str) -> N
     assert only(capacity._descriptors()).level == level
 
 
-@pytest.mark.parametrize(("room", "level"), [(10, "problem"), (50, "warning"), (5000, "ok")])
-def test_processes(monkeypatch: pytest.MonkeyPatch, room: int, level: str) -> None:
-    patch(monkeypatch, capacity, cpu_count=4, processes_left=(room, "control group"))
+@pytest.mark.parametrize(("left", "level"), [(10, "problem"), (50, "warning"), (5000, "ok")])
+def test_processes(monkeypatch: pytest.MonkeyPatch, left: int, level: str) -> None:
+    patch(monkeypatch, capacity, cpu_count=4, processes_left=(left, "control group"))
     found = only(capacity._processes())
     assert found.level == level
-    assert f"{room} more" in found.observation
+    assert f"{left} more" in found.observation
 
 
 # -- memory, disk --------------------------------------------------------------------------------

@@ -262,22 +262,22 @@ def test_a_standby_waits_for_room_and_keeps_nobody_waiting(monkeypatch: pytest.M
     host: Any = SimpleNamespace(
         start=start, first=[], ending=False, fork=fork, own_descriptors=lambda: []
     )
-    room = manager_process.ManagerProcess(host)
+    manager = manager_process.ManagerProcess(host)
     ask = StartStandby(1, ["10.0.0.2:7001"], b"", b"")
     full = BlockingIOError(errno.EAGAIN, "no process")
     reader, writer = os.pipe()
     with open(reader, "rb") as listening:
         outcomes += [full, full, 77]
-        room.take_standby(ask, writer)
-        assert (room.pid, len(outcomes), room.due is None) == (0, 2, False)
-        room.retry()
-        assert (room.pid, len(outcomes), room.due is None) == (0, 1, False)
-        room.retry()
-        assert (room.pid, len(outcomes), room.due is None) == (77, 0, True)
+        manager.take_standby(ask, writer)
+        assert (manager.pid, len(outcomes), manager.due is None) == (0, 2, False)
+        manager.retry()
+        assert (manager.pid, len(outcomes), manager.due is None) == (0, 1, False)
+        manager.retry()
+        assert (manager.pid, len(outcomes), manager.due is None) == (77, 0, True)
         monkeypatch.setattr(manager_process, "PATIENCE_S", -1.0)
         outcomes.append(full)
-        room.restart()
-        assert (room.standby, room.due, host.ending) == (None, None, False)
+        manager.restart()
+        assert (manager.standby, manager.due, host.ending) == (None, None, False)
         assert listening.read() == b""  # its end here is closed, so nobody calls in vain
 
 

@@ -1,7 +1,7 @@
 """torch's DistributedDataParallel over Gloo with its PowerSGD hook: the peer of `gradients`.
 
-Every rank is a program on its own host. Parameters, batches and learning rate are those of
-`gradients`.
+Each host runs one rank as a program. The initial parameters, the batches and the learning rate are
+the same as in `gradients`.
 
 Needs: torch
 """

@@ -8,8 +8,8 @@ three conditions hold together:
 1. The flow is backlogged: for most of a stretch of WINDOW_S its sender had more to send than its
 socket accepted.
 2. Neither host's link is full in that stretch.
-3. The flow gets less than half of an equal part of each of the two links. Links are shared between
-flows about equally, though not exactly.
+3. The flow gets less than half of its fair share of each of the two links. Flows share a link about
+equally, though not exactly.
 
 The sender knows the first condition and its own link, so it sends PathCongested to the receiver.
 The receiver knows its own link. It measures the rate, because bytes that a sender has written to a

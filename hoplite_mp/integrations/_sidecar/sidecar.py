@@ -149,7 +149,7 @@ class SidecarMember:
         self._passes_on = passes_on
         # Notified when `cluster` or `lost` changes.
         self._changed = locks.condition("engine.changed")
-        self._left = threading.Event()  # the membership has ended: stop looking for another node
+        self._ended = threading.Event()  # the membership has ended: no search for another node
         self._follows = threading.Thread(target=self._follow, name="hoplite_mp beside", daemon=True)
 
     def leave(self) -> None:
@@ -169,7 +169,7 @@ class SidecarMember:
                 return
             del _members[self.place.name]
             cluster = self.cluster
-        self._left.set()
+        self._ended.set()
         cluster.shutdown(wait=True, cancel_futures=True)
         # Otherwise that thread could start an unused sidecar after this method has returned.
         self._follows.join(END_S)
@@ -201,11 +201,11 @@ class SidecarMember:
             try:
                 if begun_here:
                     raise errors.ManagerLostError("its node was on this host, with the manager")
-                found = _enter(self.place, REJOIN_S, self._passes_on, self._left)
+                found = _enter(self.place, REJOIN_S, self._passes_on, self._ended)
             # Of any class: the system may refuse a process or a descriptor. The next call of
             # `take_part` tries again.
             except Exception as error:
-                if self._left.is_set():
+                if self._ended.is_set():
                     return
                 with self._changed, _lock:
                     self.lost = error if isinstance(error, HopliteError) else _no_node(error)
@@ -362,7 +362,7 @@ def member_of(place: Place) -> SidecarMember | None:
         member = _members.get(place.name)
         if member is not None and not member.cluster._runtime.client.usable:
             del _members[place.name]  # its Cluster has been shut down
-            member._left.set()
+            member._ended.set()
             return None
         return member
 
