@@ -18,7 +18,7 @@ from hoplite_mp._common.machine_limits import format_bytes, format_seconds, thre
 from hoplite_mp._common.object_states import CANCELLED, PENDING, STATE, VALUED
 from hoplite_mp._protocol.fields import FOLDING, INLINE_BYTES_MAX, SHARES
 from hoplite_mp._protocol.local import Explain, Locate
-from hoplite_mp._protocol.plans import ToldPlan
+from hoplite_mp._protocol.plans import PlanSummary
 from hoplite_mp.config import PLAN_RECORDS_MAX
 
 if TYPE_CHECKING:
@@ -191,8 +191,8 @@ def explain(runtime: Runtime, ref: Any) -> Explanation:
     numbers = runtime.channel.call(Locate(oid)).value if valued else []
     locations = tuple(map(node_id, numbers))
     found = runtime.channel.call(Explain(oid)).value
-    told = msgspec.convert(found or [], list[ToldPlan])
-    plans = tuple(_plan(one, nbytes) for one in told)
+    summaries = msgspec.convert(found or [], list[PlanSummary])
+    plans = tuple(_plan(one, nbytes) for one in summaries)
     own = node_id(runtime.tasks.node_number)
     why = ""
     if found is None:
@@ -230,26 +230,26 @@ def _no_plan(state: str, nbytes: int, locations: tuple[str, ...], own: str) -> s
     return f"no plan is recorded; the manager keeps those of the last {PLAN_RECORDS_MAX} objects"
 
 
-def _plan(told: ToldPlan, nbytes: int) -> TransferPlan:
-    ended = told.state in ("done", "failed")
-    size = told.nbytes
-    if not size and told.kind in FOLDING:  # the planner of a single host knows no sizes
+def _plan(summary: PlanSummary, nbytes: int) -> TransferPlan:
+    ended = summary.state in ("done", "failed")
+    size = summary.nbytes
+    if not size and summary.kind in FOLDING:  # the planner of a single host knows no sizes
         size = nbytes
     return TransferPlan(
-        kind=told.kind,
-        shape=told.shape,
-        state=told.state,
+        kind=summary.kind,
+        shape=summary.shape,
+        state=summary.state,
         nbytes=size,
-        sources=tuple(map(node_id, told.sources)),
-        receivers=tuple(map(node_id, told.receivers)),
-        shares={node_id(node): shares / SHARES for node, shares in told.owners},
-        estimates=told.estimates,
-        rates={node_id(node): (up, down) for node, up, down, _ in told.rates},
-        assumed=tuple(node_id(node) for node, _, _, measured in told.rates if not measured),
-        expected_s=told.expected_s,
-        elapsed_s=told.last_s if ended else None,
-        last=node_id(told.last_node) if told.finished else "",
-        why=told.why,
+        sources=tuple(map(node_id, summary.sources)),
+        receivers=tuple(map(node_id, summary.receivers)),
+        shares={node_id(node): shares / SHARES for node, shares in summary.owners},
+        estimates=summary.estimates,
+        rates={node_id(node): (up, down) for node, up, down, _ in summary.rates},
+        assumed=tuple(node_id(node) for node, _, _, measured in summary.rates if not measured),
+        expected_s=summary.expected_s,
+        elapsed_s=summary.last_s if ended else None,
+        last=node_id(summary.last_node) if summary.finished else "",
+        why=summary.why,
     )
 
 

@@ -167,8 +167,8 @@ class _Rounds:
         return self._core.wants_round(alive | joining)
 
     def _make_round(self) -> None:
-        """Takes part in the next round. Every rank tells all others, because the rank that has
-        begun the round may die before it has told all."""
+        """Takes part in the next round. Every rank announces it to all others, because the rank
+        that began it may die before all have received its message."""
         group, core = self._group, self._core
         number = self._member.calls
         for rank in group.alive:
@@ -232,7 +232,7 @@ class _Rounds:
             if found.tag == ROUND:
                 self._due = max(self._due, *report)
             else:
-                self._core.heard(found.source, report, clock.monotonic())
+                self._core.receive_report(found.source, report, clock.monotonic())
 
     def _send(self, messages: MemberMessages, value: Any, to: int, tag: int) -> None:
         """Sends a message; a dead rank needs none."""

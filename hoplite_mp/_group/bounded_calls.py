@@ -45,7 +45,7 @@ __all__ = [
     "Finish",
     "Post",
     "Report",
-    "Tell",
+    "SendReport",
     "cover",
     "decided",
     "mistake",
@@ -54,7 +54,7 @@ __all__ = [
 
 PUSH, MORE, TOTAL, WHOLE = range(4)  # what a message with arrays contains
 # What a message between ranks is: a report to the leading rank, or its next state.
-ARRIVED, FOLDED, TAKEN, ASKED, NEXT = range(5)
+ARRIVED, FOLDED, TAKEN, REQUESTED, NEXT = range(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,8 @@ class BoundedState:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a rank tells all others in a round. `whole`: it has the result of the planned call;
-    `lacks`, `keeps`: ended calls whose result it has not, or has."""
+    """The message of a rank to all others in a round. `whole`: it has the result of the planned
+    call; `lacks`, `keeps`: ended calls whose result it has not, or has."""
 
     state: BoundedState | None  # None: the rank is new
     whole: bool
@@ -320,7 +320,7 @@ class Post(NamedTuple):
     arrays: list[Any]
 
 
-class Tell(NamedTuple):
+class SendReport(NamedTuple):
     """Send a report to the leading rank, or the next state to another rank."""
 
     to: int
@@ -336,7 +336,7 @@ class Finish(NamedTuple):
     error: BaseException | None
 
 
-Action: TypeAlias = Post | Tell | Finish
+Action: TypeAlias = Post | SendReport | Finish
 
 
 @dataclass(slots=True)
@@ -375,12 +375,13 @@ class BoundedCalls:
         self._arrays: dict[tuple[int, int], Arrays] = {}  # (call, epoch)
         self._pushed: set[tuple[int, int, int]] = set()  # (call, epoch, stage)
         self._folded: set[tuple[int, int, int]] = set()
-        self._told: dict[tuple[int, int, int], int] = {}  # the last report of a (call, epoch, what)
+        # The last report that was sent of a (call, epoch, what).
+        self._reports_sent: dict[tuple[int, int, int], int] = {}
         # At the leading rank: reports by rank, of the present (call, epoch, what).
         self._reports: dict[tuple[int, int, int], dict[int, int]] = {}
         self._taken: dict[int, int] = {}
         self._requests: dict[int, tuple[int, BoundedRequest]] = {}  # rank -> its latest call
-        self._said: tuple[int, int] | None = None  # (round, call) in which it told its request
+        self._request_sent: tuple[int, int] | None = None  # (round, call) of its latest request
         self._orphans: set[int] = set()  # ended calls whose result no living rank can give
         self._actions: list[Action] = []
 
@@ -410,7 +411,7 @@ class BoundedCalls:
         else:
             (of.totals if what == TOTAL else of.slices)[source, stage] = arrays
 
-    def heard(self, source: int, report: tuple[Any, ...], now: float) -> None:
+    def receive_report(self, source: int, report: tuple[Any, ...], now: float) -> None:
         """A message of another rank."""
         what, call, epoch, stage, value = report
         if what == NEXT:
@@ -419,7 +420,7 @@ class BoundedCalls:
                 self._adopt(value, now)
         elif what == TAKEN:
             self._taken[source] = value
-        elif what == ASKED:
+        elif what == REQUESTED:
             self._requests[source] = call, value
         else:
             self._reports.setdefault((call, epoch, what + 2 * stage), {})[source] = value
@@ -510,7 +511,7 @@ class BoundedCalls:
         if before is None:
             self.next = dict(state.taken)[self.rank]
         self._adopt(state, now)
-        self._told.clear()  # the leading rank may be another one
+        self._reports_sent.clear()  # the leading rank may be another one
         if before is None:
             return
         living = {rank for rank, one in reports.items() if one.state is not None}
@@ -538,7 +539,7 @@ class BoundedCalls:
         }
         self._given = {call: one for call, one in self._given.items() if call >= state.call}
         oldest = self._oldest(state)
-        everything: tuple[dict[Any, Any], ...] = (self._arrays, self._told, self._reports)
+        everything: tuple[dict[Any, Any], ...] = (self._arrays, self._reports_sent, self._reports)
         for kept in everything:
             for key in [key for key in kept if key[:2] < oldest]:
                 del kept[key]
@@ -585,14 +586,14 @@ class BoundedCalls:
             self._adopt(state, now)
             for rank in state.view:
                 if rank != self.rank:
-                    self._actions.append(Tell(rank, (NEXT, state.step, 0, 0, state)))
+                    self._actions.append(SendReport(rank, (NEXT, state.step, 0, 0, state)))
 
     def _next_state(self, now: float) -> BoundedState | None:
         """The next state; None: nothing has changed."""
         state, closes = self.state, self._closes(now)
         assert state is not None
         if state.plan is not None:
-            has = self._heard_of(FOLDED)
+            has = self._reported(FOLDED)
             over, plan = advanced(state.plan, state.receivers, has, state.num, closes=closes)
             if over:
                 return _over(state, plan)
@@ -607,7 +608,7 @@ class BoundedCalls:
         if self.rank not in requests:
             return None
         asked = sum(1 << rank for rank in requests)
-        has = {rank: some & asked for rank, some in self._heard_of(ARRIVED).items()}
+        has = {rank: some & asked for rank, some in self._reported(ARRIVED).items()}
         request = requests[self.rank]
         plan_made = planned(state.receivers, has, request, closes=closes)
         if plan_made is None:
@@ -617,7 +618,7 @@ class BoundedCalls:
             deadline=request.deadline,
         )  # fmt: skip
 
-    def _heard_of(self, what: int) -> dict[int, int]:
+    def _reported(self, what: int) -> dict[int, int]:
         state = self.state
         assert state is not None
         stage = len(state.plan.late) if state.plan is not None else 0
@@ -676,7 +677,7 @@ class BoundedCalls:
             self._push(state, *self._given[state.call])
         if state.plan is not None and not state.plan.gathers:
             self._fold(state, state.plan)
-        self._tell(state)
+        self._send_report(state)
         self._finish(state, departed)
 
     def _push(self, state: BoundedState, request: BoundedRequest, array: Any) -> None:
@@ -727,7 +728,7 @@ class BoundedCalls:
             for rank in self._others_first(state):
                 self._post(rank, TOTAL, call, epoch, stage, totals)
 
-    def _tell(self, state: BoundedState) -> None:
+    def _send_report(self, state: BoundedState) -> None:
         """Reports to the leading rank what has arrived here."""
         stage = len(state.plan.late) if state.plan is not None else 0
         what = ARRIVED if state.plan is None else FOLDED
@@ -735,14 +736,14 @@ class BoundedCalls:
         if self.leads:
             return
         asks = self.request is not None and self.next == state.call
-        if asks and self._said != (state.round, state.call):
-            self._said = state.round, state.call
-            report: tuple[Any, ...] = (ASKED, state.call, 0, 0, self.request)
-            self._actions.append(Tell(state.leader, report))
-        if self._told.get(key, 0) != value:
-            self._told[key] = value
+        if asks and self._request_sent != (state.round, state.call):
+            self._request_sent = state.round, state.call
+            report: tuple[Any, ...] = (REQUESTED, state.call, 0, 0, self.request)
+            self._actions.append(SendReport(state.leader, report))
+        if self._reports_sent.get(key, 0) != value:
+            self._reports_sent[key] = value
             report = what, state.call, state.epoch, stage, value
-            self._actions.append(Tell(state.leader, report))
+            self._actions.append(SendReport(state.leader, report))
 
     def _finish(self, state: BoundedState, departed: Callable[[int, int], bool]) -> None:
         """Ends this rank's call if its result is here."""
@@ -772,7 +773,7 @@ class BoundedCalls:
         self._taken[self.rank] = self.next
         self.request = None
         if not self.leads:
-            self._actions.append(Tell(state.leader, (TAKEN, call, 0, 0, self.next)))
+            self._actions.append(SendReport(state.leader, (TAKEN, call, 0, 0, self.next)))
         self._actions.append(Finish(call, value, ended, error))
 
 

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hoplite_mp._protocol.fields import FOLDING, TEXT_CHARS_MAX, shorten
 from hoplite_mp._protocol.messages import Distribute, ExecuteReduce
-from hoplite_mp._protocol.plans import ESTIMATES_MAX, NODES_TOLD_MAX, PLANS_TOLD_MAX, ToldPlan
+from hoplite_mp._protocol.plans import (
+    ESTIMATES_MAX,
+    NODES_REPORTED_MAX,
+    PLANS_REPORTED_MAX,
+    PlanSummary,
+)
 from hoplite_mp.config import PLAN_RECORDS_MAX
 
 if TYPE_CHECKING:
@@ -64,7 +69,7 @@ class PlanRecord:
             for _, ready_in, node, offered in self.candidates
         ]
 
-    def told(self) -> ToldPlan:
+    def summary(self) -> PlanSummary:
         """The record as a message."""
         plan = self.plan
         copies = isinstance(plan, Distribute)
@@ -77,19 +82,19 @@ class PlanRecord:
             sources = tuple(owners)  # also parents whose own copies are still arriving
         sources = tuple(dict.fromkeys(sources))
         kind = plan.kind if isinstance(plan, ExecuteReduce) else "broadcast"
-        return ToldPlan(
+        return PlanSummary(
             kind="copy" if copies and len(receivers) == 1 else kind,
             shape=shape_words(plan),
             state=self.state,
             nbytes=plan.nbytes,
-            sources=sources[:NODES_TOLD_MAX],
+            sources=sources[:NODES_REPORTED_MAX],
             source_count=len(sources),
-            receivers=receivers[:NODES_TOLD_MAX],
+            receivers=receivers[:NODES_REPORTED_MAX],
             receiver_count=len(receivers),
-            owners=tuple(owners.items())[:NODES_TOLD_MAX],
+            owners=tuple(owners.items())[:NODES_REPORTED_MAX],
             owner_count=len(owners),
             estimates=tuple(sorted(self._compared(), key=lambda one: one[2])[:ESTIMATES_MAX]),
-            rates=tuple(self.rates[:NODES_TOLD_MAX]),
+            rates=tuple(self.rates[:NODES_REPORTED_MAX]),
             expected_s=self.expected_s,
             finished=self.finished,
             last_node=self.last_node,
@@ -110,7 +115,7 @@ class PlanLog:
         for _, object_id in zip(range(self._records_max), objects, strict=False):
             rows = self._records.pop(object_id, [])
             rows.append(record)
-            del rows[:-PLANS_TOLD_MAX]
+            del rows[:-PLANS_REPORTED_MAX]
             self._put(object_id, rows)
         return record
 
@@ -126,9 +131,9 @@ class PlanLog:
             del self._records[next(iter(self._records))]
         self._records[object_id] = rows
 
-    def told(self, object_id: bytes) -> tuple[ToldPlan, ...]:
+    def summaries(self, object_id: bytes) -> tuple[PlanSummary, ...]:
         """The recorded plans of an object, the latest last."""
-        return tuple(record.told() for record in self._records.get(object_id, ()))
+        return tuple(record.summary() for record in self._records.get(object_id, ()))
 
 
 def shape_words(plan: Plan) -> str:

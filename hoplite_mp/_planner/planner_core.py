@@ -53,8 +53,8 @@ from hoplite_mp._protocol.messages import (
     OperationSlow,
     OwnerAsked,
     PeerLost,
-    PlansAsked,
-    PlansTold,
+    PlansReported,
+    PlansRequested,
     ReduceRequested,
     SourceFailed,
     SourceReady,
@@ -390,11 +390,11 @@ class Planner:
 
     # ---- questions
 
-    def _plans_asked(self, message: PlansAsked, now: float) -> list[Send]:
+    def _plans_asked(self, message: PlansRequested, now: float) -> list[Send]:
         if not self.membership.is_living(message.node):
             return []
         plans = self.reductions.plans_of(message.object)
-        return [(message.node, PlansTold(message.request, plans))]
+        return [(message.node, PlansReported(message.request, plans))]
 
     # ---- groups
 
@@ -463,5 +463,5 @@ _HANDLERS: dict[type, Callable[[Planner, Any, float], list[Send]]] = {
     ActorNameClaimed: Planner._actor_name,
     ActorNameAsked: Planner._actor_name,
     ActorNameReleased: Planner._actor_name,
-    PlansAsked: Planner._plans_asked,
+    PlansRequested: Planner._plans_asked,
 }

@@ -51,7 +51,7 @@ from hoplite_mp._protocol.messages import (
     SourceReady,
     Stripe,
 )
-from hoplite_mp._protocol.plans import NODES_TOLD_MAX, ToldPlan
+from hoplite_mp._protocol.plans import NODES_REPORTED_MAX, PlanSummary
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -437,11 +437,11 @@ class Reductions:
         if op.record is not None:
             op.record.end("replaced", now, why)
 
-    def plans_of(self, object_id: bytes) -> tuple[ToldPlan, ...]:
+    def plans_of(self, object_id: bytes) -> tuple[PlanSummary, ...]:
         """The recorded plans of an object, or of a collective that has it as a result."""
-        told = self._log.told(object_id)
-        if told:
-            return told
+        found = self._log.summaries(object_id)
+        if found:
+            return found
         waits = (op for op in self.operations.values() if object_id in op.request.results)
         return tuple(_waiting_plan(op) for op in waits if op.state is OperationState.WAITING)
 
@@ -542,20 +542,20 @@ class Reductions:
                 self._broadcasts.pop(object_id, None)
 
 
-def _waiting_plan(op: Operation) -> ToldPlan:
+def _waiting_plan(op: Operation) -> PlanSummary:
     """A collective that has no plan yet."""
     request = op.request
     what, count, ready = "sources", len(request.sources), len(op.ready)
     if op.groups is not None:
         what, count, ready = "groups of sources", len(request.one_of), len(op.groups.ready)
-    return ToldPlan(
+    return PlanSummary(
         kind=request.kind,
         shape="",
         state="waiting",
         nbytes=max((one.nbytes for one in op.ready.values()), default=0),
         sources=(),
         source_count=len(request.sources),
-        receivers=request.to[:NODES_TOLD_MAX],
+        receivers=request.to[:NODES_REPORTED_MAX],
         receiver_count=len(request.to),
         owners=(),
         owner_count=0,

@@ -31,7 +31,7 @@ from hoplite_mp._protocol.messages import (
     OperationFailed,
     OwnersNamed,
     OwnerTold,
-    PlansTold,
+    PlansReported,
     Withdraw,
 )
 
@@ -222,7 +222,7 @@ def _name_held(m: ActorNameHeld) -> list[str]:
     return [f"request {m.request}: {m.name!r} is the name of {holder}"]
 
 
-def _plans_told(m: PlansTold) -> list[str]:
+def _plans_told(m: PlansReported) -> list[str]:
     rows = [f"{one.kind} by {one.shape or 'no plan'}, {one.state}" for one in m.plans]
     return [f"request {m.request}: {len(rows)} plans", *rows]
 
@@ -250,5 +250,5 @@ _DRAWN: dict[type, Callable[..., list[str]]] = {
     GroupTasksAsked: _tasks_asked,
     GroupGivenUp: _given_up,
     ActorNameHeld: _name_held,
-    PlansTold: _plans_told,
+    PlansReported: _plans_told,
 }

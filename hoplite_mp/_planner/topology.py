@@ -20,7 +20,7 @@ from bisect import bisect_left, insort
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from hoplite_mp._protocol.plans import NODES_TOLD_MAX
+from hoplite_mp._protocol.plans import NODES_REPORTED_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -156,7 +156,7 @@ class Topology:
     def described(self, nodes: Iterable[int]) -> tuple[tuple[int, float, float, bool], ...]:
         """(node, up, down, whether it has reported a rate) of the first of these nodes, as many as
         users are told of."""
-        some = list(islice(nodes, NODES_TOLD_MAX))
+        some = list(islice(nodes, NODES_REPORTED_MAX))
         ups, downs = self._up.by_node, self._down.by_node
         return tuple(
             (node, rates.up, rates.down, node in ups or node in downs)

@@ -363,7 +363,7 @@ class Locate(msgspec.Struct, frozen=True, tag="Locate", array_like=True):
 
 
 class Explain(msgspec.Struct, frozen=True, tag="Explain", array_like=True):
-    """Reply: the planner's records of the plans of an object (`ToldPlan`); None: the manager has
+    """Reply: the planner's records of the plans of an object (`PlanSummary`); None: the manager has
     not answered in time."""
 
     oid: int

@@ -11,13 +11,13 @@ created, by this process or by the decoder: an illegal message cannot exist.
                 OperationSlow ExecutionFailed OperationDropped                        ─►
             ──  GroupJoinRequested GroupAdmitted GroupLeft GroupTasksOver             ─►
             ──  ActorNameClaimed ActorNameAsked ActorNameReleased                     ─►
-            ──  PlansAsked                                                            ─►
+            ──  PlansRequested                                                            ─►
             ◄─  Credentials NodeAdmitted MembersChanged Leave GivenUp ClusterEnded    ──
             ◄─  Distribute Withdraw FetchRefused OwnersNamed OwnerTold                ──
             ◄─  ExecuteReduce Commit OperationFailed Forget                           ──
             ◄─  GroupMembers GroupJoined GroupRefused GroupClosed                     ──
             ◄─  GroupTasksAsked GroupGivenUp                                          ──
-            ◄─  ActorNameHeld PlansTold                                               ──
+            ◄─  ActorNameHeld PlansReported                                               ──
 
 Terms: an *operation* id is chosen by the requesting node and unique in the cluster; an *epoch*
 counts the plans of an operation, from 1 (for copies: of the cluster); the *generation* of a client
@@ -90,7 +90,7 @@ from hoplite_mp._protocol.operations import (
     SourceReady,
     StripesComplete,
 )
-from hoplite_mp._protocol.plans import PlansAsked, PlansTold
+from hoplite_mp._protocol.plans import PlansReported, PlansRequested
 
 __all__ = [
     "SHARES",
@@ -143,8 +143,8 @@ __all__ = [
     "OwnerTold",
     "OwnersNamed",
     "PeerLost",
-    "PlansAsked",
-    "PlansTold",
+    "PlansReported",
+    "PlansRequested",
     "ReduceRequested",
     "SourceFailed",
     "SourceReady",
@@ -197,7 +197,7 @@ NodeToManager: TypeAlias = (
     | ActorNameClaimed
     | ActorNameAsked
     | ActorNameReleased
-    | PlansAsked
+    | PlansRequested
 )
 ManagerToNode: TypeAlias = (
     Credentials
@@ -222,6 +222,6 @@ ManagerToNode: TypeAlias = (
     | GroupTasksAsked
     | GroupGivenUp
     | ActorNameHeld
-    | PlansTold
+    | PlansReported
 )
 AnyMessage: TypeAlias = NodeToManager | ManagerToNode

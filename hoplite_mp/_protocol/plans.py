@@ -1,6 +1,6 @@
 """The messages by which a node asks the manager for the plans that moved an object.
 
-PlansAsked ─► PlansTold        at the request of a user (`Cluster.explain`)
+PlansRequested ─► PlansReported        at the request of a user (`Cluster.explain`)
 """
 
 from __future__ import annotations
@@ -22,12 +22,18 @@ from hoplite_mp._protocol.fields import (
     text,
 )
 
-__all__ = ["NODES_TOLD_MAX", "PLANS_TOLD_MAX", "PlansAsked", "PlansTold", "ToldPlan"]
+__all__ = [
+    "NODES_REPORTED_MAX",
+    "PLANS_REPORTED_MAX",
+    "PlanSummary",
+    "PlansReported",
+    "PlansRequested",
+]
 
 # How many nodes of one plan are named; the others are only counted. Higher: longer answers, which
 # must fit into one packet between a node and its client.
-NODES_TOLD_MAX = 64
-PLANS_TOLD_MAX = 16  # plans of one object: the latest
+NODES_REPORTED_MAX = 64
+PLANS_REPORTED_MAX = 16  # plans of one object: the latest
 ESTIMATES_MAX = 16
 SHAPE_CHARS_MAX = 64
 # "waiting": for sources, without a plan; "replaced": a later plan took over, or the object was no
@@ -35,7 +41,7 @@ SHAPE_CHARS_MAX = 64
 STATES = ("waiting", "running", "done", "replaced", "failed")
 
 
-class ToldPlan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class PlanSummary(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One plan, as recorded by the planner.
 
     `kind`: "copy" (requested by its receiver), or the kind of collective. `owners`: (node, shares
@@ -78,7 +84,7 @@ class ToldPlan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
         between("last_node", self.last_node, 0, NODES_MAX)
         for name, nodes in (("sources", self.sources), ("receivers", self.receivers)):
             numbers(name, nodes, NODES_MAX)
-            between(f"number of {name}", len(nodes), 0, NODES_TOLD_MAX)
+            between(f"number of {name}", len(nodes), 0, NODES_REPORTED_MAX)
         seconds("last_s", self.last_s)
         if self.expected_s is not None:
             seconds("expected_s", self.expected_s)
@@ -86,9 +92,9 @@ class ToldPlan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
     def _check_rows(self) -> None:
         for name, rows, most in (
-            ("owners", self.owners, NODES_TOLD_MAX),
+            ("owners", self.owners, NODES_REPORTED_MAX),
             ("estimates", self.estimates, ESTIMATES_MAX),
-            ("rates", self.rates, NODES_TOLD_MAX),
+            ("rates", self.rates, NODES_REPORTED_MAX),
         ):
             between(f"number of {name}", len(rows), 0, most)
         for node, shares in self.owners:
@@ -104,7 +110,7 @@ class ToldPlan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
             flags(measured=measured)
 
 
-class PlansAsked(Message, frozen=True, tag="PlansAsked"):
+class PlansRequested(Message, frozen=True, tag="PlansRequested"):
     """Requests the plans of that object, or of the collective with that result."""
 
     request: int
@@ -116,12 +122,12 @@ class PlansAsked(Message, frozen=True, tag="PlansAsked"):
         object_id("object", self.object)
 
 
-class PlansTold(Message, frozen=True, tag="PlansTold"):
+class PlansReported(Message, frozen=True, tag="PlansReported"):
     """The answer: the recorded plans, the latest last."""
 
     request: int
-    plans: tuple[ToldPlan, ...]
+    plans: tuple[PlanSummary, ...]
 
     def __post_init__(self) -> None:
         counts(request=self.request)
-        between("number of plans", len(self.plans), 0, PLANS_TOLD_MAX)
+        between("number of plans", len(self.plans), 0, PLANS_REPORTED_MAX)

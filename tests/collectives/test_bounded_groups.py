@@ -274,7 +274,7 @@ def test_a_rank_whose_thread_has_failed_stops_no_other_rank(
             done.set()
             return total
         rounds = group._bounded._rounds  # type: ignore[union-attr]
-        rounds._core.heard = fail  # type: ignore[union-attr, method-assign]
+        rounds._core.receive_report = fail  # type: ignore[union-attr, method-assign]
         left.set()
         assert done.wait(PATIENCE_S)
         with pytest.raises(error, match="failed"):

@@ -21,7 +21,7 @@ from hoplite_mp._group.bounded_calls import (
     BoundedRequest,
     Finish,
     Post,
-    Tell,
+    SendReport,
 )
 from hoplite_mp.errors import PeerLostError
 
@@ -117,8 +117,8 @@ class Ranks:
         if isinstance(one, Post):
             member.core.receive(source, *one[1:])
         else:
-            assert isinstance(one, Tell)
-            member.core.heard(source, one.report, self.now)
+            assert isinstance(one, SendReport)
+            member.core.receive_report(source, one.report, self.now)
         self.act(rank)
 
     def enter(self, rank: int) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp._node.questions import PATIENCE_S
 from hoplite_mp._protocol.local import Explain
-from hoplite_mp._protocol.messages import PlansAsked, PlansTold
+from hoplite_mp._protocol.messages import PlansReported, PlansRequested
 from tests.support.messages import PLAN
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ def test_answers_of_the_manager_reach_the_processes_that_asked(
     process = node.process()
     hold = process.put(b"x")
     numbers = [node.ask(process.slot, Explain(hold.oid)) for _ in range(2)]
-    asked = [one for one in node.reports if isinstance(one, PlansAsked)]
+    asked = [one for one in node.reports if isinstance(one, PlansRequested)]
     assert [one.object for one in asked] == [node.parts.imports.public(hold.oid)] * 2
     assert node.replies() == []
     for one, plans in ((asked[1], (PLAN,)), (asked[0], ()), (asked[0], (PLAN,))):
-        node.from_manager(PlansTold(one.request, plans))
+        node.from_manager(PlansReported(one.request, plans))
     found = [(reply.number, len(reply.value)) for _, reply in node.replies()]
     assert found == [(numbers[1], 1), (numbers[0], 0)]
     node.loop.pass_time(2 * PATIENCE_S)

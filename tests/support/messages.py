@@ -9,7 +9,7 @@ from hoplite_mp._protocol import membership as r
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol import terms as t
 from hoplite_mp._protocol.groups import GroupEnd
-from hoplite_mp._protocol.plans import ToldPlan
+from hoplite_mp._protocol.plans import PlanSummary
 
 ID = bytes(range(16))
 WHOLE = (m.Stripe(0, 0, m.SHARES),)
@@ -22,7 +22,7 @@ REDUCE = m.ExecuteReduce(
     7, 1, (0, 2), (2, 0), WHOLE, "any", "reduce", "sum", 0, (ID, ID), (0, 1), (0,), (ID,)
 )
 GROUP = m.GroupMembers("run-1", 2, 0, 64, (1 << 64) - 2, 1, True, 3, (0,) * 64, WHOLE)
-PLAN = ToldPlan(
+PLAN = PlanSummary(
     "broadcast", "stripes", "done", 64 << 20, (0,), 1, (1, 2), 2, ((0, 3), (2, m.SHARES - 3)), 2,
     (("stripes", 2, 0.5), ("chain", 1, 0.75)), ((0, 1.25e8, 1.25e8, True),), 0.5, 2, 1, 0.625, "π",
 )  # fmt: skip
@@ -74,7 +74,7 @@ SAMPLES: tuple[m.AnyMessage | r.Report, ...] = (
     m.ActorNameClaimed(5, 0, "ps", ID, True),
     m.ActorNameAsked(5, 0, "ps"),
     m.ActorNameReleased(0, "ps", ID),
-    m.PlansAsked(5, 0, ID),
+    m.PlansRequested(5, 0, ID),
     m.Credentials(b"-----BEGIN CERTIFICATE-----"),
     m.NodeAdmitted(0, 1, (MEMBER,), 1),
     m.MembersChanged((MEMBER,), (0, 3)),
@@ -97,7 +97,7 @@ SAMPLES: tuple[m.AnyMessage | r.Report, ...] = (
     m.GroupTasksAsked((ID, ID[::-1])),
     m.GroupGivenUp("run-1", 2, 0, 3, 3, 17, "nobody will come"),
     m.ActorNameHeld(5, "ps", ID),
-    m.PlansTold(5, (PLAN,)),
+    m.PlansReported(5, (PLAN,)),
     r.NodeReturned(0, 1, 3, (MEMBER,), 7, 8, 9),
     r.CopyHeld(1, ID, 64 << 20),
     r.DistributeHeld(1, DISTRIBUTE, True),

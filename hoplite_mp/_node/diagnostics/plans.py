@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp._node.questions import PATIENCE_S
 from hoplite_mp._protocol.local import Explain, Reply
-from hoplite_mp._protocol.messages import PlansAsked, PlansTold
+from hoplite_mp._protocol.messages import PlansReported, PlansRequested
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.dispatch import Handler
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._protocol.local import Request
-    from hoplite_mp._protocol.plans import ToldPlan
+    from hoplite_mp._protocol.plans import PlanSummary
 
 __all__ = ["PlanRequests"]
 
@@ -29,7 +29,7 @@ class PlanRequests:
         self.loop = host.loop
         self.replier = host.replier
         self.send_manager = host.send_manager
-        self.open: dict[int, Callable[[tuple[ToldPlan, ...] | None], None]] = {}
+        self.open: dict[int, Callable[[tuple[PlanSummary, ...] | None], None]] = {}
         self._last = 0
 
     @property
@@ -42,19 +42,19 @@ class PlanRequests:
         self._last += 1
         reply, number = self.replier(slot), self._last
 
-        def done(plans: tuple[ToldPlan, ...] | None) -> None:
+        def done(plans: tuple[PlanSummary, ...] | None) -> None:
             reply(Reply(request.number, plans))
 
         self.open[number] = done
         object_id = self.imports.public(request.ask.oid)  # type: ignore[union-attr]
-        self.send_manager(PlansAsked(number, self.client.number, object_id))
+        self.send_manager(PlansRequested(number, self.client.number, object_id))
         self.loop.call_later(PATIENCE_S, partial(self._end, number, None))
 
-    def told(self, message: PlansTold) -> None:
+    def answer(self, message: PlansReported) -> None:
         """The manager's answer."""
         self._end(message.request, message.plans)
 
-    def _end(self, number: int, plans: tuple[ToldPlan, ...] | None) -> None:
+    def _end(self, number: int, plans: tuple[PlanSummary, ...] | None) -> None:
         done = self.open.pop(number, None)
         if done is not None:
             done(plans)

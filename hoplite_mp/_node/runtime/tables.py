@@ -22,7 +22,7 @@ from hoplite_mp._protocol.messages import (
     NodeAdmitted,
     OwnersNamed,
     OwnerTold,
-    PlansTold,
+    PlansReported,
     Withdraw,
 )
 from hoplite_mp._protocol.output import MarkLines
@@ -236,7 +236,7 @@ def manager_table(components: Components) -> dict[type, ManagerHandler]:
         **components.operations.manager_handlers,
         **components.groups.manager_handlers,
         ActorNameHeld: components.actors.name_held,
-        PlansTold: components.plan_requests.told,
+        PlansReported: components.plan_requests.answer,
     }
 
 
