@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp import _tasks
+from tests.support.interruptions import no_collection
 from tests.support.processes import exit_code_of, fork_child
 from tests.support.shm_host import (
     OFF_QUEUES,
@@ -391,7 +392,7 @@ def seconds_to_handle(party: Party, oid: int, raises: bool) -> float:
         timer.start()
         deadline = time.monotonic_ns() + (60 * SECOND if raises else SECOND)
         if raises:
-            with pytest.raises(Interrupted):
+            with no_collection(), pytest.raises(Interrupted):
                 party.tasks.wait([oid], 1, deadline, False)
         else:
             assert party.tasks.wait([oid], 1, deadline, False) == _tasks.TIMEOUT

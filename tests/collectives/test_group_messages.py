@@ -16,6 +16,7 @@ import pytest
 import hoplite_mp
 from hoplite_mp import ClosedError, HopliteTimeoutError, PeerLostError, StoreFullError
 from tests.support.group_members import in_threads
+from tests.support.interruptions import no_collection
 from tests.support.values import same_value, samples
 from tests.support.waiting import eventually
 
@@ -321,7 +322,7 @@ def test_ctrl_c_takes_no_message(pair: Pair) -> None:
         signal_at.start()
         pair.b.recv(0)
 
-    with pytest.raises(KeyboardInterrupt):
+    with no_collection(), pytest.raises(KeyboardInterrupt):
         receives()
     pair.a.send("later", 1)
     assert pair.b.recv(0) == "later"
@@ -360,12 +361,13 @@ def test_interrupts_while_messages_come(pair: Pair) -> None:
         thread.start()
     found: list[int] = []
     try:
-        while not found or found[-1] < count:
-            with contextlib.suppress(InterruptedOnce):
-                armed = True
-                found.append(pair.b.recv(0, timeout=60))
-                armed = False
-        armed = False
+        with no_collection():
+            while not found or found[-1] < count:
+                with contextlib.suppress(InterruptedOnce):
+                    armed = True
+                    found.append(pair.b.recv(0, timeout=60))
+                    armed = False
+            armed = False
     finally:
         for thread in threads:
             thread.join()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
+import gc
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import hoplite_mp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 OURS = str(Path(hoplite_mp.__file__).parent)
 CHECKER = "lockdep.py"  # runs in tests only
@@ -20,6 +22,17 @@ LOOKS = {
     dis.opmap[name] for name in ("CALL", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD")
     if name in dis.opmap
 }  # fmt: skip
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """While a signal handler of the test may raise: hypothesis runs Python code in each garbage
+    collection, where the error of the handler would be lost."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class Interrupt:

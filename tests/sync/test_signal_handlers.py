@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import hoplite_mp
+from tests.support.interruptions import no_collection
 from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def raises_by_a_handler(call: Callable[[], Any]) -> None:
 
     before = signal.signal(signal.SIGALRM, handle)
     try:
-        with pytest.raises(AlarmError):
+        with no_collection(), pytest.raises(AlarmError):
             _ = signal.setitimer(signal.ITIMER_REAL, ALARM_S), call()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

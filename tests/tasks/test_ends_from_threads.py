@@ -15,6 +15,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._client import closing
+from tests.support.interruptions import no_collection
 from tests.support.processes import at_rest, host_of
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -104,7 +105,7 @@ def test_an_executor_whose_end_is_interrupted_leaves_no_process(
     executor.submit(wait_for, str(tmp_path / "go"))
     old = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with pytest.raises(KeyboardInterrupt):
+        with no_collection(), pytest.raises(KeyboardInterrupt):
             shut_down_interrupted(executor)
     finally:
         signal.signal(signal.SIGALRM, old)
