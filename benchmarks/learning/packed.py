@@ -21,10 +21,9 @@ import numpy as np
 
 from benchmarks.learning.experiment import Experiment, Line, Measure, Outcome
 from hoplite_mp._common.ids import pack_id, pack_local
-from hoplite_mp._planner.packed_trees import maximum_flow
 from hoplite_mp._planner.packing import pack
 from hoplite_mp._planner.planner_core import Planner
-from hoplite_mp._planner.stripe_plan import single_vertex
+from hoplite_mp._planner.tree_shapes import single_vertex
 from hoplite_mp._protocol.messages import (
     Distribute,
     HostMeasured,
@@ -33,6 +32,7 @@ from hoplite_mp._protocol.messages import (
     ReduceRequested,
 )
 from hoplite_mp._simulation import runs
+from hoplite_mp._simulation.interconnects.packed_trees import maximum_flow
 from hoplite_mp._simulation.scale.node import HOST_ID_BASE
 from hoplite_mp._simulation.scale.scale import ScaleWorld
 

@@ -6,8 +6,8 @@ No hosts are emulated. `hoplite-mp simulate --topology` shows the same figures.
 from __future__ import annotations
 
 from benchmarks.learning.experiment import Experiment, Line, Measure, Outcome
-from hoplite_mp._planner.topologies import interconnect
-from hoplite_mp._planner.tree_schedules import PLANS, TreeSchedule, schedule_of
+from hoplite_mp._simulation.interconnects.interconnect import interconnect
+from hoplite_mp._simulation.interconnects.tree_schedules import PLANS, TreeSchedule, schedule_of
 
 MIB = 1 << 20
 NBYTES = 64 * MIB

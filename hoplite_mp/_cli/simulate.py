@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp._cli.table import table
 from hoplite_mp._common.machine_limits import format_seconds
-from hoplite_mp._planner.topologies import interconnect
-from hoplite_mp._planner.tree_schedules import PLANS, schedule_of
+from hoplite_mp._simulation.interconnects.interconnect import interconnect
+from hoplite_mp._simulation.interconnects.tree_schedules import PLANS, schedule_of
 from hoplite_mp._simulation.scale.scale import OPERATIONS, Size, coarseness, measure
 from hoplite_mp._version import __version__
 from hoplite_mp.config import parse_size
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from hoplite_mp._planner.topologies import Interconnect
+    from hoplite_mp._simulation.interconnects.interconnect import Interconnect
     from hoplite_mp._simulation.runs import RunOutcome
     from hoplite_mp._simulation.scale.scale import ScaleRow
 

@@ -17,6 +17,7 @@ import numpy as np
 from hoplite_mp import _serialize, _tasks
 from hoplite_mp._client.in_place import new_result
 from hoplite_mp._common import clock
+from hoplite_mp._common.call_mismatch import ROOTED, different_calls
 from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.reduction import DTYPES, OPS, reduce_arrays, result_dtype
 from hoplite_mp._common.ref import ObjectRef
@@ -25,8 +26,6 @@ from hoplite_mp._protocol.local import GroupBuffers
 from hoplite_mp._serialize.contributions import (
     PREFIXES,
     REDUCTIONS,
-    ROOTED,
-    different_calls,
     into,
     outs_of,
 )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hoplite_mp._common.call_mismatch import MISMATCH
 from hoplite_mp._common.reduction import operation_name
 from hoplite_mp._common.signals import is_interruption
 from hoplite_mp._common.slice_operators import (
@@ -27,7 +28,7 @@ from hoplite_mp._common.slice_operators import (
     no_finite_input,
     slice_array,
 )
-from hoplite_mp._serialize.contributions import MISMATCH, STEP_ROOT, into
+from hoplite_mp._serialize.contributions import STEP_ROOT, into
 from hoplite_mp.errors import PeerLostError, ReduceError
 
 if TYPE_CHECKING:

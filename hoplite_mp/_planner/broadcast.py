@@ -24,7 +24,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from hoplite_mp._planner import stripe_plan
+from hoplite_mp._planner import tree_shapes
 from hoplite_mp._planner.directory import Directory, DirectoryEntry, Transfer
 from hoplite_mp._planner.plan_cache import NarrowPaths, PlanCache, TreeCache
 from hoplite_mp._planner.plan_log import PlanLog, PlanRecord
@@ -46,10 +46,10 @@ from hoplite_mp._protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from hoplite_mp._planner.link_speeds import HostRates, LinkSpeeds
     from hoplite_mp._planner.manager_recovery import RunningCopy
     from hoplite_mp._planner.membership import ClusterMembership
     from hoplite_mp._planner.step_result import Send
-    from hoplite_mp._planner.topology import HostRates, Topology
     from hoplite_mp._protocol.membership import CopyHeld
 
 # Maximum number of complete holders, and of incomplete holders, that are considered for a new
@@ -71,15 +71,15 @@ SOURCES_NAMED_MAX = 16
 class Copies:
     """All transfers of a cluster."""
 
-    def __init__(self, membership: ClusterMembership, topology: Topology, log: PlanLog) -> None:
+    def __init__(self, membership: ClusterMembership, speeds: LinkSpeeds, log: PlanLog) -> None:
         self._membership = membership
-        self._topology = topology
+        self._speeds = speeds
         self._log = log
-        self._plan_cache = PlanCache(topology)
+        self._plan_cache = PlanCache(speeds)
         self._directory = Directory(membership)
         self._epoch = 0  # plans made so far
         self._busy: dict[int, float] = {}  # node -> bytes a second that it sends by its plans
-        self.trees = TreeCache(topology)
+        self.trees = TreeCache(speeds)
         self.notes: list[str] = []  # the reasons for plans; taken by the planner
 
     @property
@@ -220,7 +220,7 @@ class Copies:
         broken: list[int] = []
         for epoch, copy in sorted(running.items()):
             entry, plan = self.entries[copy.plan.object], copy.plan
-            seconds = plan.nbytes / min(self._topology.hosts(participants(plan))).up
+            seconds = plan.nbytes / min(self._speeds.hosts(participants(plan))).up
             before = dict(entry.receiving)
             self._start(entry, plan, now, seconds)
             for node in plan.receivers:
@@ -351,7 +351,7 @@ class Copies:
         ranked = self._candidates(entry, receiver, below, now)
         if not ranked or not entry.whole:
             return self._refuse(entry, [receiver], now)
-        wanted = self._topology.hosts((receiver,))[0].down
+        wanted = self._speeds.hosts((receiver,))[0].down
         parents: list[tuple[int, float]] = []
         used = seconds = 0.0
         backup = sum(offered for takes, _, _, offered in ranked[:PARENTS_MAX] if not takes)
@@ -367,7 +367,7 @@ class Copies:
             used += offered
             seconds = max(seconds, ready_in)
         seconds = max(seconds, entry.nbytes / min(used, wanted))
-        seconds += max(self._topology.pair_latency_s(node, receiver) for node, _ in parents)
+        seconds += max(self._speeds.pair_latency_s(node, receiver) for node, _ in parents)
         stripes = self._cut_late(entry, parents)
         plan = Distribute(
             entry.operation,
@@ -393,9 +393,9 @@ class Copies:
         owners = dict.fromkeys(stripe.owner for stripe in plan.stripes)
         nodes = (*owners, *plan.receivers)
         record = PlanRecord(
-            plan, now, seconds, rates=self._topology.described(nodes), candidates=ranked
+            plan, now, seconds, rates=self._speeds.described(nodes), candidates=ranked
         )
-        narrow = self._topology.pair_rates(nodes, now)
+        narrow = self._speeds.pair_rates(nodes, now)
         used = {pair: rate for pair, rate in narrow.items() if pair[1] in plan.receivers}
         if used:
             record.why = NarrowPaths(used, seconds).words
@@ -420,17 +420,17 @@ class Copies:
         ]
         staying = [node for node in able if node not in self._membership.leaving]
         able = sorted(staying or able)
-        down = self._topology.hosts((receiver,))[0].down
-        narrow = self._topology.pair_rates((*able, receiver), now)
+        down = self._speeds.hosts((receiver,))[0].down
+        narrow = self._speeds.pair_rates((*able, receiver), now)
         ranked = []
-        for at, (node, host) in enumerate(zip(able, self._topology.hosts(able), strict=True)):
+        for at, (node, host) in enumerate(zip(able, self._speeds.hosts(able), strict=True)):
             takes, offered = self._offer(node, host)
             offered = min(down, offered, narrow.get((node, receiver), down))
             ready_in = 0.0
             if node in entry.receiving:
                 ready_in = max(0.0, entry.transfers[entry.receiving[node]].ends_at - now)
             seconds = max(ready_in, entry.nbytes / offered)
-            seconds += self._topology.pair_latency_s(node, receiver)
+            seconds += self._speeds.pair_latency_s(node, receiver)
             turn = entry.served.get(node, 0), (at + entry.operation) % len(able)
             ranked.append((takes, seconds, turn, ready_in, node, offered))
         return [
@@ -468,7 +468,7 @@ class Copies:
         """Stripes for a single. Where a stripe of an incomplete parent ends, a stripe of the single
         ends, too, so that each stripe grows with one cell of its parent.
         """
-        cuts = stripe_plan.cut(parents)
+        cuts = tree_shapes.cut(parents)
         edges: set[int] = set()
         for node, _ in parents:
             if node in entry.receiving:

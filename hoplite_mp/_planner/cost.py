@@ -32,7 +32,7 @@ from hoplite_mp._protocol.fields import SHARES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hoplite_mp._planner.topology import HostRates
+    from hoplite_mp._planner.link_speeds import HostRates
     from hoplite_mp._protocol.messages import Distribute
 
 # The cost of each further stream for the node that opens it: a request, a cell, a wake-up. Higher:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from hoplite_mp._planner import cost, stripe_plan
+from hoplite_mp._planner import cost, tree_shapes
 from hoplite_mp._planner.group_members import (
     ON_ADMIT,
     ON_JOIN,
@@ -54,8 +54,8 @@ from hoplite_mp._protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from hoplite_mp._planner.link_speeds import LinkSpeeds
     from hoplite_mp._planner.step_result import Send
-    from hoplite_mp._planner.topology import Topology
     from hoplite_mp._protocol.groups import GroupEnd, GroupTasksOver
     from hoplite_mp._protocol.membership import GroupHeld
     from hoplite_mp._protocol.messages import ManagerToNode, Stripe
@@ -67,12 +67,12 @@ class GroupRegistry:
     def __init__(
         self,
         boards_max: int,
-        topology: Topology,
+        speeds: LinkSpeeds,
         node_of: Callable[[int], int | None] = lambda host_id: 0,
     ) -> None:
         """node_of: returns the living node of a host, or None."""
         self._boards_max = boards_max
-        self._topology = topology
+        self._speeds = speeds
         self._generation = 0  # groups made so far
         self.groups: dict[str, GroupRecord] = {}
         self.ends = Tombstones()
@@ -362,8 +362,8 @@ class GroupRegistry:
             if group.members[rank].standing is MemberStanding.ALIVE
         ]
         nodes = list(dict.fromkeys(nodes))
-        _, shares = cost.allreduce(SHARES, self._topology.hosts(nodes))
-        return stripe_plan.cut(zip(nodes, shares, strict=True))
+        _, shares = cost.allreduce(SHARES, self._speeds.hosts(nodes))
+        return tree_shapes.cut(zip(nodes, shares, strict=True))
 
 
 def awaits_founders(group: GroupRecord, groups: Iterable[GroupRecord]) -> bool:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hoplite_mp._planner.topology import Topology
+    from hoplite_mp._planner.link_speeds import LinkSpeeds
 
     Edge = tuple[int, int]  # (sender, receiver), places in `nodes`
 
@@ -50,13 +50,13 @@ class PackingWanted:
     pairs: tuple[tuple[int, int, float], ...]
 
     @classmethod
-    def between(cls, nodes: Sequence[int], topology: Topology, now: float) -> PackingWanted:
-        """The request for these nodes, with the topology's rates, rounded."""
-        hosts = topology.hosts(nodes)
+    def between(cls, nodes: Sequence[int], speeds: LinkSpeeds, now: float) -> PackingWanted:
+        """The request for these nodes, with the measured rates, rounded."""
+        hosts = speeds.hosts(nodes)
         places = {node: place for place, node in enumerate(nodes)}
         pairs = sorted(
             (places[sender], places[receiver], _rounded(rate))
-            for (sender, receiver), rate in topology.pair_rates(nodes, now).items()
+            for (sender, receiver), rate in speeds.pair_rates(nodes, now).items()
         )
         return cls(
             tuple(nodes),

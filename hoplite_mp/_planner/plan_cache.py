@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from hoplite_mp._planner import cost, stripe_plan
+from hoplite_mp._planner import cost, tree_shapes
 from hoplite_mp._planner.packing import PackingWanted
 from hoplite_mp._protocol.messages import Distribute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from hoplite_mp._planner.link_speeds import LinkSpeeds
     from hoplite_mp._planner.packing import TreesPacked
-    from hoplite_mp._planner.stripe_plan import StripePlan
-    from hoplite_mp._planner.topology import Topology
+    from hoplite_mp._planner.tree_shapes import StripePlan
 
 __all__ = ["NarrowPaths", "PlanCache", "TreeCache"]
 
@@ -30,8 +30,8 @@ FORESTS_MAX = 16
 class PlanCache:
     """Stripe plans by the arguments that determine them, the most recent last."""
 
-    def __init__(self, topology: Topology) -> None:
-        self._topology = topology
+    def __init__(self, speeds: LinkSpeeds) -> None:
+        self._speeds = speeds
         self._known: dict[tuple[object, ...], StripePlan] = {}
 
     def spread(
@@ -40,7 +40,7 @@ class PlanCache:
         """Like `stripe_plan.spread`."""
         key = nbytes, source, tuple(receivers), frozenset(leaving)
         return self._remembered(
-            key, lambda: stripe_plan.spread(nbytes, source, receivers, self._topology, leaving)
+            key, lambda: tree_shapes.spread(nbytes, source, receivers, self._speeds, leaving)
         )
 
     def reduction(
@@ -65,19 +65,19 @@ class PlanCache:
         )
         return self._remembered(
             key,
-            lambda: stripe_plan.reduction(
+            lambda: tree_shapes.reduction(
                 kind,
                 nbytes,
                 sent,
                 destinations,
-                self._topology,
+                self._speeds,
                 ordered=ordered,
                 leaving=leaving,
             ),
         )
 
     def _remembered(self, key: tuple[object, ...], make: Callable[[], StripePlan]) -> StripePlan:
-        versioned = self._topology.changes, key
+        versioned = self._speeds.changes, key
         found = self._known.pop(versioned, None)
         if found is None:
             found = make()
@@ -131,8 +131,8 @@ class NarrowPaths(NamedTuple):
 class TreeCache:
     """The packed trees, and the requests for more."""
 
-    def __init__(self, topology: Topology) -> None:
-        self._topology = topology
+    def __init__(self, speeds: LinkSpeeds) -> None:
+        self._speeds = speeds
         self._packed: dict[PackingWanted, TreesPacked | None] = {}  # None: requested
         self._latest: dict[tuple[int, ...], TreesPacked] = {}  # by nodes, regardless of the links
         self.wanted: list[PackingWanted] = []  # taken by the planner
@@ -152,14 +152,14 @@ class TreeCache:
         seconds, and the narrow paths if they were considered. Requests trees that are worth
         packing. `seconds`: the duration with stripes if the LAN were a star."""
         nodes = (plan.sources[0], *plan.receivers)
-        if len(nodes) > PACKED_NODES_MAX or self._topology.is_star(nodes, now):
+        if len(nodes) > PACKED_NODES_MAX or self._speeds.is_star(nodes, now):
             return plan, seconds, None
-        rates = self._topology.pair_rates(nodes, now)
+        rates = self._speeds.pair_rates(nodes, now)
         held_up_s = cost.narrow_s(plan, rates)
         narrow = NarrowPaths(rates, held_up_s)
         if held_up_s <= WORTH * seconds:
             return plan, max(seconds, held_up_s), narrow
-        wanted = PackingWanted.between(nodes, self._topology, now)
+        wanted = PackingWanted.between(nodes, self._speeds, now)
         packed = self._packed.get(wanted)
         if wanted not in self._packed:
             self._packed[wanted] = None  # so that it is requested once
@@ -171,7 +171,7 @@ class TreeCache:
         rate = packed.rate if packed.wanted == wanted else packed.rate_over(wanted)
         if plan.nbytes / rate >= held_up_s:
             return plan, held_up_s, narrow
-        stripes = stripe_plan.cut([(plan.sources[0], weight) for weight, _ in packed.trees])
+        stripes = tree_shapes.cut([(plan.sources[0], weight) for weight, _ in packed.trees])
         rows = tuple(parents for _, parents in packed.trees)[: len(stripes)]
         along = Distribute(
             plan.operation,

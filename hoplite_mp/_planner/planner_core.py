@@ -15,6 +15,7 @@ import msgspec
 from hoplite_mp._planner.actors import ActorNames
 from hoplite_mp._planner.broadcast import Copies
 from hoplite_mp._planner.groups import GroupRegistry
+from hoplite_mp._planner.link_speeds import LinkSpeeds
 from hoplite_mp._planner.manager_recovery import ManagerRecovery
 from hoplite_mp._planner.membership import Announcements, ClusterMembership
 from hoplite_mp._planner.operation import CopyRefused
@@ -23,7 +24,6 @@ from hoplite_mp._planner.packing import TreesPacked
 from hoplite_mp._planner.plan_log import PlanLog
 from hoplite_mp._planner.reduce import Reductions
 from hoplite_mp._planner.step_result import StepResult
-from hoplite_mp._planner.topology import Topology
 from hoplite_mp._protocol.messages import (
     ActorNameAsked,
     ActorNameClaimed,
@@ -91,13 +91,11 @@ class Planner:
         self.restoring = ManagerRecovery(own) if again else None
         self.membership = ClusterMembership()
         self.announcements = Announcements()
-        self.topology = Topology()
+        self.speeds = LinkSpeeds()
         log = PlanLog()
-        self.copies = Copies(self.membership, self.topology, log)
-        self.reductions = Reductions(
-            operations_max, self.membership, self.topology, self.copies, log
-        )
-        self.groups = GroupRegistry(boards_max, self.topology, self.membership.node_of)
+        self.copies = Copies(self.membership, self.speeds, log)
+        self.reductions = Reductions(operations_max, self.membership, self.speeds, self.copies, log)
+        self.groups = GroupRegistry(boards_max, self.speeds, self.membership.node_of)
         self.owners = OwnerRounds(self.membership)
         self.actor_names = ActorNames()
         self.owners.concluded = self.actor_names.moved
@@ -258,7 +256,7 @@ class Planner:
     def _end(self, node: int, now: float) -> list[Send]:
         self.membership.lose(node)
         self.announcements.lose(node)
-        self.topology.lose(node)
+        self.speeds.lose(node)
         self.actor_names.lose_node(node)
         # A node without requests is not sent the refusals that its own death causes.
         sends = self.reductions.lose_requester(node)
@@ -295,7 +293,7 @@ class Planner:
     def _link_measured(self, message: LinkMeasured, now: float) -> list[Send]:
         living = self.membership.is_living
         if living(message.node) and living(message.peer):
-            self.topology.measure_link(
+            self.speeds.measure_link(
                 message.node, message.peer, message.latency_s, message.bytes_per_s, now
             )
         return []
@@ -304,7 +302,7 @@ class Planner:
         if not self.membership.is_living(message.node):
             return []
         up, down = message.up_bytes_per_s, message.down_bytes_per_s
-        self.topology.measure_host(message.node, up, down)
+        self.speeds.measure_host(message.node, up, down)
         return []
 
     def _trees_packed(self, message: TreesPacked, now: float) -> list[Send]:

@@ -57,12 +57,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from hoplite_mp._planner.broadcast import Copies
+    from hoplite_mp._planner.link_speeds import LinkSpeeds
     from hoplite_mp._planner.manager_recovery import RunningFold
     from hoplite_mp._planner.membership import ClusterMembership
     from hoplite_mp._planner.operation import Report
     from hoplite_mp._planner.step_result import Send
-    from hoplite_mp._planner.stripe_plan import StripePlan
-    from hoplite_mp._planner.topology import Topology
+    from hoplite_mp._planner.tree_shapes import StripePlan
     from hoplite_mp._protocol.messages import ManagerToNode, OperationSlow
 
     Event: TypeAlias = Report | DeadlinePassed | HolderLost | CopyMade | CopyRefused
@@ -78,14 +78,14 @@ class Reductions:
         self,
         operations_max: int,
         membership: ClusterMembership,
-        topology: Topology,
+        speeds: LinkSpeeds,
         copies: Copies,
         log: PlanLog,
     ) -> None:
         self._operations_max = operations_max
         self._membership = membership
-        self._topology = topology
-        self._plan_cache = PlanCache(topology)
+        self._speeds = speeds
+        self._plan_cache = PlanCache(speeds)
         self._copies = copies
         self._log = log
         self.operations: dict[int, Operation] = {}
@@ -219,7 +219,7 @@ class Reductions:
             return []
         if message.epoch != op.epoch or op.plan.shape != "stripes":
             return []
-        rates = self._topology.measured(participants(op.plan))
+        rates = self._speeds.measured(participants(op.plan))
         if op.links.hear(message.node, message, op.plan, rates, now):
             insort(self._looks, (now + SLOW_GATHER_S, message.operation))
         return []

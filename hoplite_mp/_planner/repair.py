@@ -19,7 +19,7 @@ from hoplite_mp._protocol.messages import ExecuteReduce, Stripe
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from hoplite_mp._planner.topology import HostRates
+    from hoplite_mp._planner.link_speeds import HostRates
     from hoplite_mp._protocol.group_calls import Plan
 
 __all__ = [

@@ -16,19 +16,16 @@ from hoplite_mp import _serialize, _shm
 from hoplite_mp._common.ref import NotAnArray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 __all__ = [
-    "MISMATCH",
     "NOTHING",
     "PREFIXES",
     "REDUCTIONS",
-    "ROOTED",
     "STEP_ROOT",
     "TARGETED",
     "contribution",
     "contributors_of",
-    "different_calls",
     "into",
     "is_plain_array",
     "mask_of",
@@ -41,10 +38,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 REDUCTIONS = ("allreduce", "reduce", "reduce_scatter")
 PREFIXES = ("scan", "exscan")  # rank r gets the reduction of ranks up to r, or below r
 TARGETED = ("alltoall", "scatter")  # a contributing rank gives a value for each rank
-ROOTED = ("broadcast", "reduce", "gather", "scatter")  # these fail without the root
 # The end of errors about values that are not arrays.
 BY_FUNCTION = "; op=callable, a function of two values, reduces any values"
-MISMATCH = "made different calls"  # stands in the error of calls that differ between ranks
 STEP_ROOT = 1  # of an allgather or alltoall that is a step of a reduction by slices; others have 0
 NUMBERS = (bool, int, float, complex)
 _EXACT_NUMBERS = frozenset(NUMBERS)
@@ -59,26 +54,6 @@ class Nothing:
 
 
 NOTHING = Nothing()
-
-
-def different_calls(calls: Mapping[int, tuple[Any, ...]]) -> str:
-    """The error text if ranks made different calls; "": all made the same call. calls: rank ->
-    (kind, operator, root, ...)."""
-    first, expected = next((rank, call[:3]) for rank, call in calls.items())
-    for rank, call in calls.items():
-        if call[:3] != expected:
-            texts = f"{_described(*expected)} and {_described(*call[:3])}"
-            return f"ranks {first} and {rank} {MISMATCH}: {texts}"
-    return ""
-
-
-def _described(kind: str, op: str, root: int) -> str:
-    if op and kind == "allgather":  # of a reduction by a function
-        return op
-    if root and kind not in ROOTED:
-        return f"{kind}, a step of a robust reduction,"
-    detail = [repr(op)] * bool(op) + [f"root={root}"] * (kind in ROOTED)
-    return f"{kind}({', '.join(detail)})"
 
 
 def section_bounds(kind: str, size: int, nbytes: int) -> list[int]:

@@ -315,7 +315,7 @@ SOURCES: dict[str, str] = {
     "integrations/ray/_actors.py": "what a process of the same cluster of Ray has stored with Ray",
     "_cli/dump.py": "a member's answer to a person who asked: shown, and nothing else",
     "_manager/standby.py": OWN,
-    "_planner/tree_schedules.py": OWN,
+    "_simulation/interconnects/tree_schedules.py": OWN,
     "ml/_compressors.py": "codes of other ranks of the program; ml/test_compressors.py",
     "ml/_feedback.py": "codes of other ranks of the program; ml/test_feedback.py",
     "_group/single_host.py": OWN,

@@ -22,7 +22,7 @@ from hoplite_mp._node.groups.call_state import (
     PhaseOfCall,
 )
 from hoplite_mp._node.groups.leader import GroupLeader, SendToNode, WakeLater
-from hoplite_mp._planner.topology import HostRates
+from hoplite_mp._planner.link_speeds import HostRates
 from hoplite_mp._protocol.group_calls import (
     GroupAttempt,
     GroupCommit,

@@ -14,7 +14,7 @@ from hoplite_mp._node.execution.folding import Folding
 from hoplite_mp._node.execution.plan_state import PlanState
 from hoplite_mp._node.objects.remote_objects import payload_layout
 from hoplite_mp._planner.program import program_of
-from hoplite_mp._planner.stripe_plan import halves
+from hoplite_mp._planner.tree_shapes import halves
 from hoplite_mp._protocol import messages as m
 
 MEMBERS = 3

@@ -14,7 +14,7 @@ from hoplite_mp._node.groups import leader, plan_sources
 from hoplite_mp._node.groups.group_calls import GroupState, MultiHostCalls
 from hoplite_mp._node.groups.group_decisions import ATTEMPT_BITS
 from hoplite_mp._node.groups.group_results import GroupResults
-from hoplite_mp._planner.topology import HostRates
+from hoplite_mp._planner.link_speeds import HostRates
 from hoplite_mp._protocol import codec
 from hoplite_mp._protocol.group_calls import (
     PIECE_BYTES_MAX,

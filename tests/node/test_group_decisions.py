@@ -9,7 +9,7 @@ import pytest
 from hoplite_mp import _serialize
 from hoplite_mp._node.groups.group_decisions import UndecidedCall, decide
 from hoplite_mp._node.objects.remote_objects import payload_layout
-from hoplite_mp._planner.topology import HostRates
+from hoplite_mp._planner.link_speeds import HostRates
 from hoplite_mp._protocol import codec
 from hoplite_mp._protocol.group_calls import PIECE_BYTES_MAX, GroupCommit, GroupPart, Piece
 from hoplite_mp._serialize.contributions import REDUCTIONS

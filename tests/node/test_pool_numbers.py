@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp._common.object_states import DRIVER_SLOT
-from hoplite_mp._node.tasks.pools import POOLS_MAX, next_number
+from hoplite_mp._node.tasks.worker_pools import POOLS_MAX, next_number
 from hoplite_mp._protocol.local import ClosePool, OpenPool
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from unittest import mock
 import pytest
 
 from hoplite_mp._common.object_states import DRIVER_SLOT, FIRST_SLOT
-from hoplite_mp._node.tasks.pools import RETIRE_ASKS, RETIRE_ENDS, Pool
 from hoplite_mp._node.tasks.remote_workers import POLL_AGAIN_S
+from hoplite_mp._node.tasks.worker_pools import RETIRE_ASKS, RETIRE_ENDS, Pool
 from hoplite_mp._protocol.local import (
     EndWorkerBroadcast,
     JoinStatus,

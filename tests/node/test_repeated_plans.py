@@ -22,8 +22,8 @@ from hoplite_mp._node.groups.repeated_plans import (
     named_by_all,
     repeat,
 )
-from hoplite_mp._planner import stripe_plan
-from hoplite_mp._planner.topology import HostRates
+from hoplite_mp._planner import tree_shapes
+from hoplite_mp._planner.link_speeds import HostRates
 from hoplite_mp._protocol.group_calls import GroupAttempt, GroupCommit, GroupPart, Piece
 from hoplite_mp._protocol.messages import Distribute, ExecuteReduce, GroupMembers
 
@@ -34,7 +34,7 @@ MADE = VERSION << ATTEMPT_BITS | 1
 
 
 def members(version: int = VERSION) -> GroupMembers:
-    stripes = stripe_plan.cut([(0, 1), (1, 1), (2, 1)])
+    stripes = tree_shapes.cut([(0, 1), (1, 1), (2, 1)])
     return GroupMembers("g", 5, 0, 3, 0b111, 0, True, version, (0, 1, 2), stripes)
 
 

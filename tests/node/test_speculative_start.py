@@ -16,8 +16,8 @@ from hoplite_mp._node.groups.plan_sources import (
     lacks,
     transfer_s,
 )
+from hoplite_mp._planner.link_speeds import HostRates
 from hoplite_mp._planner.program import filled_links
-from hoplite_mp._planner.topology import HostRates
 from hoplite_mp._protocol.fields import NO_OBJECT
 from hoplite_mp._protocol.group_calls import GroupAttempt
 from hoplite_mp._protocol.messages import ExecuteReduce

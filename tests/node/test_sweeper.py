@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp import _serialize, _tasks
-from hoplite_mp._node.tasks.pools import WorkerInfo
+from hoplite_mp._node.tasks.worker_pools import WorkerInfo
 from hoplite_mp.errors import HopliteTimeoutError, WorkerLostError
 from tests.support.shm_host import KIND_TASK, POOL, STATE, ShmHost
 

@@ -8,7 +8,7 @@ import pytest
 
 from hoplite_mp import _tasks
 from hoplite_mp._common.object_states import CLIENT_WORKER, DRIVER_SLOT, FIRST_SLOT
-from hoplite_mp._node.tasks.pools import STUCK_PATIENCE_S, SURPLUS_PATIENCE_S
+from hoplite_mp._node.tasks.worker_pools import STUCK_PATIENCE_S, SURPLUS_PATIENCE_S
 from hoplite_mp._node.tasks.workers import INTERRUPT_AGAIN_S, POLL_AGAIN_S
 from hoplite_mp._protocol.local import AddWorkers, ClosePool, Interrupt
 

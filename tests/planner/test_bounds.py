@@ -13,10 +13,15 @@ from collections import defaultdict
 
 import pytest
 
-from hoplite_mp._planner import cost, stripe_plan
+from hoplite_mp._planner import cost, tree_shapes
+from hoplite_mp._planner.link_speeds import (
+    BYTES_PER_S_DEFAULT,
+    HALF_LIFE_REPORTS,
+    HostRates,
+    LinkSpeeds,
+)
 from hoplite_mp._planner.packing import PackingWanted, arborescence, pack
 from hoplite_mp._planner.program import program_of
-from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT, HALF_LIFE_REPORTS, HostRates, Topology
 from hoplite_mp._protocol import messages as m
 from tests.support.planner_edges import programs_of
 
@@ -24,16 +29,16 @@ ID = bytes(16)
 NBYTES = 1 << 26
 
 
-def star(rng: random.Random, nodes: int, equal: bool) -> Topology:
-    topology = Topology()
+def star(rng: random.Random, nodes: int, equal: bool) -> LinkSpeeds:
+    speeds = LinkSpeeds()
     for node in range(nodes):
         up = 1e8 if equal else rng.uniform(1e7, 1e9)
         down = 1e8 if equal else rng.choice([up, rng.uniform(1e7, 1e9)])
-        topology.measure_host(node, up, down)
-    return topology
+        speeds.measure_host(node, up, down)
+    return speeds
 
 
-def finishing_s(plan: m.Distribute | m.ExecuteReduce, topology: Topology) -> float:
+def finishing_s(plan: m.Distribute | m.ExecuteReduce, speeds: LinkSpeeds) -> float:
     """The T at which the busiest direction of the busiest host is just not overdone."""
     up: dict[int, float] = defaultdict(float)
     down: dict[int, float] = defaultdict(float)
@@ -55,39 +60,39 @@ def finishing_s(plan: m.Distribute | m.ExecuteReduce, topology: Topology) -> flo
                             )
     busiest = 0.0
     for node in programs:
-        (host,) = topology.hosts((node,))
+        (host,) = speeds.hosts((node,))
         busiest = max(busiest, up[node] / host.up, down[node] / host.down)
     return busiest
 
 
-def broadcast_bound(topology: Topology, nodes: int) -> float:
-    source, *others = topology.hosts(range(nodes))
+def broadcast_bound(speeds: LinkSpeeds, nodes: int) -> float:
+    source, *others = speeds.hosts(range(nodes))
     total_up = source.up + sum(host.up for host in others)
     slowest = min(host.down for host in others)
     return max(NBYTES / source.up, NBYTES / slowest, (nodes - 1) * NBYTES / total_up)
 
 
-def reduce_bound(topology: Topology, nodes: int) -> float:
-    root, *others = topology.hosts(range(nodes))
+def reduce_bound(speeds: LinkSpeeds, nodes: int) -> float:
+    root, *others = speeds.hosts(range(nodes))
     total_down = root.down + sum(host.down for host in others)
     slowest = min(host.up for host in others)
     return max(NBYTES / root.down, NBYTES / slowest, (nodes - 1) * NBYTES / total_down)
 
 
-def allreduce_bound(topology: Topology, nodes: int) -> float:
-    both = [min(host) for host in topology.hosts(range(nodes))]
+def allreduce_bound(speeds: LinkSpeeds, nodes: int) -> float:
+    both = [min(host) for host in speeds.hosts(range(nodes))]
     return NBYTES * max(1 / min(both), 2 * (nodes - 1) / sum(both))
 
 
-def broadcast_plan(topology: Topology, nodes: int) -> m.Distribute:
+def broadcast_plan(speeds: LinkSpeeds, nodes: int) -> m.Distribute:
     receivers = tuple(range(1, nodes))
-    best = stripe_plan.spread(NBYTES, 0, receivers, topology)
+    best = tree_shapes.spread(NBYTES, 0, receivers, speeds)
     return m.Distribute(1 << 63, ID, 1, NBYTES, (0,), receivers, best.stripes, best.shape)
 
 
-def fold_plan(kind: str, topology: Topology, nodes: int, to: tuple[int, ...]) -> m.ExecuteReduce:
+def fold_plan(kind: str, speeds: LinkSpeeds, nodes: int, to: tuple[int, ...]) -> m.ExecuteReduce:
     members = tuple(range(nodes))
-    best = stripe_plan.reduction(kind, NBYTES, dict.fromkeys(members, 1), to, topology)
+    best = tree_shapes.reduction(kind, NBYTES, dict.fromkeys(members, 1), to, speeds)
     return m.ExecuteReduce(
         7, 1, members, members, best.stripes, "any", kind, "sum", 0, (ID,) * nodes, members, to,
         shape=best.shape,
@@ -100,23 +105,23 @@ STARS = [(seed, 2 + seed % 7) for seed in range(200)]
 def test_two_hundred_random_stars() -> None:
     worst = dict.fromkeys(("broadcast", "reduce", "allreduce"), 0.0)
     for seed, nodes in STARS:
-        topology = star(random.Random(seed), nodes, equal=False)
+        speeds = star(random.Random(seed), nodes, equal=False)
         everybody = tuple(range(nodes))
         plans = {
-            "broadcast": (broadcast_plan(topology, nodes), broadcast_bound(topology, nodes)),
+            "broadcast": (broadcast_plan(speeds, nodes), broadcast_bound(speeds, nodes)),
             "reduce": (
-                fold_plan("reduce", topology, nodes, (0,)),
-                reduce_bound(topology, nodes),
+                fold_plan("reduce", speeds, nodes, (0,)),
+                reduce_bound(speeds, nodes),
             ),
         }
-        hosts = topology.hosts(everybody)
+        hosts = speeds.hosts(everybody)
         if all(host.up == host.down for host in hosts):
             plans["allreduce"] = (
-                fold_plan("allreduce", topology, nodes, everybody),
-                allreduce_bound(topology, nodes),
+                fold_plan("allreduce", speeds, nodes, everybody),
+                allreduce_bound(speeds, nodes),
             )
         for kind, (plan, bound) in plans.items():
-            worst[kind] = max(worst[kind], finishing_s(plan, topology) / bound)
+            worst[kind] = max(worst[kind], finishing_s(plan, speeds) / bound)
     assert all(ratio <= 1.05 for ratio in worst.values()), worst
 
 
@@ -124,36 +129,36 @@ def test_two_hundred_random_stars() -> None:
 def test_allreduce_on_unequal_stars_of_equal_directions(nodes: int) -> None:
     rng = random.Random(nodes)
     for _ in range(50):
-        topology = Topology()
+        speeds = LinkSpeeds()
         for node in range(nodes):
             rate = rng.uniform(1e7, 1e9)
-            topology.measure_host(node, rate, rate)
-        plan = fold_plan("allreduce", topology, nodes, tuple(range(nodes)))
-        assert finishing_s(plan, topology) <= 1.001 * allreduce_bound(topology, nodes)
+            speeds.measure_host(node, rate, rate)
+        plan = fold_plan("allreduce", speeds, nodes, tuple(range(nodes)))
+        assert finishing_s(plan, speeds) <= 1.001 * allreduce_bound(speeds, nodes)
 
 
 @pytest.mark.parametrize("nodes", range(2, 9))
 def test_equal_links_reach_the_bound(nodes: int) -> None:
-    topology = star(random.Random(0), nodes, equal=True)
+    speeds = star(random.Random(0), nodes, equal=True)
     everybody = tuple(range(nodes))
     exactly = pytest.approx
-    broadcast = finishing_s(broadcast_plan(topology, nodes), topology)
+    broadcast = finishing_s(broadcast_plan(speeds, nodes), speeds)
     assert broadcast == exactly(NBYTES / 1e8, rel=1e-4)
-    reduction = finishing_s(fold_plan("reduce", topology, nodes, (0,)), topology)
+    reduction = finishing_s(fold_plan("reduce", speeds, nodes, (0,)), speeds)
     assert reduction == exactly(NBYTES / 1e8, rel=1e-4)
-    allreduce = finishing_s(fold_plan("allreduce", topology, nodes, everybody), topology)
+    allreduce = finishing_s(fold_plan("allreduce", speeds, nodes, everybody), speeds)
     assert allreduce == exactly(2 * (nodes - 1) / nodes * NBYTES / 1e8, rel=1e-4)
-    scatter = finishing_s(fold_plan("reduce_scatter", topology, nodes, everybody), topology)
+    scatter = finishing_s(fold_plan("reduce_scatter", speeds, nodes, everybody), speeds)
     assert scatter == exactly((nodes - 1) / nodes * NBYTES / 1e8, rel=1e-4)
 
 
 def test_one_slow_link_of_four() -> None:
     """Links of 1, 1, 1 and 0.25 Gbit/s: a ring would need 3.4 s, the bound is 2.1 s."""
-    topology = Topology()
+    speeds = LinkSpeeds()
     for node, rate in enumerate([1.25e8, 1.25e8, 1.25e8, 0.3125e8]):
-        topology.measure_host(node, rate, rate)
-    plan = fold_plan("allreduce", topology, 4, (0, 1, 2, 3))
-    assert finishing_s(plan, topology) == pytest.approx(NBYTES / 0.3125e8, rel=1e-3)
+        speeds.measure_host(node, rate, rate)
+    plan = fold_plan("allreduce", speeds, 4, (0, 1, 2, 3))
+    assert finishing_s(plan, speeds) == pytest.approx(NBYTES / 0.3125e8, rel=1e-3)
 
 
 def test_the_general_shares_agree_with_the_closed_form() -> None:
@@ -208,100 +213,100 @@ def test_who_folds_alone_receives_from_all_others() -> None:
 
 
 def test_small_objects_and_many_nodes_get_few_streams() -> None:
-    topology = Topology()
-    small = stripe_plan.spread(1024, 0, range(1, 4), topology)
-    assert small.stripes == stripe_plan.single_vertex(0)
-    many = stripe_plan.spread(1 << 20, 0, range(1, 1000), topology)
+    speeds = LinkSpeeds()
+    small = tree_shapes.spread(1024, 0, range(1, 4), speeds)
+    assert small.stripes == tree_shapes.single_vertex(0)
+    many = tree_shapes.spread(1 << 20, 0, range(1, 1000), speeds)
     assert many.shape.startswith("tree:")
     assert "ms" in many.why
-    large = stripe_plan.spread(1 << 28, 0, range(1, 9), topology)
+    large = tree_shapes.spread(1 << 28, 0, range(1, 9), speeds)
     assert large.shape == "stripes"
     assert len(large.stripes) == 8
 
 
 def test_early_arrivals_own_what_is_too_small_for_all() -> None:
     sent = dict.fromkeys((5, 2, 7, 1), 1)  # in order of arrival
-    nbytes = 2 * stripe_plan.STRIPE_BYTES_MIN
-    best = stripe_plan.reduction("allreduce", nbytes, sent, (1, 2, 5, 7), Topology())
-    assert stripe_plan.owners(best.stripes) <= {5, 2}
+    nbytes = 2 * tree_shapes.STRIPE_BYTES_MIN
+    best = tree_shapes.reduction("allreduce", nbytes, sent, (1, 2, 5, 7), LinkSpeeds())
+    assert tree_shapes.owners(best.stripes) <= {5, 2}
 
 
 def test_leaving_nodes_own_nothing() -> None:
     sent = dict.fromkeys(range(4), 1)
     for to in ((0,), (0, 1, 2, 3)):
         kind = "reduce" if len(to) == 1 else "allreduce"
-        best = stripe_plan.reduction(kind, NBYTES, sent, to, Topology(), leaving={3})
-        assert 3 not in stripe_plan.owners(best.stripes)
-    best = stripe_plan.spread(NBYTES, 0, (1, 2, 3), Topology(), {3})
-    assert 3 not in stripe_plan.owners(best.stripes)
+        best = tree_shapes.reduction(kind, NBYTES, sent, to, LinkSpeeds(), leaving={3})
+        assert 3 not in tree_shapes.owners(best.stripes)
+    best = tree_shapes.spread(NBYTES, 0, (1, 2, 3), LinkSpeeds(), {3})
+    assert 3 not in tree_shapes.owners(best.stripes)
 
 
 def test_an_object_of_three_stripes_has_three_owners() -> None:
     """The source has most to send: it owns one, and two of its receivers the others."""
-    topology = Topology()
-    topology.measure_host(0, 1e9, 1e9)
+    speeds = LinkSpeeds()
+    speeds.measure_host(0, 1e9, 1e9)
     for node in range(1, 5):
-        topology.measure_host(node, 1e8, 1e9)
-    best = stripe_plan.spread(3 * stripe_plan.STRIPE_BYTES_MIN, 0, range(1, 5), topology)
+        speeds.measure_host(node, 1e8, 1e9)
+    best = tree_shapes.spread(3 * tree_shapes.STRIPE_BYTES_MIN, 0, range(1, 5), speeds)
     assert best.shape == "stripes"
-    assert stripe_plan.owners(best.stripes) == {0, 1, 2}
+    assert tree_shapes.owners(best.stripes) == {0, 1, 2}
 
 
 def test_only_who_owns_something_sends_results() -> None:
     """Three contributions travel, and the results of two owners: that many streams are counted."""
-    topology = Topology()
-    hosts = topology.hosts(range(3))
+    speeds = LinkSpeeds()
+    hosts = speeds.hosts(range(3))
     sent = dict.fromkeys(range(3), 1)
-    best = stripe_plan.reduction("allreduce", NBYTES, sent, (0, 1, 2), topology, leaving={2})
+    best = tree_shapes.reduction("allreduce", NBYTES, sent, (0, 1, 2), speeds, leaving={2})
     transfer_s = cost.folding_s(NBYTES, hosts, [1] * 3, [True] * 3, [0.5, 0.5, 0.0])
-    latency_s = topology.latency_s(range(3))
+    latency_s = speeds.latency_s(range(3))
     assert best.seconds == pytest.approx(cost.one_hop_s(transfer_s, 3 + 2, latency_s), rel=1e-7)
 
 
 def test_reproducible_says_what_it_costs() -> None:
     sent = {0: 4, 1: 4}
-    plain = stripe_plan.reduction("allreduce", NBYTES, sent, (0, 1), Topology())
-    ordered = stripe_plan.reduction("allreduce", NBYTES, sent, (0, 1), Topology(), ordered=True)
+    plain = tree_shapes.reduction("allreduce", NBYTES, sent, (0, 1), LinkSpeeds())
+    ordered = tree_shapes.reduction("allreduce", NBYTES, sent, (0, 1), LinkSpeeds(), ordered=True)
     assert ordered.seconds > 2 * plain.seconds
     assert "one by one" in ordered.why
 
 
 def test_latencies_are_smoothed_with_the_stated_half_life() -> None:
-    topology = Topology()
-    topology.measure_link(0, 1, 1e-3, None, 0.0)
+    speeds = LinkSpeeds()
+    speeds.measure_link(0, 1, 1e-3, None, 0.0)
     for _ in range(HALF_LIFE_REPORTS):
-        topology.measure_link(0, 1, 2e-3, None, 0.0)
-    assert topology.pair_latency_s(0, 1) == pytest.approx(1.5e-3)
-    assert topology.latency_s((0, 2)) == pytest.approx(1.5e-3)
+        speeds.measure_link(0, 1, 2e-3, None, 0.0)
+    assert speeds.pair_latency_s(0, 1) == pytest.approx(1.5e-3)
+    assert speeds.latency_s((0, 2)) == pytest.approx(1.5e-3)
 
 
 def test_rates_are_what_their_nodes_have_reported_last() -> None:
     """A node smooths them, and reports changes alone: nothing more comes of a rate that stays."""
-    topology = Topology()
-    topology.measure_host(0, 1e8, 1e8)
-    topology.measure_host(0, 2e8, None)
-    assert topology.hosts((0,))[0] == (2e8, 1e8)
+    speeds = LinkSpeeds()
+    speeds.measure_host(0, 1e8, 1e8)
+    speeds.measure_host(0, 2e8, None)
+    assert speeds.hosts((0,))[0] == (2e8, 1e8)
     # Who has not been measured is taken to be like the others.
-    assert topology.hosts((1,))[0] == (2e8, 1e8)
-    topology.lose(0)
-    assert topology.hosts((0,))[0] == (BYTES_PER_S_DEFAULT, BYTES_PER_S_DEFAULT)
+    assert speeds.hosts((1,))[0] == (2e8, 1e8)
+    speeds.lose(0)
+    assert speeds.hosts((0,))[0] == (BYTES_PER_S_DEFAULT, BYTES_PER_S_DEFAULT)
 
 
 def test_two_switches_are_no_star() -> None:
-    topology = two_switches()
-    assert not topology.is_star(range(4), 0.0)
-    assert topology.is_star((0, 1), 0.0)
+    speeds = two_switches()
+    assert not speeds.is_star(range(4), 0.0)
+    assert speeds.is_star((0, 1), 0.0)
 
 
-def two_switches() -> Topology:
+def two_switches() -> LinkSpeeds:
     """Nodes 0 and 1 on one switch, 2 and 3 on the other, a tenth of the rate between them."""
-    topology = Topology()
+    speeds = LinkSpeeds()
     for node in range(4):
-        topology.measure_host(node, 1e8, 1e8)
+        speeds.measure_host(node, 1e8, 1e8)
         for peer in range(4):
             if node // 2 != peer // 2:
-                topology.measure_link(node, peer, 1e-4, 1e7, 0.0)
-    return topology
+                speeds.measure_link(node, peer, 1e-4, 1e7, 0.0)
+    return speeds
 
 
 def test_packed_trees_are_near_the_best() -> None:
@@ -315,7 +320,7 @@ def test_packed_trees_are_near_the_best() -> None:
             use[parent, wanted.nodes[child]] += weight
     for i, j, rate in wanted.pairs:
         assert use[i, j] <= 1.001 * rate
-    stripes = stripe_plan.cut([(0, weight) for weight, _ in packed.trees])
+    stripes = tree_shapes.cut([(0, weight) for weight, _ in packed.trees])
     rows = tuple(parents for _, parents in packed.trees)[: len(stripes)]
     plan = m.Distribute(1 << 63, ID, 1, NBYTES, (0,), (1, 2, 3), stripes, "parents", rows)
     assert {pull.parent for pull in program_of(plan, 3).pulls} <= {0, 1, 2}

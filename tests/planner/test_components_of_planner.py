@@ -9,7 +9,7 @@ from hoplite_mp._planner.membership import ClusterMembership
 from hoplite_mp._planner.operation import TRANSITIONS, OperationState
 from hoplite_mp._planner.planner_core import _HANDLERS, Planner
 from hoplite_mp._planner.step_result import _DRAWN, StepResult
-from hoplite_mp._planner.stripe_plan import owners, single_vertex
+from hoplite_mp._planner.tree_shapes import owners, single_vertex
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol.fields import NODES_MAX
 from hoplite_mp._protocol.membership import Member, Report

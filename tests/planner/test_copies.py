@@ -20,7 +20,7 @@ def test_a_late_receiver_has_the_cuts_of_parents_that_still_receive() -> None:
 
 def test_nothing_over_a_link_of_no_latency_takes_no_time() -> None:
     cluster = CopyCluster(2)
-    cluster.topology.measure_link(0, 1, 0.0, None, 0.0)
+    cluster.speeds.measure_link(0, 1, 0.0, None, 0.0)
     plan = cluster.fetch(1, nbytes=0)
     assert (plan.nbytes, plan.receivers) == (0, (1,))
 
@@ -28,8 +28,8 @@ def test_nothing_over_a_link_of_no_latency_takes_no_time() -> None:
 def test_a_small_object_comes_from_the_holder_with_the_faster_link() -> None:
     """So small that it takes less than a second from either."""
     cluster = CopyCluster(3)
-    cluster.topology.measure_host(0, 2e7, 1e8)
-    cluster.topology.measure_host(1, 1e8, 1e8)
+    cluster.speeds.measure_host(0, 2e7, 1e8)
+    cluster.speeds.measure_host(1, 1e8, 1e8)
     plan = cluster.fetch(2, nbytes=1 << 20, holders=(0, 1))
     assert {stripe.owner for stripe in plan.stripes} == {1}
 
@@ -38,9 +38,9 @@ def test_a_narrow_path_is_used_only_if_there_is_no_other() -> None:
     """Its receiver will have the object late, so it is no parent of the next one."""
     cluster = CopyCluster(4)
     for node in range(4):
-        cluster.topology.measure_host(node, 1e8, 1e8)
+        cluster.speeds.measure_host(node, 1e8, 1e8)
     for node in (1, 2):
-        cluster.topology.measure_link(0, node, None, 1e7, 0.0)
+        cluster.speeds.measure_link(0, node, None, 1e7, 0.0)
     first = cluster.fetch(1, nbytes=10**8)
     assert first.sources == (0,)
     (transfer,) = cluster.copies.entries[A].transfers.values()
@@ -54,8 +54,8 @@ def test_a_parent_that_is_late_itself_is_not_added() -> None:
     """Node 0 still has nine tenths of its link to spare, and node 1 receives over a narrow path."""
     cluster = CopyCluster(3)
     for node in range(3):
-        cluster.topology.measure_host(node, 1e8, 1e8)
-    cluster.topology.measure_link(0, 1, None, 1.2e7, 0.0)
+        cluster.speeds.measure_host(node, 1e8, 1e8)
+    cluster.speeds.measure_link(0, 1, None, 1.2e7, 0.0)
     cluster.fetch(1, nbytes=10**8)
     plan = cluster.fetch(2, nbytes=10**8)
     assert {stripe.owner for stripe in plan.stripes} == {0}
@@ -64,7 +64,7 @@ def test_a_parent_that_is_late_itself_is_not_added() -> None:
 def test_a_busy_holder_gives_a_fair_part_of_its_link() -> None:
     """It sends one object at its whole rate already: two of them get half of it each."""
     cluster = CopyCluster(3)
-    cluster.topology.measure_host(0, 1e8, 1e8)
+    cluster.speeds.measure_host(0, 1e8, 1e8)
     cluster.fetch(1, nbytes=10**8)
     plan = cluster.fetch(2, nbytes=10**8, object_id=B)
     (transfer,) = cluster.copies.entries[B].transfers.values()
@@ -77,7 +77,7 @@ def test_little_to_spare_is_not_better_than_a_fair_part_of_a_link() -> None:
     more."""
     cluster = CopyCluster(3)
     for node, busy in ((0, 0.875e8), (1, 1e8)):
-        cluster.topology.measure_host(node, 1e8, 1e8)
+        cluster.speeds.measure_host(node, 1e8, 1e8)
         cluster.copies._busy[node] = busy
     plan = cluster.fetch(2, holders=(0, 1))
     rates = {0: 0, 1: 0}
@@ -127,7 +127,7 @@ def test_after_a_death_the_others_keep_their_stripes_unless_they_leave(leaving: 
 def test_after_a_death_stripes_are_kept_rather_than_trees_packed() -> None:
     """Also where links are no star: what has come came along the stripes."""
     cluster = CopyCluster(5)
-    cluster.topology.measure_link(1, 2, 1e-4, 1e7, 0.0)
+    cluster.speeds.measure_link(1, 2, 1e-4, 1e7, 0.0)
     before = cluster.spread(1, 2, 3, 4)
     (asked,) = cluster.copies.trees.wanted
     assert asked.nodes == (0, 1, 2, 3, 4)

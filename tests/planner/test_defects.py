@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hoplite_mp._planner.link_speeds import LinkSpeeds
 from hoplite_mp._planner.program import program_of
-from hoplite_mp._planner.topology import Topology
 from hoplite_mp._protocol import messages as m
 from tests.support.planner_clusters import NBYTES, A, B, PlannedCluster
 from tests.support.planner_edges import check_edges
@@ -186,7 +186,7 @@ def test_what_its_host_has_no_room_to_read_is_not_called_lost(full: str) -> None
 
 
 def test_a_host_that_is_gone_leaves_no_measurements() -> None:
-    topology = Topology()
-    topology.measure_link(0, 1, 5e-3, 1e6, 0.0)
-    topology.lose(1)
-    assert topology.pair_rates((0, 1), 0.0) == {}
+    speeds = LinkSpeeds()
+    speeds.measure_link(0, 1, 5e-3, 1e6, 0.0)
+    speeds.lose(1)
+    assert speeds.pair_rates((0, 1), 0.0) == {}

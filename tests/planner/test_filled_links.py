@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hoplite_mp._planner.program import filled_links, program_of
-from hoplite_mp._planner.stripe_plan import cut
+from hoplite_mp._planner.tree_shapes import cut
 from hoplite_mp._protocol.fields import SHARES
 from hoplite_mp._protocol.messages import Distribute, ExecuteReduce
 

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from hoplite_mp._planner import cost
-from hoplite_mp._planner.topology import HostRates
+from hoplite_mp._planner.link_speeds import HostRates
 
 STEPS = 12
 CASES = 1500

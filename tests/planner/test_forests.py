@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from hoplite_mp._planner.link_speeds import LinkSpeeds
 from hoplite_mp._planner.plan_cache import FORESTS_MAX, PlanCache
-from hoplite_mp._planner.topology import Topology
 
 NBYTES = 1 << 26
 
 
 def test_what_is_alike_has_the_same_forest() -> None:
-    forests = PlanCache(Topology())
+    forests = PlanCache(LinkSpeeds())
     sent = dict.fromkeys(range(4), 1)
 
     def reduction(**more: int) -> object:
@@ -28,24 +28,24 @@ def test_what_is_alike_has_the_same_forest() -> None:
 
 
 def test_what_is_new_of_links_makes_new_forests() -> None:
-    topology = Topology()
+    speeds = LinkSpeeds()
     for node in range(4):
-        topology.measure_host(node, 1e8, 1e8)
-    forests = PlanCache(topology)
+        speeds.measure_host(node, 1e8, 1e8)
+    forests = PlanCache(speeds)
     before = forests.spread(NBYTES, 0, (1, 2, 3), ())
     for _ in range(20):
-        topology.measure_host(1, 1e7, 1e7)
+        speeds.measure_host(1, 1e7, 1e7)
     slow = forests.spread(NBYTES, 0, (1, 2, 3), ())
     assert slow.stripes != before.stripes
-    topology.measure_link(0, 1, 1e-2, None, 0.0)
+    speeds.measure_link(0, 1, 1e-2, None, 0.0)
     later = forests.spread(NBYTES, 0, (1, 2, 3), ())
     assert later.seconds > slow.seconds
-    topology.lose(1)
+    speeds.lose(1)
     assert forests.spread(NBYTES, 0, (1, 2, 3), ()) is not later
 
 
 def test_the_oldest_forests_go() -> None:
-    forests = PlanCache(Topology())
+    forests = PlanCache(LinkSpeeds())
     first = forests.spread(NBYTES, 0, (1, 2), ())
     second = forests.spread(NBYTES, 0, (1, 3), ())
     for nbytes in range(FORESTS_MAX - 2):

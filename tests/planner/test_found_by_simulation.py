@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hoplite_mp._planner import cost, stripe_plan
+from hoplite_mp._planner import cost, tree_shapes
+from hoplite_mp._planner.link_speeds import LinkSpeeds
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._planner.program import program_of
-from hoplite_mp._planner.topology import Topology
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol.membership import DistributeHeld, NodeReturned, ReduceHeld, Reported
 from tests.support.planner_clusters import NBYTES, A, B, PlannedCluster
@@ -121,11 +121,11 @@ def test_a_copy_whose_source_died_before_the_manager_is_forgotten() -> None:
 
 def test_a_chain_holds_up_each_block_at_each_hop() -> None:
     """The model left that out, and took a chain of 128 nodes for 4 MiB: 310 ms instead of 40."""
-    topology = Topology()
+    speeds = LinkSpeeds()
     for nodes in (32, 64, 128):
-        spread = stripe_plan.spread(4 << 20, 0, range(1, nodes), topology)
-        fold = stripe_plan.reduction("allreduce", 4 << 20, dict.fromkeys(range(nodes), 1),
-                                range(nodes), topology)  # fmt: skip
+        spread = tree_shapes.spread(4 << 20, 0, range(1, nodes), speeds)
+        fold = tree_shapes.reduction("allreduce", 4 << 20, dict.fromkeys(range(nodes), 1),
+                                range(nodes), speeds)  # fmt: skip
         assert (spread.shape, fold.shape) == ("stripes", "stripes")
     # A hop takes a block's time besides its latency, in a chain of sixteen at least sixteen times.
     alone = 1 << 20

@@ -6,7 +6,7 @@ import pytest
 
 from hoplite_mp._planner.group_members import VACATED_MAX, Vacated
 from hoplite_mp._planner.groups import GroupRegistry
-from hoplite_mp._planner.topology import Topology
+from hoplite_mp._planner.link_speeds import LinkSpeeds
 from hoplite_mp._protocol import membership as r
 from hoplite_mp._protocol import messages as m
 from tests.support.planner_groups import (
@@ -117,7 +117,7 @@ def test_the_next_planner_asks_about_the_vacated_rank(knows: bool) -> None:
         r.GroupHeld(0, world.shown[0], (), () if knows else (1,)),
     ]
     world.asked.clear()
-    world.groups = GroupRegistry(8, Topology())
+    world.groups = GroupRegistry(8, LinkSpeeds())
     world.take(world.groups.restore(held, [], range(100)))
     assert world.asked == [(0, task_id(2))]
     end_tasks(world, 2)

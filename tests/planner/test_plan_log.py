@@ -9,7 +9,7 @@ import pytest
 from hoplite_mp._planner.packing import pack
 from hoplite_mp._planner.plan_log import PlanLog, PlanRecord
 from hoplite_mp._planner.planner_core import Planner
-from hoplite_mp._planner.stripe_plan import cut
+from hoplite_mp._planner.tree_shapes import cut
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol.plans import NODES_REPORTED_MAX, PLANS_REPORTED_MAX
 from tests.support.planner_clusters import NBYTES, A, B, C

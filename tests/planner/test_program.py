@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hoplite_mp._planner import stripe_plan
+from hoplite_mp._planner import tree_shapes
+from hoplite_mp._planner.link_speeds import LinkSpeeds
 from hoplite_mp._planner.program import (
     INBOUND_PARENTS_MAX,
     PROGRAMS_MAX,
@@ -19,7 +20,6 @@ from hoplite_mp._planner.program import (
     waits_for,
 )
 from hoplite_mp._planner.repair import repaired, widest
-from hoplite_mp._planner.topology import Topology
 from hoplite_mp._protocol import messages as m
 from tests.support.planner_edges import check_edges
 
@@ -30,13 +30,13 @@ KINDS = (*FOLDING, "gather", "allgather", "alltoall")
 
 
 @st.composite
-def topologies(draw: st.DrawFn, nodes: int) -> Topology:
-    topology = Topology()
+def topologies(draw: st.DrawFn, nodes: int) -> LinkSpeeds:
+    speeds = LinkSpeeds()
     rates = st.sampled_from([1e7, 1.25e8, 1.25e9])
     for node in range(nodes):
         if draw(st.booleans()):
-            topology.measure_host(node, draw(rates), draw(rates))
-    return topology
+            speeds.measure_host(node, draw(rates), draw(rates))
+    return speeds
 
 
 @st.composite
@@ -59,11 +59,11 @@ def plans(draw: st.DrawFn) -> m.ExecuteReduce:
         sent: dict[int, int] = {}
         for index in order:
             sent[holders[index]] = sent.get(holders[index], 0) + 1
-        topology = draw(topologies(nodes))
+        speeds = draw(topologies(nodes))
         nbytes = draw(st.sampled_from([8, 1 << 17, 1 << 26]))
         leaving = draw(st.sets(node, max_size=2))
-        best = stripe_plan.reduction(
-            kind, nbytes, sent, destinations, topology, ordered=ordered, leaving=leaving
+        best = tree_shapes.reduction(
+            kind, nbytes, sent, destinations, speeds, ordered=ordered, leaving=leaving
         )
         stripes, shape = best.stripes, best.shape
         if kind == "allreduce" and not ordered and draw(st.booleans()):
@@ -71,7 +71,7 @@ def plans(draw: st.DrawFn) -> m.ExecuteReduce:
         elif kind == "reduce" and not ordered and draw(st.booleans()):
             shape, stripes = (
                 draw(st.sampled_from(SHAPES)),
-                stripe_plan.single_vertex(destinations[0]),
+                tree_shapes.single_vertex(destinations[0]),
             )
         elif kind != "reduce_scatter" and draw(st.booleans()) and shape == "stripes":
             able = {*sent, *destinations} - {draw(node)}
@@ -96,13 +96,13 @@ def spreads(draw: st.DrawFn) -> m.Distribute:
     order = draw(st.permutations(range(nodes)))
     cut = draw(st.integers(1, min(3, nodes - 1)))
     sources, receivers = tuple(order[:cut]), tuple(order[cut:])
-    topology = draw(topologies(nodes))
+    speeds = draw(topologies(nodes))
     nbytes = draw(st.sampled_from([8, 1 << 17, 1 << 26]))
-    best = stripe_plan.spread(nbytes, sources[0], receivers, topology)
+    best = tree_shapes.spread(nbytes, sources[0], receivers, speeds)
     shape, stripes = best.shape, best.stripes
     if draw(st.booleans()):
         shape = draw(st.sampled_from(SHAPES[1:]))
-        stripes = stripe_plan.single_vertex(sources[0])
+        stripes = tree_shapes.single_vertex(sources[0])
     return m.Distribute(1 << 63, ID, 1, nbytes, sources, receivers, stripes, shape)
 
 
@@ -130,7 +130,7 @@ def test_places_of_a_tree(degree: int) -> None:
 
 def test_the_source_of_a_broadcast_sends_one_copy() -> None:
     for count in range(1, 12):
-        best = stripe_plan.spread(1 << 26, 0, range(1, count + 1), Topology())
+        best = tree_shapes.spread(1 << 26, 0, range(1, count + 1), LinkSpeeds())
         receivers = tuple(range(1, count + 1))
         plan = m.Distribute(1 << 63, ID, 1, 1 << 26, (0,), receivers, best.stripes, best.shape)
         sent = sum(
@@ -164,25 +164,25 @@ def test_programs_of_plans_that_differ_in_name_alone_are_made_once(
 
 def test_few_programs_are_kept() -> None:
     programs = ProgramCache()
-    plan = m.Distribute(1, ID, 1, 8, (0,), (1, 2), stripe_plan.cut([(1, 1), (2, 1)]), "stripes")
+    plan = m.Distribute(1, ID, 1, 8, (0,), (1, 2), tree_shapes.cut([(1, 1), (2, 1)]), "stripes")
     first = programs.of(plan, 1)
     for share in range(2, PROGRAMS_MAX + 2):
-        other = msgspec.structs.replace(plan, stripes=stripe_plan.cut([(1, share), (2, 1)]))
+        other = msgspec.structs.replace(plan, stripes=tree_shapes.cut([(1, share), (2, 1)]))
         assert programs.of(other, 1) == program_of(other, 1) != first
     assert programs.of(plan, 1) == first
     assert programs.of(plan, 1) is not first
 
 
 def test_the_widest_owner_may_own_several_stripes() -> None:
-    assert widest(stripe_plan.cut([(0, 3), (1, 4), (0, 3)])) == round(0.6 * m.SHARES)
+    assert widest(tree_shapes.cut([(0, 3), (1, 4), (0, 3)])) == round(0.6 * m.SHARES)
 
 
 def test_repair_leaves_the_stripes_of_the_living_where_they_are() -> None:
-    before = stripe_plan.cut([(node, 1) for node in range(4)])
+    before = tree_shapes.cut([(node, 1) for node in range(4)])
     after = repaired(before, {0, 1, 3})
     assert after is not None
     assert {stripe for stripe in before if stripe.owner != 2} <= set(after)
-    assert stripe_plan.owners(after) == {0, 1, 3}
+    assert tree_shapes.owners(after) == {0, 1, 3}
     moved = [stripe for stripe in after if stripe not in before]
     assert sum(stripe.end_share - stripe.begin_share for stripe in moved) == m.SHARES // 4
     assert repaired(before, set()) is None
@@ -190,7 +190,7 @@ def test_repair_leaves_the_stripes_of_the_living_where_they_are() -> None:
 
 def test_a_cell_of_a_member_is_made_once() -> None:
     """A fold of n members into n slices has n² of them on one node."""
-    stripes = tuple(m.Stripe(1, begin, end) for begin, end in stripe_plan.halves(3))
+    stripes = tuple(m.Stripe(1, begin, end) for begin, end in tree_shapes.halves(3))
     plan = m.ExecuteReduce(
         9, 1, (0, 1), (0, 1), stripes, "any", "reduce_scatter", "sum", 0,
         (ID,) * 2, (0, 0), (1,) * 3, (ID,) * 3,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from hoplite_mp._planner import cost
+from hoplite_mp._planner.link_speeds import BYTES_PER_S_DEFAULT, PAIR_S, HostRates
 from hoplite_mp._planner.packing import pack
 from hoplite_mp._planner.planner_core import Planner
-from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT, PAIR_S, HostRates
 from hoplite_mp._protocol import messages as m
 
 
@@ -26,7 +26,7 @@ def test_nearly_alike_is_alike_whoever_reports_first() -> None:
         for node in order:
             report(made, node, (100e6, 119e6, 30e6)[node], 119e6)
         alike = HostRates(119e6, 119e6)
-        first, second, slow = made.topology.hosts((0, 1, 2))
+        first, second, slow = made.speeds.hosts((0, 1, 2))
         assert second == alike
         assert first == alike
         assert slow == HostRates(30e6, 119e6)
@@ -38,14 +38,14 @@ def test_who_has_left_is_no_measure() -> None:
     report(made, 1, 100e6, 100e6)
     made.step(m.NodeLost(0, 1), 0.0)
     report(made, 2, 120e6, 120e6)
-    assert made.topology.hosts((1,))[0].up == 120e6
+    assert made.speeds.hosts((1,))[0].up == 120e6
 
 
 def test_a_direction_that_nobody_knows() -> None:
     made = planner(2)
     report(made, 0, None, 50e6)
     report(made, 1, None, None)
-    assert made.topology.hosts((0,))[0].down == 50e6
+    assert made.speeds.hosts((0,))[0].down == 50e6
 
 
 def narrow(made: Planner, now: float, sender: int = 0, receiver: int = 1) -> None:
@@ -93,7 +93,7 @@ def test_a_path_that_is_wide_again_is_believed_at_once() -> None:
     made = planner(4)
     narrow(made, 0.0)
     made.step(m.LinkMeasured(0, 1, None, 1.2e8), 1.0)
-    assert made.topology.is_star(range(4), 1.0)
+    assert made.speeds.is_star(range(4), 1.0)
 
 
 def test_stripes_stay_where_a_narrow_path_carries_little() -> None:
@@ -103,7 +103,7 @@ def test_stripes_stay_where_a_narrow_path_carries_little() -> None:
     plan = spread(made, 1.0, 1)
     assert plan.rule == "stripes"
     assert spread(made, 2.0, 2).rule == "stripes"
-    pairs = made.topology.pair_rates(range(10), 2.0)
+    pairs = made.speeds.pair_rates(range(10), 2.0)
     assert cost.narrow_s(plan, pairs) < 64e6 / BYTES_PER_S_DEFAULT
 
 
@@ -111,7 +111,7 @@ def test_the_latency_of_a_path_stays_when_its_rate_is_reported() -> None:
     made = planner(2)
     made.step(m.LinkMeasured(0, 1, 5e-3), 0.0)
     narrow(made, 0.0)
-    assert made.topology.pair_latency_s(0, 1) == 5e-3
-    assert made.topology.pair_latency_s(1, 0) == 5e-3
-    assert made.topology.pair_rates((0, 1), 1.0) == {(0, 1): 1e7}
-    assert made.topology.pair_rates((1,), 1.0) == {}
+    assert made.speeds.pair_latency_s(0, 1) == 5e-3
+    assert made.speeds.pair_latency_s(1, 0) == 5e-3
+    assert made.speeds.pair_rates((0, 1), 1.0) == {(0, 1): 1e7}
+    assert made.speeds.pair_rates((1,), 1.0) == {}

@@ -10,7 +10,7 @@ import pytest
 from hoplite_mp._common import ids
 from hoplite_mp._planner.group_members import Rejoins, Tombstones
 from hoplite_mp._planner.groups import GroupRegistry
-from hoplite_mp._planner.topology import Topology
+from hoplite_mp._planner.link_speeds import LinkSpeeds
 from hoplite_mp._protocol import membership as r
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol.groups import ASKED_MAX, GroupEnd
@@ -131,7 +131,7 @@ def test_hosts_that_are_gone() -> None:
     whos = [ids.pack_id(host_id, 7) for host_id in (1, 2)]
 
     def world() -> GroupRegistry:
-        groups = GroupRegistry(8, Topology(), host_ids.get)
+        groups = GroupRegistry(8, LinkSpeeds(), host_ids.get)
         groups.remember([GroupEnd("g", 4, (), tuple(whos), ((0, 3, 1, 0), (1, 3, 1, 0)))])
         return groups
 
@@ -163,7 +163,7 @@ def test_the_next_planner_goes_on(when: str) -> None:
     held = [
         r.GroupHeld(node, shown, ((2, 33, 1),)) for node, shown in world.shown.items() if node == 1
     ]
-    world.groups = GroupRegistry(8, Topology())
+    world.groups = GroupRegistry(8, LinkSpeeds())
     world.groups.remember(ends)
     world.asked.clear()
     world.take(world.groups.restore(held, [], range(100)))

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from hoplite_mp._node.groups.group_decisions import UndecidedCall, decide
+from hoplite_mp._planner.link_speeds import HostRates
 from hoplite_mp._planner.repair import is_slow, owners_without, slow_one, stays_slow
-from hoplite_mp._planner.stripe_plan import cut
-from hoplite_mp._planner.topology import HostRates
+from hoplite_mp._planner.tree_shapes import cut
 from hoplite_mp._protocol.group_calls import GroupSlow
 from tests.support.node_group_calls import group_part, striped_members
 

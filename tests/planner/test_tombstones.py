@@ -7,7 +7,7 @@ import pytest
 
 from hoplite_mp._planner.group_members import ENDED_TASKS_MAX, TASKS_MAX, Tombstones
 from hoplite_mp._planner.groups import GroupRegistry
-from hoplite_mp._planner.topology import Topology
+from hoplite_mp._planner.link_speeds import LinkSpeeds
 from hoplite_mp._protocol import membership as r
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol.groups import GroupEnd
@@ -93,7 +93,7 @@ def test_the_next_planner_knows_it_from_the_nodes(when: str) -> None:
             r.GroupHeld(node, world.shown[node], tuple((ranks[w], w, 1) for w in here[node]))
             for node in sorted(world.shown)
         ]
-        world.groups = GroupRegistry(8, Topology())
+        world.groups = GroupRegistry(8, LinkSpeeds())
         world.groups.remember(world.ends)
         world.take(world.groups.restore(held, [], range(100)))
 
@@ -116,7 +116,7 @@ def test_what_happened_while_there_was_no_planner(died: bool) -> None:
     world.form(1, 2, 3)
     first = r.GroupHeld(0, world.shown[0], (), (1,))
     other = r.GroupHeld(1, world.shown[1], (), (0, 2), (2,) if died else ())
-    world.groups = GroupRegistry(8, Topology())
+    world.groups = GroupRegistry(8, LinkSpeeds())
     world.take(world.groups.restore([first, other], [], range(100)))
     assert is_refused_as_ended(world.join(3, 33, 2)) == died
 

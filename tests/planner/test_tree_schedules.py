@@ -9,10 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hoplite_mp._planner.multitree import multitree
-from hoplite_mp._planner.packed_trees import packed_trees
-from hoplite_mp._planner.topologies import HOSTS_MAX, Interconnect, interconnect
-from hoplite_mp._planner.tree_schedules import PLANS, Send, TreeSchedule, schedule_of
+from hoplite_mp._simulation.interconnects.interconnect import HOSTS_MAX, Interconnect, interconnect
+from hoplite_mp._simulation.interconnects.multitree import multitree
+from hoplite_mp._simulation.interconnects.packed_trees import packed_trees
+from hoplite_mp._simulation.interconnects.tree_schedules import (
+    PLANS,
+    Send,
+    TreeSchedule,
+    schedule_of,
+)
 
 NBYTES, RATE, LATENCY_S = 64 << 20, 125e6, 100e-6
 

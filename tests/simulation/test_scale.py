@@ -12,7 +12,7 @@ import pytest
 
 from hoplite_mp._planner.packing import EPSILON, KEEP_RATE, PackingWanted, pack
 from hoplite_mp._planner.program import Cell, program_of
-from hoplite_mp._planner.stripe_plan import cut
+from hoplite_mp._planner.tree_shapes import cut
 from hoplite_mp._protocol.messages import Distribute
 from hoplite_mp._simulation.scale import node
 from hoplite_mp._simulation.scale.scale import OPERATIONS, ScaleWorld, Size, measure

@@ -13,7 +13,7 @@ from hoplite_mp._node.groups.group_calls import MultiHostCalls
 from hoplite_mp._node.groups.group_state import Known
 from hoplite_mp._node.groups.plan_sources import BYTES_MIN
 from hoplite_mp._node.objects.remote_objects import payload_layout
-from hoplite_mp._planner.stripe_plan import cut
+from hoplite_mp._planner.tree_shapes import cut
 from hoplite_mp._protocol.group_calls import GroupCommit, GroupPart, Piece
 from hoplite_mp._protocol.local import GroupJoin
 from hoplite_mp._protocol.messages import (

@@ -21,8 +21,8 @@ from hoplite_mp._node.groups.group_decisions import is_repeated
 from hoplite_mp._node.groups.repeated_plans import member_of
 from hoplite_mp._node.objects.remote_objects import payload_layout
 from hoplite_mp._planner.groups import GroupRegistry
+from hoplite_mp._planner.link_speeds import BYTES_PER_S_DEFAULT, LinkSpeeds
 from hoplite_mp._planner.program import participants
-from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT, Topology
 from hoplite_mp._protocol.group_calls import GroupPart, Piece
 from hoplite_mp._protocol.local import GroupCall
 from hoplite_mp._protocol.messages import (
@@ -99,7 +99,7 @@ class GroupWorld:
     queues: dict[tuple[int, int], deque[Any]] = field(default_factory=dict)
     nodes: dict[int, OneNode] = field(default_factory=dict)
     members: list[Member] = field(default_factory=list)
-    groups: GroupRegistry = field(default_factory=lambda: GroupRegistry(4, Topology()))
+    groups: GroupRegistry = field(default_factory=lambda: GroupRegistry(4, LinkSpeeds()))
     made: dict[tuple[int, int], set[int]] = field(default_factory=dict)  # call -> ranks
     # (call, node of who read it) -> contributors, error
     read: dict[tuple[tuple[int, int], int], tuple[Any, ...]] = field(default_factory=dict)

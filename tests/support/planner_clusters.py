@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._planner.broadcast import Copies
+from hoplite_mp._planner.link_speeds import LinkSpeeds
 from hoplite_mp._planner.membership import ClusterMembership
 from hoplite_mp._planner.plan_log import PlanLog
 from hoplite_mp._planner.planner_core import Planner
-from hoplite_mp._planner.topology import Topology
 from hoplite_mp._protocol import membership as r
 from hoplite_mp._protocol import messages as m
 from tests.support.planner_scenarios import letter_id
@@ -88,11 +88,11 @@ class CopyCluster:
     """Copies between so many nodes, of which node 0, or whoever is named, holds everything."""
 
     def __init__(self, nodes: int) -> None:
-        self.topology = Topology()
+        self.speeds = LinkSpeeds()
         self.membership = ClusterMembership()
         for node in range(nodes):
             self.membership.join(m.NodeJoined(700 + node, 1, 1))
-        self.copies = Copies(self.membership, self.topology, PlanLog())
+        self.copies = Copies(self.membership, self.speeds, PlanLog())
 
     def fetch(
         self,

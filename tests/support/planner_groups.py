@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._planner.groups import GroupRegistry
-from hoplite_mp._planner.topology import Topology
+from hoplite_mp._planner.link_speeds import LinkSpeeds
 from hoplite_mp._protocol import messages as m
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def task_id(number: int) -> bytes:
 class RegistryWorld:
     """Two nodes; every member is a process of its own, that of task `t` at first in slot `t`."""
 
-    groups: GroupRegistry = field(default_factory=lambda: GroupRegistry(8, Topology()))
+    groups: GroupRegistry = field(default_factory=lambda: GroupRegistry(8, LinkSpeeds()))
     slots: int = 100
     generation: int = 0
     board: int = 0

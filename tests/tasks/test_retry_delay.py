@@ -19,7 +19,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp._cli.dump import collect, lines
-from hoplite_mp._node.tasks.pools import STUCK_PATIENCE_S
+from hoplite_mp._node.tasks.worker_pools import STUCK_PATIENCE_S
 from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:

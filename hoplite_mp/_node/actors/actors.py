@@ -26,7 +26,7 @@ from hoplite_mp._node.actors.actor_records import (
     ended_calls,
     taken_words,
 )
-from hoplite_mp._node.tasks.pools import Pool
+from hoplite_mp._node.tasks.worker_pools import Pool
 from hoplite_mp._protocol.actors import BACKLOG_CALLS_MAX
 from hoplite_mp._protocol.local import POOL_LEAVING, Reply
 from hoplite_mp._protocol.messages import (
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
-    from hoplite_mp._node.tasks.pools import WorkerInfo
     from hoplite_mp._node.tasks.resources import Resources
+    from hoplite_mp._node.tasks.worker_pools import WorkerInfo
     from hoplite_mp._node.tasks.workers import Workers
     from hoplite_mp._protocol.actors import BindActor
     from hoplite_mp._protocol.local import Request

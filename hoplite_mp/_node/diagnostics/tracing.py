@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.dispatch import Handler
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.questions import Answer
-    from hoplite_mp._node.tasks.pools import WorkerInfo
+    from hoplite_mp._node.tasks.worker_pools import WorkerInfo
     from hoplite_mp._protocol.local import Request
     from hoplite_mp._protocol.messages import Member
 

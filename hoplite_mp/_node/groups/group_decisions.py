@@ -13,22 +13,21 @@ import msgspec
 import numpy as np
 
 from hoplite_mp import _serialize
+from hoplite_mp._common.call_mismatch import ROOTED, different_calls
 from hoplite_mp._common.reduction import reduce_arrays, result_dtype
 from hoplite_mp._node.objects.remote_objects import can_fold, layout_words, parse_layout
 from hoplite_mp._planner import cost
+from hoplite_mp._planner.link_speeds import HostRates, levelled
 from hoplite_mp._planner.program import participants, waits_for
 from hoplite_mp._planner.repair import kept_cut
-from hoplite_mp._planner.stripe_plan import cut
-from hoplite_mp._planner.topology import HostRates, levelled
+from hoplite_mp._planner.tree_shapes import cut
 from hoplite_mp._protocol.fields import FOLDING, NO_OBJECT, SHARES
 from hoplite_mp._protocol.group_calls import GroupCommit, Piece
 from hoplite_mp._protocol.messages import Distribute, ExecuteReduce, Stripe
 from hoplite_mp._protocol.operations import GROUP_OPERATION
 from hoplite_mp._serialize.contributions import (
     PREFIXES,
-    ROOTED,
     TARGETED,
-    different_calls,
     mask_of,
 )
 

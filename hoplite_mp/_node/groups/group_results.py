@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _serialize
 from hoplite_mp._common import ids
+from hoplite_mp._common.call_mismatch import ROOTED, different_calls
 from hoplite_mp._common.object_states import KIND_OPERATION, NODE_SLOT, STATE
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._node.groups.call_state import Prepared
@@ -25,9 +26,7 @@ from hoplite_mp._protocol.group_calls import GroupPart, Piece, error_kind, too_l
 from hoplite_mp._protocol.messages import Distribute
 from hoplite_mp._serialize.contributions import (
     PREFIXES,
-    ROOTED,
     TARGETED,
-    different_calls,
     mask_of,
     shortened,
 )

@@ -32,6 +32,7 @@ from hoplite_mp._node.groups.plan_sources import (
     planned,
     transfer_s,
 )
+from hoplite_mp._planner.link_speeds import HostRates
 from hoplite_mp._planner.repair import (
     FRESH_S,
     SLOW_GATHER_S,
@@ -40,7 +41,6 @@ from hoplite_mp._planner.repair import (
     slow_one,
     stays_slow,
 )
-from hoplite_mp._planner.topology import HostRates
 from hoplite_mp._protocol.group_calls import (
     GroupAttempt,
     GroupPart,

@@ -16,7 +16,7 @@ import msgspec
 
 from hoplite_mp._node.groups.group_decisions import Decision, decide
 from hoplite_mp._node.groups.repeated_plans import PART_BYTES_MAX, named_by_all, repeat
-from hoplite_mp._planner.topology import BYTES_PER_S_DEFAULT
+from hoplite_mp._planner.link_speeds import BYTES_PER_S_DEFAULT
 from hoplite_mp._protocol.fields import NO_OBJECT, shorten
 from hoplite_mp._protocol.group_calls import Piece, error_kind
 from hoplite_mp._protocol.messages import ExecuteReduce
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from hoplite_mp._node.groups.group_decisions import UndecidedCall
-    from hoplite_mp._planner.topology import HostRates
+    from hoplite_mp._planner.link_speeds import HostRates
     from hoplite_mp._protocol.group_calls import GroupAttempt, GroupPart, Plan
 
 __all__ = [

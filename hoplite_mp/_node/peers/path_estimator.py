@@ -17,7 +17,7 @@ socket may not have arrived. It uses the fastest stretch of a burst, because a p
 wide. A narrow path carries nearly the same in every stretch, so a burst in which the flow was much
 faster at another time is ignored: TCP after a loss, or a busy processor, has slowed the flow. A
 pair is reported after BURSTS_MIN bursts that agree, and again while bursts confirm it, because the
-manager forgets unconfirmed figures of pairs (_planner/topology.py). A faster stretch of a known
+manager forgets unconfirmed figures of pairs (_planner/link_speeds.py). A faster stretch of a known
 pair raises its rate at once.
 
 The same figures show when this host's own link becomes slow during a burst: flows to several hosts
@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from hoplite_mp._node.peers.link_estimator import LOWER_WEIGHT
-from hoplite_mp._planner.topology import STAR_TOLERANCE
+from hoplite_mp._planner.link_speeds import STAR_TOLERANCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from hoplite_mp import _shm, _tasks
     from hoplite_mp._node.output.output import Output
     from hoplite_mp._node.ports import NodePorts
-    from hoplite_mp._node.tasks.pools import WorkerInfo
+    from hoplite_mp._node.tasks.worker_pools import WorkerInfo
     from hoplite_mp._protocol.peers import PeerMessage
     from hoplite_mp._protocol.spawning import Start
     from hoplite_mp.config import Config

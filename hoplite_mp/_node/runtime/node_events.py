@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.peers.peers import Peers, Suspects
     from hoplite_mp._node.runtime.components import Components
     from hoplite_mp._node.runtime.drivers import Drivers
-    from hoplite_mp._node.tasks.pools import Pool, WorkerInfo
+    from hoplite_mp._node.tasks.worker_pools import Pool, WorkerInfo
     from hoplite_mp._planner.resources import Demand
     from hoplite_mp._protocol.actors import BindActor
     from hoplite_mp._protocol.messages import NodeJoined

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from hoplite_mp._node.dispatch import Requests
     from hoplite_mp._node.groups.groups import HostGroups
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._node.tasks.pools import WorkerInfo
     from hoplite_mp._node.tasks.sweeper import Sweeper
+    from hoplite_mp._node.tasks.worker_pools import WorkerInfo
     from hoplite_mp._protocol.messages import Member
 
 __all__ = ["ORDERS", "PHASES", "ClientCleanup", "pass_on"]

@@ -16,7 +16,7 @@ from hoplite_mp._common.object_states import TASK_HERE, UNCLAIMED
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.tasks.inbound_tasks import InboundTasks
-    from hoplite_mp._node.tasks.pools import Pool
+    from hoplite_mp._node.tasks.worker_pools import Pool
 
 __all__ = ["CLOSED", "Hints"]
 

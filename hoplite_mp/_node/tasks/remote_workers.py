@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import NODE_SLOT, STATE
 from hoplite_mp._node.tasks.outbound_tasks import AHEAD_TASKS
-from hoplite_mp._node.tasks.pools import Pool
+from hoplite_mp._node.tasks.worker_pools import Pool
 from hoplite_mp._protocol.fields import NO_OBJECT
 from hoplite_mp._protocol.local import (
     AddWorkers,

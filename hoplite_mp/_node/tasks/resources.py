@@ -31,7 +31,7 @@ from hoplite_mp._protocol.peers import ResourcesFreed
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
     from hoplite_mp._node.tasks.outbound_tasks import OutboundTasks, Runner
-    from hoplite_mp._node.tasks.pools import Pool
+    from hoplite_mp._node.tasks.worker_pools import Pool
     from hoplite_mp._node.tasks.workers import Workers
     from hoplite_mp._planner.resources import Assigned, Demand
     from hoplite_mp._protocol.local import Request

@@ -26,7 +26,7 @@ from hoplite_mp.errors import HopliteTimeoutError, ObjectLostError
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.results import ResultWriter
-    from hoplite_mp._node.tasks.pools import WorkerInfo
+    from hoplite_mp._node.tasks.worker_pools import WorkerInfo
 
 __all__ = ["Sweeper", "how_it_ended", "is_ending"]
 

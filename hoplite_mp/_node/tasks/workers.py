@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 from hoplite_mp import errors
 from hoplite_mp._common.object_states import CLIENT_WORKER, SLOTS_MAX, TASK_ASYNC
 from hoplite_mp._node.tasks import hints
-from hoplite_mp._node.tasks.pools import POOLS_MAX, Pool, WorkerInfo, next_number
 from hoplite_mp._node.tasks.sweeper import how_it_ended, is_ending
+from hoplite_mp._node.tasks.worker_pools import POOLS_MAX, Pool, WorkerInfo, next_number
 from hoplite_mp._protocol.local import POOL_BROKEN, SETUP_FAILED
 from hoplite_mp._protocol.spawning import Spawn
 

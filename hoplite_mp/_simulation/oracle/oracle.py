@@ -248,7 +248,7 @@ LASTING = {
     "Requests._unread", "ResourceLedger._sums", "ResourceLedger._used", "ResourceLedger.totals",
     "Resources.others", "Roster.by_host_id", "Roster.by_number", "Runners._all",
     "Runners._counted", "Runners._free", "Runners._with_capacity", "Store._handed", "Store.clients",
-    "Store.leases", "Store.spans", "Topology._latency", "Topology._narrow", "Topology._pairs",
+    "Store.leases", "Store.spans", "LinkSpeeds._latency", "LinkSpeeds._narrow", "LinkSpeeds._pairs",
     "TraceEvents._inbound_now", "TreeCache._latest", "TreeCache._packed",
     "WaitReports._more",
     "WorkerRecycling._gone", "WorkerRecycling._hosts", "Workers.all", "Workers.bags",

@@ -82,7 +82,7 @@ class _Rates:
         return known[len(known) // 2] if known else BYTES_PER_S_DEFAULT
 
 
-class Topology:
+class LinkSpeeds:
     """Latency and rates of living nodes."""
 
     def __init__(self) -> None:

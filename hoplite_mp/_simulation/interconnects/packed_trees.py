@@ -16,7 +16,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hoplite_mp._planner.topologies import Interconnect, Link, Path
+    from hoplite_mp._simulation.interconnects.interconnect import Interconnect, Link, Path
 
 __all__ = ["maximum_flow", "packed_trees"]
 

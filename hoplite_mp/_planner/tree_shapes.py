@@ -22,16 +22,16 @@ from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING
 
 from hoplite_mp._planner import cost
+from hoplite_mp._planner.link_speeds import HostRates
 from hoplite_mp._planner.plan_log import estimate
-from hoplite_mp._planner.topology import HostRates
 from hoplite_mp._protocol.fields import SHARES
 from hoplite_mp._protocol.messages import Stripe
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from hoplite_mp._planner.link_speeds import LinkSpeeds
     from hoplite_mp._planner.plan_log import Estimate, NodeRate
-    from hoplite_mp._planner.topology import Topology
 
 # A smaller stripe costs more in requests than its parallel path saves. Higher: fewer owners.
 STRIPE_BYTES_MIN = 64 << 10
@@ -86,13 +86,13 @@ def spread(
     nbytes: int,
     source: int,
     receivers: Sequence[int],
-    topology: Topology,
+    speeds: LinkSpeeds,
     leaving: Collection[int] = (),
 ) -> StripePlan:
     """The stripe plan for copies from one source to a fixed set of receivers."""
-    up = topology.hosts((source,))[0].up
-    hosts = topology.hosts(receivers)
-    latency_s = topology.latency_s((source, *receivers))
+    up = speeds.hosts((source,))[0].up
+    hosts = speeds.hosts(receivers)
+    latency_s = speeds.latency_s((source, *receivers))
     _, direct, shares = cost.broadcast(nbytes, up, hosts)
     if leaving and any(receiver in leaving for receiver in receivers):
         shares = [
@@ -113,7 +113,7 @@ def spread(
         choices.append(("stripes", single_vertex(source), alone))
     if not leaving:
         choices += _trees(source, hosts, nbytes, up, latency_s)
-    rates = topology.described((source, *receivers))
+    rates = speeds.described((source, *receivers))
     return _best(choices, f"{nbytes} bytes to {len(receivers)} nodes", rates)
 
 
@@ -122,7 +122,7 @@ def reduction(
     nbytes: int,
     sent: Mapping[int, int],
     destinations: Sequence[int],
-    topology: Topology,
+    speeds: LinkSpeeds,
     *,
     ordered: bool = False,
     leaving: Collection[int] = (),
@@ -140,8 +140,8 @@ def reduction(
     if len(sent) == 1 and set(sent) == set(destinations):
         return StripePlan("stripes", single_vertex(destinations[0]), 0.0, f"{what}: on one node")
     if kind == "reduce" and len(destinations) == 1 and not ordered:
-        return _to_one(what, nbytes, list(sent), destinations[0], topology, leaving)
-    return _to_many(what, nbytes, sent, destinations, topology, ordered, leaving)
+        return _to_one(what, nbytes, list(sent), destinations[0], speeds, leaving)
+    return _to_many(what, nbytes, sent, destinations, speeds, ordered, leaving)
 
 
 def _to_one(
@@ -149,14 +149,14 @@ def _to_one(
     nbytes: int,
     contributors: list[int],
     destination: int,
-    topology: Topology,
+    speeds: LinkSpeeds,
     leaving: Collection[int],
 ) -> StripePlan:
     """The mirror image of a broadcast. The destination folds its own contribution last."""
     others = [node for node in contributors if node != destination]
-    down = topology.hosts((destination,))[0].down
-    hosts = [HostRates(down, up) for up, down in topology.hosts(others)]
-    latency_s = topology.latency_s((destination, *others))
+    down = speeds.hosts((destination,))[0].down
+    hosts = [HostRates(down, up) for up, down in speeds.hosts(others)]
+    latency_s = speeds.latency_s((destination, *others))
     _, direct, shares = cost.broadcast(nbytes, down, hosts)
     if leaving and any(node in leaving for node in others):
         shares = [0.0 if n in leaving else s for n, s in zip(others, shares, strict=True)]
@@ -175,7 +175,7 @@ def _to_one(
     ]
     if not leaving:
         choices += _trees(destination, hosts, nbytes, down, latency_s)
-    return _best(choices, what, topology.described((destination, *others)))
+    return _best(choices, what, speeds.described((destination, *others)))
 
 
 def _to_many(
@@ -183,14 +183,14 @@ def _to_many(
     nbytes: int,
     sent: Mapping[int, int],
     destinations: Sequence[int],
-    topology: Topology,
+    speeds: LinkSpeeds,
     ordered: bool,
     leaving: Collection[int],
 ) -> StripePlan:
     """Owners are chosen among all participants; among equals the first to arrive."""
     wanted_by = set(destinations)
     nodes = [*sent, *[node for node in destinations if node not in sent]]
-    hosts = topology.hosts(nodes)
+    hosts = speeds.hosts(nodes)
     members = [*sent.values(), *[0] * (len(nodes) - len(sent))]
     travelling = members if ordered else [min(1, count) for count in members]
     wanted = [node in wanted_by for node in nodes]
@@ -205,7 +205,7 @@ def _to_many(
     total = sum(shares)
     shares = [share / total for share in shares]
     transfer_s = cost.folding_s(nbytes, hosts, travelling, wanted, shares)
-    latency_s = topology.latency_s(nodes)
+    latency_s = speeds.latency_s(nodes)
     streams = sum(travelling) + _positive(shares)
     stripes = cut(zip(nodes, shares, strict=True))
     choices = [("stripes", stripes, cost.one_hop_s(transfer_s, streams, latency_s))]
@@ -217,7 +217,7 @@ def _to_many(
         choices += _trees(nodes[root], others, nbytes, rate, latency_s, both_ways=True)
     if ordered:
         what = f"{what}, {sum(members)} members one by one"
-    return _best(choices, what, topology.described(nodes))
+    return _best(choices, what, speeds.described(nodes))
 
 
 def _positive(shares: Sequence[float]) -> int:

@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from hoplite_mp._planner.multitree import multitree
-from hoplite_mp._planner.packed_trees import packed_trees
+from hoplite_mp._simulation.interconnects.multitree import multitree
+from hoplite_mp._simulation.interconnects.packed_trees import packed_trees
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hoplite_mp._planner.topologies import Interconnect, Link, Path
+    from hoplite_mp._simulation.interconnects.interconnect import Interconnect, Link, Path
 
 __all__ = ["PLANS", "Send", "TreeSchedule", "schedule_of"]
 

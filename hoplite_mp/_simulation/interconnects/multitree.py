@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hoplite_mp._planner.topologies import Interconnect, Link, Path
+    from hoplite_mp._simulation.interconnects.interconnect import Interconnect, Link, Path
 
 __all__ = ["multitree"]
 
