@@ -8,6 +8,7 @@ integers.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import pickle
 import re
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _reduce
+from hoplite_mp._common.slice_operators import SliceOperator
 from hoplite_mp._reduce import DTYPES, OPS
 
 if TYPE_CHECKING:
@@ -134,6 +136,8 @@ def operation_name(op: str | Callable[..., Any]) -> str:
         raise ValueError(
             f"{op!r} cannot reduce: use an associative and commutative binary numpy ufunc"
         )
+    if _is_operator_class(op):
+        raise ValueError(f"op=ml.{op.__name__} is a class: write op={_instance(op)}")
     if callable(op):
         raise ValueError(f"op={op!r}: this call takes a name or a numpy ufunc, not a function")
     raise ValueError(f"op must be a name, a numpy ufunc or a function of two values, not {op!r}")
@@ -141,7 +145,18 @@ def operation_name(op: str | Callable[..., Any]) -> str:
 
 def is_function(op: Any) -> bool:
     """Whether this operator is a user's function, which folds any values."""
-    return callable(op) and not isinstance(op, np.ufunc)
+    return callable(op) and not isinstance(op, np.ufunc) and not _is_operator_class(op)
+
+
+def _is_operator_class(op: Any) -> bool:
+    """Whether this is a class of robust operators in place of an instance."""
+    return isinstance(op, type) and issubclass(op, SliceOperator)
+
+
+def _instance(op: Any) -> str:
+    """The expression that makes an instance of such a class."""
+    needed = [one.name for one in dataclasses.fields(op) if one.default is dataclasses.MISSING]
+    return f"ml.{op.__name__}({', '.join(needed)})"
 
 
 def function_name(op: Callable[..., Any]) -> str:

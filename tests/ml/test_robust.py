@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -226,6 +227,7 @@ def test_errors_reach_every_rank_and_the_group_goes_on(cluster: Cluster) -> None
             lambda: g.allreduce(x if g.rank else np.zeros(2, "f4,i4"), finite=True),
             lambda: g.scan(x, op=ml.Median()),
             lambda: g.allreduce(x, op=opposed),
+            lambda: g.allreduce(x, op=ml.Krum),
         ]
         for call in calls:
             with pytest.raises((ValueError, TypeError, ReduceError)) as caught:
@@ -245,6 +247,7 @@ def test_errors_reach_every_rank_and_the_group_goes_on(cluster: Cluster) -> None
         "TypeError: rank 0: sum reduces arrays and numbers",
         "scan takes no Median",
         "none of 3 gradients is accepted",
+        "rank 0: op=ml.Krum is a class: write op=ml.Krum(f)",
     )
     for found in in_threads(cluster, "robust errors", 3, body):
         assert found[1:] == (3, (0, 1, 2)), found
@@ -366,3 +369,14 @@ def test_refs_are_reduced_by_robust_operators(cluster: Cluster) -> None:
         cluster.get(cluster.reduce(refs, finite=True))
     with pytest.raises(ValueError, match="unknown op 'no'"):
         cluster.reduce(refs, op="no", finite=True)
+
+
+@pytest.mark.parametrize("finite", [False, True])
+@pytest.mark.parametrize(("op", "instance"), [(ml.Median, "Median()"), (ml.Score, "Score(v, lr)")])
+def test_a_class_in_place_of_an_operator_is_refused_at_the_call(
+    cluster: Cluster, op: Any, instance: str, finite: bool
+) -> None:
+    refs = [cluster.put(row_of(0))]
+    for reduce in (cluster.reduce, cluster.allreduce):
+        with pytest.raises(ValueError, match=re.escape(f"write op=ml.{instance}")):
+            reduce(refs, op=op, finite=finite)
