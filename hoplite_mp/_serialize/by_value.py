@@ -26,13 +26,16 @@ from hoplite_mp._serialize.namespaces import (
     load_class_state,
     load_function,
     load_function_state,
-    load_out_of_band,
-    load_shared,
     namespace_of,
     process,
     variable_of_class,
 )
-from hoplite_mp._serialize.out_of_band import SharedArray, described
+from hoplite_mp._serialize.out_of_band import (
+    GlobalArray,
+    described,
+    load_global_array,
+    load_private_copy,
+)
 from hoplite_mp._serialize.reading import Private
 from hoplite_mp._serialize.reducers import is_bytes_alone
 from hoplite_mp._serialize.sources import Source, source_of
@@ -65,8 +68,8 @@ class ArrayStore(Protocol):
     nbytes_min: int
 
     def copy_of(self, array: Array) -> tuple[KeptArray, Any]:
-        """The object that contains the array, and the array's state. The state's `number` is unique
-        as long as the state is held."""
+        """The object that contains the array, and the array's state, which keeps the object
+        up to date as long as it is held."""
 
     def hold(self, fn: Any, known: list[Any]) -> None:
         """Holds the states of arrays as long as that function lives."""
@@ -96,7 +99,7 @@ class Scan:
         # otherwise get the id of an earlier array.
         self._arrays: dict[int, tuple[Array, tuple[KeptArray, Any]]] = {}
         self._met: list[Any] = []  # states of the arrays of the present variable
-        self._shared: dict[int, SharedArray] = {}  # by id: pickle's memo needs the same object
+        self._globals: dict[int, GlobalArray] = {}  # by id: pickle's memo needs the same object
         self._namespaces: dict[int, Namespace] = {}
         self._entries: dict[tuple[int, str], Entry | None] = {}
         self._sources: dict[tuple[str, int], Source] = {}
@@ -128,13 +131,12 @@ class Scan:
 
     def reduce(self, array: Array) -> Reduced:
         """Reduces an array to an out-of-band object."""
-        return load_out_of_band, (self._place(self.copy_of(array)[0]), *described(array))
+        return load_private_copy, (self._place(self.copy_of(array)[0]), *described(array))
 
-    def reduce_shared(self, array: Array) -> Reduced:
+    def reduce_global(self, array: Array) -> Reduced:
         """Reduces an array that is the value of a global variable."""
-        kept, known = self.copy_of(array)
-        key = process(), known.number, kept.mark
-        return load_shared, (self._place(kept), key, *described(array))
+        place = self._place(self.copy_of(array)[0])
+        return load_global_array, (place, array.nbytes, *described(array))
 
     def _place(self, kept: KeptArray) -> int:
         assert self.stream is not None
@@ -202,7 +204,7 @@ class Scan:
             if self.stream is not None and namespace.home:
                 store.warn(namespace.key[0], name, value)
             if self.stream is not None:
-                value = self._shared.setdefault(id(value), SharedArray(value))
+                value = self._globals.setdefault(id(value), GlobalArray(value))
         value = None if value is UNBOUND else value
         if namespace.home:
             return name, process(), own, holds_refs, value

@@ -27,7 +27,7 @@ from hoplite_mp._serialize.layout import (
 )
 from hoplite_mp._serialize.namespaces import BroughtGlobals
 from hoplite_mp._serialize.picklers import LightPickler, MakeScan, heavy_pickler, write_stream
-from hoplite_mp._serialize.reading import load_foreign
+from hoplite_mp._serialize.reading import Reading, load_foreign, load_stream
 from hoplite_mp._serialize.reducers import RefMet, Resolve, ref_types
 from hoplite_mp._serialize.streams import (
     ATOMS,
@@ -289,7 +289,9 @@ def decode_with_carried(
 ) -> tuple[Any, BroughtGlobals]:
     """Like `decode_function`; also returns the globals to check before each run of the function.
     `ids`: the ids of its out-of-band objects."""
-    with BroughtGlobals(ids) as brought:
-        function = decode_function(data)
-    brought.nbytes += len(data)
+    # Its refs are named in the stream, which therefore needs no function that makes them.
+    reading = Reading(ids, ObjectRef, None, True)
+    with BroughtGlobals() as brought:
+        function = load_stream(data[1 + data[0] :], (), reading)
+    brought.nbytes = len(data) + reading.nbytes
     return function, brought

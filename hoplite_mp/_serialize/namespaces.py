@@ -20,23 +20,15 @@ import sys
 import threading
 import types
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from hoplite_mp._common import locks
 from hoplite_mp._serialize.classes import fill_class
 from hoplite_mp._serialize.code import is_native
 from hoplite_mp._serialize.fingerprints import ATOMS, fingerprint
 from hoplite_mp._serialize.mains import MAIN_NAMES, Main, mains
-from hoplite_mp._serialize.out_of_band import fetching, named_or_given, own_array
-from hoplite_mp._serialize.reading import id_in_payload
+from hoplite_mp._serialize.out_of_band import GlobalArray
 from hoplite_mp._serialize.sources import Source, keep_source
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from hoplite_mp._common.reduction import Array
 
 ABSENT = b""  # The mark of a name that its sender does not have.
 FRESH_BYTES_MAX = 1 << 20  # Larger values get no fingerprint, and are sent on as if changed.
@@ -72,7 +64,7 @@ class Variable:
         _, sender, mark, holds_refs, value = entry
         if self.marks.get(sender, ABSENT) == mark and not always:
             return
-        if type(value) is Shared:
+        if type(value) is GlobalArray:
             value = value.value()  # before the lock is taken: this may send a request to the node
         value = _nothing if mark == ABSENT else value
         with _lock:
@@ -142,12 +134,11 @@ class BroughtGlobals:
     """The globals and classes of one decoded function, and of all functions by value in its stream.
     As a context manager, it collects the entries that are loaded in this thread."""
 
-    __slots__ = ("_outer", "entries", "ids", "main", "nbytes", "number")
+    __slots__ = ("_outer", "entries", "main", "nbytes", "number")
 
-    def __init__(self, ids: Sequence[bytes] = ()) -> None:
+    def __init__(self) -> None:
         self.number = next(_numbers)
         self.main: Main | None = None  # the module that represents its `__main__`
-        self.ids = ids  # of the out-of-band objects
         self.nbytes = 0  # of the function's stream and its out-of-band arrays
         self.entries: dict[Variable, Entry] = {}
 
@@ -190,7 +181,7 @@ class BroughtGlobals:
                 continue
             now = variable.scope.get(entry[0], _nothing)
             then = _nothing if entry[2] == ABSENT else entry[4]
-            if type(then) is Shared:
+            if type(then) is GlobalArray:
                 then = then.value()
             if type(now) is not type(then) or (type(then) in ATOMS and now != then):
                 variable.receive(entry, always=True)
@@ -384,57 +375,6 @@ def _take_one(variable: Variable, entry: Entry) -> None:
     variable.receive(entry)
     if _local.brought is not None:
         _local.brought.entries[variable] = entry
-
-
-class Shared:
-    """An array that is the value of a global variable of another process. It is fetched at its
-    first use, and copied, because globals belong to the worker and must not pin an object. All
-    functions with this array share one copy."""
-
-    __slots__ = ("__weakref__", "_described", "_id", "array")
-
-    def __init__(self, object_id: bytes, described: tuple[Any, ...]) -> None:
-        self._id = object_id
-        self._described = described
-        self.array: Array | None = None
-
-    def value(self) -> Array:
-        if self.array is None:
-            self.array = own_array(fetching.fetch(self._id), *self._described)
-        return self.array
-
-
-_shared: weakref.WeakValueDictionary[Any, Shared] = weakref.WeakValueDictionary()
-
-
-def _brought() -> BroughtGlobals:
-    if _local.brought is None:
-        raise LookupError("this stream refers to out-of-band arrays, which are missing")
-    return _local.brought
-
-
-def load_out_of_band(index: int, *described: Any) -> Array:
-    """Used in streams: an out-of-band array."""
-    brought = _brought()
-    array = own_array(fetching.fetch(brought.ids[index]), *described)
-    brought.nbytes += array.nbytes
-    return array
-
-
-def load_shared(index: int, key: tuple[bytes, int, bytes], *described: Any) -> Shared:
-    """Used in streams: an out-of-band array that is the value of a global variable."""
-    object_id = id_in_payload(index)
-    brought = None if object_id is not None else _brought()
-    key = (*key[:2], key[2] + repr(described).encode())
-    shared = _shared.get(key)
-    if shared is None:
-        if brought is not None:
-            dtype, shape = described[:2]
-            object_id = brought.ids[index]
-            brought.nbytes += named_or_given(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
-        assert object_id is not None
-        shared = _shared.setdefault(key, Shared(object_id, described))
-    return shared
 
 
 # -- runs --------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from hoplite_mp._common.reduction import dtype_name, named_dtype, raw_bytes
-from hoplite_mp._serialize.reading import id_in_payload
+from hoplite_mp._serialize.reading import now
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,15 +59,6 @@ class ArrayKeeper(Protocol):
         """The object that contains the array."""
 
 
-class SharedArray:
-    """The reference in streams to an array that is the value of a global variable."""
-
-    __slots__ = ("array",)
-
-    def __init__(self, array: Array) -> None:
-        self.array = array
-
-
 def described(array: Array) -> tuple[Any, ...]:
     """The description of an array: all its data except the bytes."""
     dtype, flags = array.dtype, array.flags
@@ -84,6 +75,30 @@ def own_array(
     flat = np.frombuffer(raw_bytes(stored).raw(), np.uint8).copy()
     array: Array = np.ndarray.__new__(cls, shape, named_or_given(dtype), flat, 0, None, order)
     return array
+
+
+class GlobalArray:
+    """An array as the value of a global variable in a stream.
+
+    A reader fetches the array only if it writes the variable, and copies it, because globals belong
+    to the worker and must not pin an object. All variables of a stream with this array share one
+    copy.
+    """
+
+    __slots__ = ("_described", "_id", "array")
+
+    def __init__(
+        self, array: Array | None, object_id: bytes = b"", described: tuple[Any, ...] = ()
+    ) -> None:
+        self.array = array  # None: not fetched yet
+        self._id = object_id
+        self._described = described
+
+    def value(self) -> Array:
+        """The array."""
+        if self.array is None:
+            self.array = own_array(fetching.fetch(self._id), *self._described)
+        return self.array
 
 
 def named_or_given(dtype: Any) -> np.dtype[Any]:
@@ -167,10 +182,9 @@ def _place_in_file(array: Array, file: np.memmap[Any, Any]) -> tuple[Any, ...]:
 
 
 def _stored(index: int) -> Array:
-    object_id = id_in_payload(index)
-    if object_id is None:
-        raise LookupError("this stream refers to arrays of a task's arguments, which are missing")
-    stored: Array = fetching.fetch(object_id)
+    reading = now()
+    stored: Array = fetching.fetch(reading.ids[index])
+    reading.nbytes += stored.nbytes
     return stored
 
 
@@ -182,8 +196,15 @@ def load_lent(
 
 
 def load_private_copy(index: int, *described: Any) -> Array:
-    """Used in streams: a lent array, as a writable copy."""
+    """Used in streams: an array of a function by value, or a lent array, as a writable copy."""
     return own_array(_stored(index), *described)
+
+
+def load_global_array(index: int, nbytes: int, *described: Any) -> GlobalArray:
+    """Used in streams: an array that is the value of a global variable."""
+    reading = now()
+    reading.nbytes += nbytes
+    return GlobalArray(None, reading.ids[index], described)
 
 
 def load_mapped(

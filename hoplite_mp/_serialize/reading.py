@@ -27,7 +27,16 @@ if TYPE_CHECKING:
 class Reading:
     """The state that functions in a stream need while it is read."""
 
-    __slots__ = ("_ids", "_make_ref", "_refs", "_resolve", "_values", "private", "writable")
+    __slots__ = (
+        "_make_ref",
+        "_refs",
+        "_resolve",
+        "_values",
+        "ids",
+        "nbytes",
+        "private",
+        "writable",
+    )
 
     def __init__(
         self,
@@ -36,7 +45,8 @@ class Reading:
         resolve: Callable[[ObjectRef[Any]], Any] | None,
         writable: bool,
     ) -> None:
-        self._ids = ids
+        self.ids = ids
+        self.nbytes = 0  # of the out-of-band arrays that were described so far
         self._make_ref = make_ref
         self._resolve = resolve
         self._refs: dict[int, ObjectRef[Any]] = {}
@@ -44,14 +54,10 @@ class Reading:
         self.writable = writable
         self.private = 0  # above 0 while an object with private memory is read
 
-    def id(self, index: int) -> bytes:
-        """The id at `index`."""
-        return self._ids[index]
-
     def ref(self, index: int) -> ObjectRef[Any]:
         """The ref at `index`, made at its first use."""
         if index not in self._refs:
-            self._refs[index] = self._make_ref(self._ids[index])
+            self._refs[index] = self._make_ref(self.ids[index])
         return self._refs[index]
 
     def value(self, index: int) -> Any:
@@ -91,27 +97,22 @@ def load_foreign(stream: Any) -> Any:
         _local.reading = outer
 
 
-def _now() -> Reading:
+def now() -> Reading:
+    """The state of the stream that this thread is reading."""
     reading = _local.reading
     if reading is None:
         raise pickle.UnpicklingError("this stream is part of a payload of hoplite_mp, not a pickle")
     return reading
 
 
-def id_in_payload(index: int) -> bytes | None:
-    """The id of a ref in the list of the payload that is being read; None if none is being read."""
-    reading = _local.reading
-    return None if reading is None else reading.id(index)
-
-
 def load_ref(index: int) -> ObjectRef[Any]:
     """Used in streams: a ref that stays a ref."""
-    return _now().ref(index)
+    return now().ref(index)
 
 
 def load_value(index: int) -> Any:
     """Used in streams: the value of a ref, which the task receives in place of the ref."""
-    return _now().value(index)
+    return now().value(index)
 
 
 def load_same(value: Any) -> Any:
@@ -135,7 +136,7 @@ class Private:
 def load_private(step: int) -> None:
     """Used in streams: begins (1) or ends (-1) a part in which arrays and views get private
     memory."""
-    _now().private += step
+    now().private += step
 
 
 def _writable_now() -> bool:

@@ -37,7 +37,7 @@ from hoplite_mp._serialize.code import (
     register,
 )
 from hoplite_mp._serialize.layout import INBAND_BYTES_MAX
-from hoplite_mp._serialize.out_of_band import Lender, SharedArray
+from hoplite_mp._serialize.out_of_band import GlobalArray, Lender
 from hoplite_mp._serialize.reading import (
     load_array,
     load_array_state,
@@ -145,8 +145,8 @@ def _reduces_as_exception(cls: Any) -> bool:
     )
 
 
-def _reduce_shared(pickler: Any, marker: SharedArray) -> Reduced:
-    return pickler.scan.reduce_shared(marker.array)
+def _reduce_global_array(pickler: Any, marker: GlobalArray) -> Reduced:
+    return pickler.scan.reduce_global(marker.array)
 
 
 def _reduce_cell(pickler: Any, cell: types.CellType) -> Reduced:
@@ -289,7 +289,7 @@ _HANDLERS_BY_BASE: tuple[tuple[type | tuple[type, ...], Handler], ...] = (
     (BareException, _reduce_bare_exception),
     (np.ndarray, _reduce_array),
     (memoryview, _reduce_view),
-    (SharedArray, _reduce_shared),
+    (GlobalArray, _reduce_global_array),
     (types.CellType, _reduce_cell),
     ((type, types.FunctionType), reduce_code),
     (types.CodeType, reduce_code_object),
