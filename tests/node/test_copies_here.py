@@ -17,12 +17,14 @@ from hoplite_mp._node.peers.links import UNREACHABLE
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol.membership import CopyHeld, DistributeHeld
 from hoplite_mp._protocol.peers import Described
-from tests.support.node_harness import NodeHarness, member
+from tests.support.node_harness import member
 from tests.support.node_hosts import Network, Side
+from tests.support.node_plans import PlanNode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hoplite_mp._node.execution.transfers import Transfers
     from hoplite_mp._node.objects.remote_objects import RemoteObject
 
 OWNER = member(2)
@@ -30,41 +32,22 @@ OBJECT = ids.pack_id(OWNER.host_id, 1 << 33)
 NBYTES = 100_000
 
 
-class OneNode(NodeHarness):
-    """Node 1 of three. OBJECT is node 2's. `pulled`: what it wants from other nodes."""
-
-    def __init__(self) -> None:
-        super().__init__([member(0), OWNER], number=1, host_id=1001)
-        self.transfers, self.plan_runner = self.cluster.transfers, self.cluster.plan_runner
-        self.cells = self.plan_runner.cells
-        self.remote_objects, self.replicas = self.parts.remote_objects, self.cluster.replicas
-        self.pulled: list[tuple[Any, ...]] = []
-        self.cluster.links.pull = lambda *about: self.pulled.append(about[:3])  # type: ignore[method-assign,func-returns-value,assignment]
+class OneNode(PlanNode):
+    """Node 1 of four. OBJECT is node 2's."""
 
     @property
-    def made(self) -> list[tuple[Any, ...]]:
-        """Key, begin, bytes and whether it is full, of each cell."""
-        cells = [about[2:] for about in self.engine.calls if about[0] == "cell"]
-        return [(key, *rest) for key, _, *rest in cells]
-
-    @property
-    def closed(self) -> list[int]:
-        return [about[1] for about in self.engine.calls if about[0] == "close"]
-
-    def lease(self) -> int:
-        payload = self.store.lease(NBYTES, NODE_SLOT)
-        assert payload is not None
-        return payload
+    def transfers(self) -> Transfers:
+        return self.cluster.transfers
 
     def place(self) -> None:
         """A collective has placed a copy of OBJECT here."""
-        self.replicas.seal(OBJECT, self.lease(), NBYTES)
+        self.replicas.seal(OBJECT, self.lease(NBYTES), NBYTES)
 
     def own(self) -> bytes:
         """An object of this host."""
         oid = self.node.new(KIND_OPERATION, STATE["CLAIMED"], NODE_SLOT, 0)
         self.own_hold = self.node.hold(oid, False)
-        self.parts.results.store_block(oid, self.lease(), NBYTES)
+        self.parts.results.store_block(oid, self.lease(NBYTES), NBYTES)
         return ids.pack_id(self.host_id, oid)
 
     def meet(self, *holders: int) -> RemoteObject:
@@ -82,15 +65,6 @@ class OneNode(NodeHarness):
         remote = self.meet(0)
         assert self.remote_objects.want(self.hold.oid, lambda: None)
         return remote
-
-    def set_space(self, has_space: bool) -> None:
-        """Whether the store has space for another object."""
-        for owner, name in ((self.store, "lease"), (self.parts.results, "pin")):
-            if has_space:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, lambda *about: None)
-        self.store.full_message = lambda *about: "it is full"  # type: ignore[method-assign]
 
 
 @pytest.fixture
@@ -150,7 +124,7 @@ def test_a_receiver_has_what_is_on_its_disk(one: OneNode, state: str, here: bool
 def test_who_has_it_in_a_moment_serves_then(one: OneNode, withdrawn: bool) -> None:
     """A collective is bringing it; unless the plan is over by then."""
     remote = one.meet(0)
-    remote.payload = one.lease()
+    remote.payload = one.lease(NBYTES)
     one.from_manager(CHAIN)
     assert one.reports == []
     if withdrawn:

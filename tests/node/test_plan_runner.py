@@ -2,185 +2,137 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import STATE
-from hoplite_mp._node.execution.plan_runner import MEMORY_POLL_S, PlanRunner
+from hoplite_mp._node.execution.plan_runner import MEMORY_POLL_S
 from hoplite_mp._protocol import messages as m
-from tests.support.node_plans import OBJECT, PlanNode, copy_plan
+from hoplite_mp._protocol.peers import ReplicaStored
+from hoplite_mp.errors import ObjectLostError
+from tests.support.node_plans import OWNER, PlanNode, gather_plan
 
-FIRST, SECOND = (ids.pack_id(1000, number) for number in (7, 8))
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hoplite_mp._node.execution.plan_state import PlanState
+
+FIRST, SECOND = (ids.pack_id(OWNER.host_id, number) for number in (7, 8))
 NBYTES = 8
 
 
-class Gather:
-    """Node 1 is to have two objects of node 0; the first one is being brought already."""
+class Gather(PlanNode):
+    """Node 1 is to have two objects of node 0; a fetch is bringing the first one already."""
 
-    def __init__(self, *, room: bool) -> None:
-        self.node = one = PlanNode()
-        self.loop = one.loop
-        self.room = room
-        self.state = STATE["SEALED"]
-        self.sent: list[Any] = []
-        self.oids = {FIRST: 70, SECOND: 80}
-        self.remotes = {
-            oid: SimpleNamespace(
-                object=object_id, payload=0, filler=None, waiting=[], engine_buffer=None, nbytes=8
-            )
-            for object_id, oid in self.oids.items()
-        }
-        self.remotes[70].payload = 4096
-        host = one.host
-        host.config = SimpleNamespace(put_wait_s=10.0)
-        host.send_manager = self.sent.append
-        host.client.give_back = lambda payload: None
-        host.client.state = lambda oid: self.state
-        host.store = SimpleNamespace(lease=lambda nbytes, slot: 8192 if self.room else None)
-        host.remote_objects = SimpleNamespace(by_oid=self.remotes)
-        replicas: Any = SimpleNamespace(
-            expect=lambda object_id, nbytes, holders: self.oids[object_id],
-            keep=lambda object_id, nbytes: None,
-            tell=lambda object_id, nbytes: None,
-        )
-        nobody: Any = None
-        self.plan_runner = PlanRunner(host, one.cells, replicas, nobody)
-        one.cells.remote_objects = host.remote_objects
-        one.cells.links.trace_events = SimpleNamespace(on=False)  # type: ignore[assignment]
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.replicas.expect(FIRST, NBYTES, (0,))
+        assert self.remote_objects.want(self.first, lambda: None)
+        self.loop.call_all()
+        self.reports.clear()
+        self.taken()
 
-    def execute(self, *objects: bytes) -> None:
-        members = tuple(range(len(objects)))
-        plan = m.ExecuteReduce(
-            9, 1, members, members, (), "any", "gather", "sum", 0,
-            objects, (0,) * len(objects), (1,), sizes=(NBYTES,) * len(objects),
-        )  # fmt: skip
-        self.plan_runner.execute(plan)
+    def gather(self, *objects: bytes, **about: Any) -> None:
+        self.from_manager(gather_plan(*objects, **about))
 
-    def brought(self) -> None:
-        """Who was bringing the first one has ended."""
-        (action,) = self.remotes[70].waiting
-        action()
+    @property
+    def execution(self) -> PlanState:
+        (execution,) = self.plan_runner.executions.values()
+        return execution
 
 
-def test_what_another_transfer_brings_is_awaited() -> None:
-    gather = Gather(room=True)
-    gather.execute(FIRST)
-    assert gather.sent == []
-    gather.brought()
-    assert gather.sent == [m.StripesComplete(9, 1, 1)]
+@pytest.fixture
+def node() -> Iterator[Gather]:
+    made = Gather()
+    yield made
+    made.close()
 
 
-def test_a_copy_that_another_transfer_has_lost_fails_the_part() -> None:
-    gather = Gather(room=True)
-    gather.execute(FIRST)
-    gather.state = STATE["FAILED"]
-    gather.brought()
-    (failed,) = gather.sent
+def test_what_another_transfer_brings_is_awaited(node: Gather) -> None:
+    node.gather(FIRST)
+    assert node.reports == []
+    node.remote_objects.arrived(node.first)
+    assert node.reports == [m.StripesComplete(9, 1, 1)]
+
+
+def test_a_copy_that_another_transfer_has_lost_fails_the_part(node: Gather) -> None:
+    node.gather(FIRST)
+    node.remote_objects.fail(node.first, ObjectLostError("it is lost"))
+    assert node.node.state(node.first) == STATE["FAILED"]
+    (failed,) = [one for one in node.reports if isinstance(one, m.ExecutionFailed)]
     assert (failed.operation, failed.error) == (9, "lost")
-    assert not gather.plan_runner.executions
+    assert not node.plan_runner.executions
 
 
-def test_a_part_that_waits_for_room_has_not_got_all() -> None:
-    gather = Gather(room=False)
-    gather.execute(FIRST, SECOND)
-    gather.brought()
-    assert gather.sent == []
-    gather.room = True
-    gather.loop.pass_time(2 * MEMORY_POLL_S)
-    assert gather.sent == []
-    (execution,) = gather.plan_runner.executions.values()
-    (cell,) = execution.missing
-    execution.copies.clear()
-    execution.missing.discard(cell)
-    gather.plan_runner._filled(execution, cell)
-    assert gather.sent == [m.StripesComplete(9, 1, 1)]
+def test_a_part_that_waits_for_room_has_not_got_all(node: Gather) -> None:
+    node.set_space(False)
+    node.gather(FIRST, SECOND)
+    node.remote_objects.arrived(node.first)
+    assert node.reports == []
+    node.set_space(True)
+    node.loop.pass_time(2 * MEMORY_POLL_S)
+    assert node.reports == []
+    (cell,) = node.execution.missing
+    node.fill(cell, NBYTES)
+    assert node.reports == [m.StripesComplete(9, 1, 1)]
 
 
 @pytest.mark.parametrize("requester", [0, 1, 2])
-def test_results_of_other_nodes_operations_become_copies(requester: int) -> None:
-    gather = Gather(room=True)
-    sealed: list[Any] = []
-    gather.plan_runner.replicas.seal = lambda *about: sealed.append(about)  # type: ignore[method-assign]
-    gather.execute(FIRST)
-    (execution,) = gather.plan_runner.executions.values()
-    execution.plan = msgspec.structs.replace(
-        execution.plan,
-        requester=requester,
-        results=(SECOND,),  # type: ignore[type-var]
-    )
-    execution.blocks = {0: (4096, NBYTES)}
-    mine = gather.plan_runner.commit(m.Commit(9, 1, (0,)))
-    assert mine == ({0: (4096, NBYTES)} if requester == 1 else {})
-    assert sealed == ([] if requester == 1 else [(SECOND, 4096, NBYTES)])
-    assert not gather.plan_runner.executions
+def test_results_of_other_nodes_operations_become_copies(node: Gather, requester: int) -> None:
+    node.gather(FIRST, requester=requester, results=(SECOND,))
+    payload = node.lease(NBYTES)
+    node.execution.blocks = {0: (payload, NBYTES)}
+    mine = node.plan_runner.commit(m.Commit(9, 1, (0,)))
+    assert mine == ({0: (payload, NBYTES)} if requester == 1 else {})
+    told = [] if requester == 1 else [(OWNER.host_id, ReplicaStored(SECOND, NBYTES))]
+    assert [one for one in node.sent if isinstance(one[1], ReplicaStored)] == told
+    assert (SECOND in node.replicas.holds) is (requester != 1)
+    assert not node.plan_runner.executions
 
 
-def test_the_commit_of_another_plan_ends_this_one() -> None:
+def test_the_commit_of_another_plan_ends_this_one(node: Gather) -> None:
     """The others have gone on without this node, which was given up and did not hear of that."""
-    gather = Gather(room=True)
-    gather.execute(FIRST)
-    (execution,) = gather.plan_runner.executions.values()
-    execution.blocks = {0: (4096, NBYTES)}
-    assert gather.plan_runner.commit(m.Commit(9, 2, (0,))) == {}
-    assert not gather.plan_runner.executions
+    node.gather(FIRST)
+    payload = node.lease(NBYTES)
+    node.execution.blocks = {0: (payload, NBYTES)}
+    assert node.plan_runner.commit(m.Commit(9, 2, (0,))) == {}
+    assert not node.plan_runner.executions
+    node.store.take_returns()
+    assert payload not in node.store.leases
 
 
-def test_nothing_is_on_its_way_from_a_node_that_is_gone() -> None:
-    gather = Gather(room=True)
-    del gather.node.cells.links.peers.by_number[0]
-    gather.execute(SECOND)
-    assert gather.remotes[80].payload == 0
-    (execution,) = gather.plan_runner.executions.values()
-    assert not execution.copies
-    gather.plan_runner._maybe_finish(execution)
-    assert gather.sent == []
+def test_nothing_is_on_its_way_from_a_node_that_is_gone(node: Gather) -> None:
+    del node.cluster.peers.by_number[0]
+    node.gather(SECOND)
+    assert node.pulled == []
+    assert SECOND not in node.replicas.holds
+    assert not node.execution.copies
+    node.plan_runner._maybe_finish(node.execution)
+    assert node.reports == []
 
 
-def test_the_manager_is_told_of_rates_that_are_known() -> None:
-    gather = Gather(room=True)
-    gather.node.cells.send_manager = gather.sent.append
-    gather.node.cells._measured(100, 0)
-    gather.node.cells._measured(0, 50)
-    assert gather.sent == [m.HostMeasured(1, 100.0, None), m.HostMeasured(1, None, 50.0)]
-
-
-@pytest.mark.parametrize("known", [False, True])
-def test_a_pull_says_of_which_object_and_from_which_byte(known: bool) -> None:
-    """What was here before is not counted again."""
-    one = PlanNode()
-    execution = one.execution(copy_plan(1 << 63))
-    cell = one.cells.make(execution, None, memoryview(bytearray(50)), 30, 50, False)
-    if known:
-        execution.fills[cell] = OBJECT, 30, 40
-    offset, nbytes = (40, 40) if known else (0, 50)
-    assert one.cells.describe(cell) == {"object": OBJECT, "bytes": nbytes, "offset": offset}
-    assert one.cells.describe(cell + 1) == {}
-
-
-def test_the_manager_hears_of_a_slow_link_while_an_allreduce_is_executed() -> None:
-    gather = Gather(room=True)
-    gather.execute(FIRST)
-    (execution,) = gather.plan_runner.executions.values()
-    gather.plan_runner.link_estimator.moved = lambda: (700, 90)
+def test_the_manager_hears_of_a_slow_link_while_an_allreduce_is_executed(node: Gather) -> None:
+    node.gather(FIRST)
+    execution = node.execution
+    node.plan_runner.link_estimator.moved = lambda: (700, 90)
     execution.moved = 200, 100
-    gather.plan_runner.slowed(30, 40)
-    assert gather.sent == []  # nothing can be changed for a gather
+    node.plan_runner.slowed(30, 40)
+    assert node.reports == []  # nothing can be changed for a gather
     execution.plan = msgspec.structs.replace(
         execution.plan,
         kind="allreduce",
         stripes=(m.Stripe(0, 0, m.SHARES),),  # type: ignore[type-var]
     )
-    gather.plan_runner.slowed(30, 40)
+    node.plan_runner.slowed(30, 40)
     # A link that has ended is not counted any more, so a count may be less than before.
-    assert gather.sent == [m.OperationSlow(9, 1, 1, 30, 40, 500, 0)]
+    assert node.reports == [m.OperationSlow(9, 1, 1, 30, 40, 500, 0)]
     for changed, value in (("reported", True), ("done", lambda *_: None), ("moved", None)):
         before = getattr(execution, changed)
         setattr(execution, changed, value)
-        gather.plan_runner.slowed(30, 40)
+        node.plan_runner.slowed(30, 40)
         # Its part is over, or the call is a Group's, or no bytes have moved.
-        assert len(gather.sent) == 1, changed
+        assert len(node.reports) == 1, changed
         setattr(execution, changed, before)

@@ -177,12 +177,14 @@ class RecordedProcesses:
 
 
 class RecordedEngine:
-    """See `EnginePort`. Cells and links are numbers, nothing moves, and calls are recorded; `found`
-    are the events that the node reads next."""
+    """See `EnginePort`. Cells and links are numbers, nothing moves, and calls are recorded. `come`:
+    the watermark of each cell, which a test may raise; `found`: the events that the node reads
+    next."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.found: list[tuple[Any, ...]] = []
+        self.come: dict[int, int] = {}
         self._descriptor = next(_descriptors)
         self._cells = itertools.count(1)
 
@@ -196,13 +198,17 @@ class RecordedEngine:
     def counters(self, link: int) -> tuple[int, int, int, int]:
         return 0, 0, 0, 0
 
-    def cell(self, *about: Any) -> int:
+    def cell(self, key: Any, memory: Any, begin: int, nbytes: int, filled: bool | int = 0) -> int:
         cell = next(self._cells)
-        self.calls.append(("cell", cell, *about))
+        self.calls.append(("cell", cell, key, memory, begin, nbytes, filled))
+        self.come[cell] = nbytes if filled is True else int(filled)
         return cell
 
     def watermark(self, cell: int) -> int:
-        return 0
+        return self.come[cell]
+
+    def advance(self, cell: int, come: int) -> None:
+        self.come[cell] = come
 
     def events(self) -> list[tuple[Any, ...]]:
         found, self.found = self.found, []
