@@ -1,1 +1,1 @@
-"""The node: the process of each host that owns the store and cleans up after dead processes."""
+"""The node: the process on each host that owns the store and cleans up after dead processes."""

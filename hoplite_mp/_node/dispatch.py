@@ -3,11 +3,11 @@
 The tables are in `_node/runtime/tables.py`. A node handles every message that a sender may send, so
 a missing or duplicate handler is an error when the node is built.
 
-A process sends its node one request after the other. Ctrl-C may interrupt the process while it
-waits, so that it never reads the reply. Each request with a reply therefore carries the number of
+A process sends its node one request at a time. Ctrl-C may interrupt the process while it is
+waiting, so that it never reads the reply. Each request with a reply therefore carries the number of
 the last reply that the process has read, and grants in later replies (for example, a lease) are
-undone. Messages without a reply (number 0) come from any thread of the process, even while another
-thread waits for a reply, and undo nothing.
+undone. Requests without a reply (number 0) undo nothing. Any thread of the process may send them,
+even while another thread is waiting for a reply.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ H = TypeVar("H")
 
 
 def complete(sent: object, *parts: Mapping[type, H]) -> dict[type, H]:
-    """One table with a handler for each type of message in the union `sent`. TypeError if a type
-    has no handler or several, or if a handler is for a message that is never sent."""
+    """Returns one table with a handler for each type of message in the union `sent`. Raises
+    TypeError if a type has no handler or several, or if a handler's message is not in `sent`."""
     table: dict[type, H] = {}
     for part in parts:
         twice = [kind.__name__ for kind in part if kind in table]
@@ -65,8 +65,8 @@ class Requests:
         self._forget.append(forget)
 
     def take(self, slot: int, request: Request, given: list[int]) -> None:
-        """Handles one request. given: its descriptors; a handler that takes them over empties the
-        list."""
+        """Handles one request. given: its descriptors. A handler that takes ownership of them
+        empties the list."""
         self.given = given
         if request.number:
             self._latest[slot] = request.number
@@ -76,8 +76,8 @@ class Requests:
         self._handlers[type(request.ask)](slot, request)
 
     def is_latest(self, slot: int, number: int) -> bool:
-        """Whether this is the last request of the process. If not, the process was interrupted
-        while it waited, and has sent another request since."""
+        """Whether this is the last request from the process. If not, the process was interrupted
+        while it was waiting, and has sent another request since."""
         return self._latest.get(slot) == number
 
     def undo_unread(self, slot: int, number: int, undo: Callable[[], None]) -> None:
@@ -85,7 +85,8 @@ class Requests:
         self._unread.setdefault(slot, []).append((number, undo))
 
     def forget_client(self, slot: int) -> None:
-        """Forgets a process that has ended; its successor in the slot numbers requests anew."""
+        """Forgets a process that has ended. Its successor in the slot numbers requests from 1
+        again."""
         self._latest.pop(slot, None)
         self._unread.pop(slot, None)
         for forget in self._forget:

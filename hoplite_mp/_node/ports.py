@@ -1,8 +1,8 @@
-"""Ports of the node: interfaces for all interactions with the outside of its process.
+"""Ports of the node: interfaces for all its interactions with the outside world.
 
 The same node runs on a real host, with a clock, descriptors and threads, and in a simulation, where
 a schedule replaces all of these (as in the tests of FoundationDB and TigerBeetle). Components use
-ports, and never the clock or the system directly.
+only ports, never the clock or the operating system directly.
 """
 
 from __future__ import annotations
@@ -37,30 +37,32 @@ __all__ = [
     "StacksPort",
 ]
 
-# Identifies a cell that other hosts may pull: operation (64 bits), epoch, stripe, part (32 each).
+# Identifies a cell that other hosts may pull: operation (64 bits), epoch, stripe, part (32 bits
+# each).
 Key = tuple[int, int, int, int]
 
 T = TypeVar("T")
 
 
 class LoopPort(Protocol):
-    """Time, timers, descriptors and threads. All callbacks run in the loop's thread, one after the
-    other."""
+    """Time, timers, descriptors and threads. All callbacks run in the loop's thread, one at a
+    time."""
 
     def now(self) -> float:
-        """Seconds of a monotonic clock."""
+        """The time of a monotonic clock, in seconds."""
 
     def now_ns(self) -> int:
         """The same clock, in nanoseconds."""
 
     def call_later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Calls `action` once, after at least `seconds`; 0.0: in the next turn."""
+        """Calls `action` once, after at least `seconds`. If that is 0.0, calls it in the next
+        turn."""
 
     def watch(
         self, fd: int, ready: Callable[[], None], *, read: bool = True, write: bool = False
     ) -> None:
-        """Calls `ready` whenever the descriptor is readable or writable, as requested, or has hung
-        up. A second call for a descriptor replaces the first."""
+        """Calls `ready` whenever the descriptor is readable or writable, as requested, or is hung
+        up. A second call for the same descriptor replaces the first."""
 
     def unwatch(self, fd: int) -> None:
         """Stops watching a descriptor, which may already be closed."""
@@ -73,11 +75,11 @@ class LoopPort(Protocol):
         self, interval_s: float, work: Callable[[], None], name: str
     ) -> Callable[[], None]:
         """Calls `work` at this interval in a separate thread, even while the loop is busy. Returns
-        a function that ends the thread. `name`: the thread's name."""
+        a function that stops the thread. name: the thread's name."""
 
 
 class ClientSocketsPort(Protocol):
-    """The connections to the processes of this host, by client slot."""
+    """The connections to the processes on this host, by client slot."""
 
     @property
     def by_slot(self) -> Mapping[int, Any]:
@@ -87,24 +89,24 @@ class ClientSocketsPort(Protocol):
         """Sets the handler of the requests; see `ClientSocketsEvents`."""
 
     def add(self, slot: int, line: Any) -> None:
-        """Reads requests of the process in the slot from this connection."""
+        """Starts to read requests from the process in the slot over this connection."""
 
     def forget(self, slot: int) -> None:
-        """Closes the connection of a process that has ended or sends no more requests."""
+        """Closes the connection to a process that has ended or sends no more requests."""
 
     def reply(self, slot: int, reply: Reply) -> None:
         """Replies to the process in the slot, if there is one."""
 
     def replier(self, slot: int) -> Callable[[Reply], None]:
-        """Returns a function that sends a later reply to the slot's present process, or drops the
+        """Returns a function that later sends a reply to the slot's present process, or drops the
         reply if that process has ended."""
 
 
 class ProcessesPort(Protocol):
-    """Starts and ends worker processes on this host."""
+    """Starts and stops worker processes on this host."""
 
     def spawn(self, ask: Spawn, descriptors: list[int]) -> str:
-        """Requests a worker that inherits these descriptors from the supervisor. Returns "", or the
+        """Asks the supervisor for a worker that inherits these descriptors. Returns "", or the
         reason why no worker can start now."""
 
     def kill(self, pid: int) -> None:
@@ -114,26 +116,27 @@ class ProcessesPort(Protocol):
         """Interrupts the task of the process, if the process still exists."""
 
     def start_standby(self, ask: StartStandby, address: Address) -> None:
-        """Asks the supervisor for a standby manager that listens at `address`. ConfigError: it
-        cannot be started here."""
+        """Asks the supervisor for a standby manager that listens at `address`. Raises ConfigError
+        if the standby cannot be started on this host."""
 
     def close(self, descriptors: list[int]) -> None:
-        """Closes descriptors that no more workers will inherit, and empties the list."""
+        """Closes descriptors that no further worker will inherit, and empties the list."""
 
 
 class Disk(Protocol):
-    """The spill file, for objects that do not fit into memory. Methods raise OSError when the disk
-    fails."""
+    """The spill file, for objects that do not fit in memory. Its methods raise OSError when the
+    disk fails."""
 
     @property
     def used(self) -> int:
         """Bytes in the file."""
 
     def write(self, data: memoryview) -> int | None:
-        """Returns the position of the bytes; None if the file's size limit is reached."""
+        """Writes the bytes and returns their position, or None if the file's size limit is
+        reached."""
 
     def read(self, position: int, into: memoryview) -> None:
-        """Fills `into` with the bytes from the position on."""
+        """Fills `into` with the bytes that start at the position."""
 
     def free(self, position: int) -> None:
         """Frees the bytes written at the position."""
@@ -146,18 +149,18 @@ class HasWorker(Protocol):
 
 
 class HasWorkers(Protocol):
-    """The component that knows all workers of this host."""
+    """The component that knows all workers on this host."""
 
     @property
     def all(self) -> Mapping[int, HasWorker]:
-        """Workers by slot."""
+        """The workers, by slot."""
 
 
 class StacksPort(Protocol):
     """Stack traces of this host's workers."""
 
     def ask(self, done: Callable[[list[dict[str, Any]]], None]) -> None:
-        """Collects the stacks of all threads as text, and calls `done` with one entry for each
+        """Collects the stacks of all threads as text. Calls `done` with one entry for each
         worker."""
 
 
@@ -170,33 +173,34 @@ class OutgoingConnection(Protocol):
 
     @property
     def starved(self) -> bool:
-        """Whether it failed because this process has run out of descriptors or memory."""
+        """Whether the connection failed because this process has run out of descriptors or
+        memory."""
 
     def fileno(self) -> int:
         """The descriptor for the loop."""
 
     def turn(self, now: float) -> Admission | None:
         """Makes all progress possible without blocking. Returns the established connection, or
-        None. HopliteError: the host cannot be reached, or another host has answered. OSError: this
-        process has run out of resources."""
+        None. Raises HopliteError if the host cannot be reached or another host has answered, and
+        OSError if this process has run out of resources."""
 
     def wait(self) -> Admission:
-        """Blocks until the connection is established; raises as `turn` does."""
+        """Blocks until the connection is established. Raises the same errors as `turn`."""
 
 
 class LentPort(Protocol):
-    """A port of this host that forwards connections to another host."""
+    """A TCP port on this host that forwards connections to another host."""
 
     @property
     def port(self) -> int:
-        """Its number."""
+        """The port number."""
 
     def close(self) -> None:
         """Closes the port and all connections over it."""
 
 
 class Connections(Protocol):
-    """Connections with processes of other hosts; both sides authenticate each other first."""
+    """Connections to processes on other hosts. The two sides first authenticate each other."""
 
     def call(
         self,
@@ -209,8 +213,8 @@ class Connections(Protocol):
         host_id: int | None = None,
         rounds_max: int = 0,
     ) -> OutgoingConnection:
-        """Starts to connect. The arguments are those of _transport/caller.py. OSError: this process
-        has run out of descriptors."""
+        """Starts to connect. The arguments are those of _transport/caller.py. Raises OSError if
+        this process has run out of descriptors."""
 
     def listen(
         self,
@@ -219,30 +223,31 @@ class Connections(Protocol):
         mine: Introduction,
         roles: Mapping[str, Callable[[Admission], None]],
     ) -> str:
-        """Accepts connections of other nodes. Returns the address, without a port. `roles`: the
+        """Accepts connections from other nodes. Returns the address, without a port. roles: the
         handlers of new connections, by the role that the caller requests."""
 
     def is_reached(self, endpoints: Sequence[Endpoint]) -> bool:
         """Whether any of the endpoints answers. Blocks: call it in a thread."""
 
     def lend(self, endpoints: Sequence[Endpoint], may: Callable[[str], bool]) -> LentPort:
-        """Opens a port of this host that forwards to one of the endpoints. `may`: whether to accept
-        a caller from the given address; runs in threads. ConfigError, OSError, RuntimeError: no
-        port can be opened."""
+        """Opens a port on this host that forwards to one of the endpoints. may: returns whether to
+        accept a caller from the given address; called in other threads. Raises ConfigError, OSError
+        or RuntimeError if no port can be opened."""
 
     def own_addresses(self) -> Collection[str]:
         """All addresses of this host, without ports."""
 
 
 class AttachedDrivers(Protocol):
-    """Programs of this host that attach to its node. DriverListenerPort, which admits them, calls
+    """Programs that attach to the node of their host. DriverListenerPort admits them and calls
     these methods."""
 
     def register(self) -> tuple[int, int, int, str]:
-        """Returns (slot, its generation, the driver's name, ""), or (-1, 0, 0, reason)."""
+        """Reserves a slot. Returns (slot, its generation, the driver's name, ""), or (-1, 0, 0,
+        reason)."""
 
     def unregister(self, slot: int) -> None:
-        """Frees the slot of a driver that could not be notified of it."""
+        """Frees the slot of a driver to which the slot could not be sent."""
 
     def attached(
         self,
@@ -257,17 +262,17 @@ class AttachedDrivers(Protocol):
         the output of its tasks. close: closes the connection over which it was admitted."""
 
     def detached(self, slot: int) -> None:
-        """Removes a driver that has ended, or has unmapped the memory."""
+        """Removes a driver that has exited or has unmapped the memory."""
 
 
 class DriverListenerPort(Protocol):
-    """Makes the node discoverable for programs of this host (_node/io/driver_listener.py)."""
+    """Makes the node discoverable for programs on this host (_node/io/driver_listener.py)."""
 
     def open(self, drivers: AttachedDrivers, cluster: bytes, mine: Introduction) -> None:
-        """Lets drivers find this node once no other node of this host uses the cluster's name."""
+        """Lets drivers find this node once no other node on this host uses the cluster's name."""
 
     def close(self) -> None:
-        """Closes the listener when the node ends."""
+        """Closes the listener when the node stops."""
 
 
 class EnginePort(Protocol):
@@ -334,8 +339,8 @@ class EnginePort(Protocol):
 
 @dataclass(frozen=True)
 class NodePorts:
-    """All ports of one node. `manager`: the connection to a manager of this host; None: the manager
-    is on another host. The last three are only needed in a cluster of several hosts."""
+    """All ports of one node. `manager`: the connection to a manager on this host, or None if the
+    manager is on another host. Only clusters of several hosts need the last three ports."""
 
     loop: LoopPort
     lines: ClientSocketsPort

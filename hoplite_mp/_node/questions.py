@@ -1,8 +1,8 @@
 """Questions to other nodes, each answered by one message that carries the question's number.
 
 All open questions of this node are in one table, so that the loss of a host ends every question to
-it. A question may also have a deadline: one hanging host must not block a command that asks all
-hosts.
+that host. A question may also have a deadline, because one hanging host must not block a command
+that asks all hosts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PATIENCE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of one node. Times are from this host's monotonic clock."""
+    """One node's answer, with times on this host's monotonic clock."""
 
     node: int
     message: Any
@@ -62,8 +62,8 @@ class Questions:
         done: Callable[[Answer | None], None],
         patience_s: float | None = None,
     ) -> None:
-        """Sends `make(number)` to the host `host_id`. `done` gets its answer, or None if the host
-        is lost or does not answer within `patience_s`."""
+        """Sends `make(number)` to the host `host_id`. Calls `done` with the answer, or with None if
+        the host is lost or does not answer within `patience_s` seconds."""
         self._last += 1
         number = self._last
         self.open[number] = _Question(host_id, done, self.loop.now_ns())
@@ -79,8 +79,8 @@ class Questions:
         done: Callable[[dict[int, Answer]], None],
         patience_s: float | None = None,
     ) -> None:
-        """Sends a question to several hosts. `done` gets the answers by host id once each host has
-        answered, is lost, or has timed out."""
+        """Sends a question to several hosts. Calls `done` with the answers by host id once each
+        host has answered, is lost, or has timed out."""
         self.ask_each(dict.fromkeys(host_ids, make), done, patience_s)
 
     def ask_each(
@@ -89,7 +89,8 @@ class Questions:
         done: Callable[[dict[int, Answer]], None],
         patience_s: float | None = None,
     ) -> None:
-        """As `ask_all`, with a different message for each host. makes: by host id."""
+        """Like `ask_all`, but with a different message for each host. makes: functions that make
+        the messages, by host id."""
         waiting = set(makes)
         found: dict[int, Answer] = {}
 
@@ -106,7 +107,7 @@ class Questions:
             self.ask(host_id, make, functools.partial(collect, host_id), patience_s)
 
     def answered(self, host_id: int, message: Any) -> bool:
-        """Handles an answer of the host. Returns whether the question was still open."""
+        """Handles an answer from the host. Returns whether the question was still open."""
         question, node = self.open.get(message.number), self.roster.number_of(host_id)
         if question is None or question.host_id != host_id or node is None:
             return False

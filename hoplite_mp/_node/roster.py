@@ -14,7 +14,7 @@ __all__ = ["NodeLifecycle", "Roster"]
 
 
 class Roster:
-    """The members by host id, and by node number."""
+    """The members, by host id and by node number."""
 
     def __init__(self) -> None:
         self.by_host_id: dict[int, Member] = {}
@@ -43,9 +43,9 @@ class Roster:
 
 
 class NodeLifecycle:
-    """The state of one node. A component that detects the end of the cluster, or the exclusion of
-    this host, sets a flag; the loop stops after the current turn. `alone`: a cluster of one host,
-    whose node needs no number from the manager."""
+    """The state of one node. A component that detects the end of the cluster or the exclusion of
+    this host sets a flag, and the loop stops after the current turn. `alone`: the cluster has one
+    host, whose node needs no number from the manager."""
 
     def __init__(self, alone: bool) -> None:
         self.joined = alone  # this node has joined, and knows its number
@@ -54,10 +54,10 @@ class NodeLifecycle:
         self.given_up = False  # this host is alive, but excluded or cut off
 
     def leave(self) -> None:
-        """Stops the node because it is no longer needed or the cluster has ended. The supervisor
-        then ends the host's other processes."""
+        """Stops the node because it is no longer needed or the cluster has shut down. The
+        supervisor then stops the host's other processes."""
         self.stopping = True
 
     def workers_ended(self) -> None:
-        """Stops the node after the supervisor has ended all workers: an orderly shutdown."""
+        """Stops the node in an orderly shutdown, after the supervisor has stopped all workers."""
         self.stopping = self.orderly = True

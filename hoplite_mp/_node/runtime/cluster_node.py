@@ -1,7 +1,7 @@
-"""What a node needs in a cluster of several hosts: more components, members, peer messages.
+"""The additional components of a node in a cluster of several hosts.
 
-In such a cluster a node listens for peers, learns the members from the manager, and passes messages
-of other hosts to the components that handle them. A cluster of one host imports none of this.
+In such a cluster a node listens for peers, receives the list of members from the manager, and
+passes messages from other hosts to their components. A cluster of one host imports none of this.
 """
 
 from __future__ import annotations
@@ -88,8 +88,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ClusterNode"]
 
-# How long a task may wait although a worker of another host is idle. Lower: the loop turns more
-# often.
+# How long a task may wait while a worker on another host is idle. Lower: the loop runs more often.
 STEAL_POLL_S = 0.02
 _log = logging.getLogger("hoplite_mp")
 
@@ -109,8 +108,8 @@ class ClusterNode:
         lines: ClientSocketsPort,
         poll: Callable[[], None],
     ) -> None:
-        """node_events: gets the components to which it passes events. poll: called after words in
-        shared memory have changed."""
+        """node_events: receives the components to which it passes events. poll: called after words
+        in shared memory have changed."""
         self.local = local
         self.host = host = local.host
         self.connections = connections
@@ -152,7 +151,7 @@ class ClusterNode:
         node_events.drivers, node_events.recovery = self.drivers, self.recovery
         node_events.replicas, node_events.transfers = self.replicas, self.transfers
         node_events.plan_runner = self.plan_runner
-        # The node calls these, too; in a cluster of one host it has NoOtherHosts instead (node.py).
+        # The node calls these, too. In a cluster of one host it calls NoOtherHosts (node.py).
         self.line_ended = self.drivers.line_ended
         self.worker_exited = self.streaming_sources.lose
         self.poll_output = self.remote_output.poll
@@ -207,7 +206,7 @@ class ClusterNode:
         local.operations.plan_runner = self.plan_runner
 
     def _make_drivers(self, lines: ClientSocketsPort, poll: Callable[[], None]) -> None:
-        """Makes the components for drivers that attach to the cluster, and for their workers."""
+        """Makes the components for attached drivers and their workers."""
         local, host = self.local, self.host
         self.worker_recycling = WorkerRecycling(
             host, local.output, local.workers, local.worker_broadcasts
@@ -227,7 +226,7 @@ class ClusterNode:
         )
 
     def _make_actors(self, node_events: ClusterNodeEvents) -> None:
-        """Makes the components for actors of other hosts, and for actors that restart elsewhere."""
+        """Makes the components for actors on other hosts and for actor failover."""
         local, host = self.local, self.host
         owners = self.recovery.owners
         self.remote_actors = RemoteActors(
@@ -254,7 +253,7 @@ class ClusterNode:
 
     @property
     def handlers(self) -> dict[type, Handler]:
-        """Handlers of requests that only a node with other hosts handles."""
+        """Handlers of requests that only a node in a cluster of several hosts handles."""
         return {
             **self.membership.handlers,
             **self.drivers.handlers,
@@ -269,7 +268,7 @@ class ClusterNode:
 
     @property
     def manager_handlers(self) -> dict[type, ManagerHandler]:
-        """Handlers of messages of the manager about other hosts."""
+        """Handlers of messages from the manager about other hosts."""
         return {
             **self.recovery.owners.manager_handlers,
             Credentials: self._take_credentials,
@@ -324,7 +323,8 @@ class ClusterNode:
         }
 
     def _by_number(self, receive: Callable[[int, Any], None]) -> PeerHandler:
-        """The handler of a component that knows nodes by their numbers."""
+        """Returns a handler that passes the sender's node number, not its host id, to
+        `receive`."""
 
         def handler(host_id: int, message: Any) -> None:
             number = self.host.roster.number_of(host_id)
@@ -349,7 +349,7 @@ class ClusterNode:
         return {"bytes_sent": sent, "bytes_received": received, "tasks_retried": retried}
 
     def _open(self) -> None:
-        """Starts to accept connections of other nodes."""
+        """Starts to accept connections from other nodes."""
         membership, peers = self.membership, self.peers
         roles: dict[str, Callable[[Admission], None]] = {
             "peer": peers.admitted,
@@ -359,10 +359,10 @@ class ClusterNode:
             membership.cluster, membership.certificate, peers.mine, roles
         )
 
-    # -- messages of the manager ---------------------------------------------------------------
+    # -- messages from the manager -------------------------------------------------------------
 
     def _take_credentials(self, message: Credentials) -> None:
-        # A later manager sends them again, when this node listens already.
+        # A later manager sends the credentials again, when this node is already listening.
         if not self.peers.listens_at:
             self.membership.certificate = message.pem
             self._open()
@@ -393,17 +393,17 @@ class ClusterNode:
         self.local.lifecycle.leave()
 
     def _again(self, message: NodeAdmitted) -> None:
-        """Updates the members from a new manager's list, which may name other nodes."""
+        """Updates the members from a new manager's list, which may differ from this node's."""
         found = {member.node: member for member in message.members}
         members = self.membership.members
         for number, member in list(members.items()):
             if number not in found or found[number].incarnation != member.incarnation:
                 self._went(number)
-        self.membership.numbers = message.given  # including nodes that this one never knew
+        self.membership.numbers = message.given  # counts even nodes that this node never met
         gone = set(range(message.given)) - set(found)
         self.suspects.confirm(gone)
         self.suspects.again()
-        for number in gone:  # the manager may wait for this report
+        for number in gone:  # the manager may be waiting for this report
             self.recovery.report(number)
         self.backups.are_gone(gone)
         for number, member in found.items():
@@ -411,11 +411,11 @@ class ClusterNode:
                 self._came(member)
 
     def _set_number(self, number: int) -> None:
-        """The manager has let this node in, with this number."""
+        """Handles the node's admission to the cluster with this number."""
         self.host.client.set_number(number)
         if self.membership.start.accepts_drivers:
             mine = msgspec.structs.replace(self.peers.mine, node=number)
-            # First, because a program that learns that this node has joined may attach at once.
+            # Before the join is announced, because programs may attach immediately after it.
             self.driver_listener.open(self.drivers, self.membership.cluster, mine)
         self.local.lifecycle.joined = True
         self.local.management.admitted()
@@ -449,7 +449,8 @@ class ClusterNode:
         pass_on(member, self.loss_receivers())
 
     def loss_receivers(self) -> dict[str, Callable[[Member], None]]:
-        """The method of each component that receives the loss of a host; `PHASES` orders them."""
+        """The method of each component that handles the loss of a host. `PHASES` states their
+        order."""
         local = self.local
         return {
             "peers": self.peers.peer_lost,
@@ -476,14 +477,15 @@ class ClusterNode:
         }
 
     def lost(self, member: Member) -> None:
-        """Treats a member as lost because this node has lost contact; the manager decides later."""
+        """Treats a member as lost because this node has lost contact with it. The manager decides
+        later."""
         if member.node in self.membership.members:
             self._went(member.node)
             self.suspects.add(member)
 
     def _lost_many(self, count: int) -> None:
-        """Ends this node if it has lost most of the others, because then it is probably the one
-        that is cut off, and the manager need not choose between it and each of them."""
+        """Stops this node if it has lost most of the others, because then this node is probably
+        the one that is cut off. The manager then has no disagreements to resolve."""
         to = self.local.management
         most = count > max(1, len(self.peers.by_host_id))
         if most and not (to.is_here or to.waits_for_votes):
@@ -492,8 +494,8 @@ class ClusterNode:
     # -- peers ---------------------------------------------------------------------------------
 
     def take(self, host_id: int, message: Any) -> None:
-        """Handles a message of another node. An exception is only logged, so that a faulty peer
-        does not end this host."""
+        """Handles a message from another node. An exception is only logged, so that a faulty peer
+        does not stop this host."""
         try:
             self._peer_handlers[type(message)](host_id, message)
         except Exception:
@@ -509,32 +511,33 @@ class ClusterNode:
         self.remote_actors.leaves(host_id)
         self.draining.leaves(host_id)
 
-    # -- the end of the node -------------------------------------------------------------------
+    # -- shutdown of the node ------------------------------------------------------------------
 
     def ask_last_lines(self) -> None:
-        """Asks the other nodes for what their workers have printed for this host's driver."""
+        """Requests from the other nodes the output that their workers have printed for this host's
+        driver."""
         self.remote_output.ask_last_lines(self.peers.met)
 
     @property
     def all_sent(self) -> bool:
-        """Whether all output of workers of other hosts has arrived, and all messages to other nodes
-        have left this process."""
+        """Whether all output from other hosts has arrived, and all messages to other nodes have
+        left this process."""
         return self.remote_output.quiet and self.peers.flushed
 
-    # -- processes of this host ----------------------------------------------------------------
+    # -- processes on this host ----------------------------------------------------------------
 
     def _asked_leaving(self, slot: int, request: Request) -> None:
         self.host.reply(slot, Reply(request.number, self.draining.numbers))
 
     def _asked_to_drain(self, slot: int, request: Request) -> None:
-        """A process of this host asks for the removal of a node from the cluster."""
+        """Handles a local process's request to remove a node from the cluster."""
         number = request.ask.node  # type: ignore[union-attr]
         member = self.membership.members.get(number)
         why = ""
         if member is None:
             why = f"node h{number} is gone"
         elif member.host_id == self.local.management.host_id:
-            why = f"node h{number} is that of the manager: the whole cluster ends with it"
+            why = f"node h{number} runs the manager, without which the whole cluster shuts down"
         elif number == self.local.number():
             self.draining.begin()
         else:
@@ -542,8 +545,8 @@ class ClusterNode:
         self.host.reply(slot, Reply(request.number, None, why, gone=member is None))
 
     def poll(self, done: list[int]) -> None:
-        """Polls these components, because words in shared memory may have changed. done: tasks in
-        the node's own tables that have ended."""
+        """Polls these components, because words in shared memory may have changed. done: ended
+        tasks in the node's own tables."""
         local = self.local
         local.inbound_tasks.completed(done)
         local.outbound_tasks.hand_out()
@@ -557,6 +560,6 @@ class ClusterNode:
         self.recovery.poll()
 
     def _steal_again(self) -> None:
-        """Wakes the loop so that its next turn steals, because no message tells this node that a
-        worker has become idle."""
+        """Wakes the loop so that its next turn steals. No message notifies this node that a worker
+        has become idle."""
         self._stealing = False

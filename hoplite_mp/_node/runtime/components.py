@@ -1,8 +1,8 @@
-"""The components of one host's node, each built after those below it.
+"""The components of one host's node, built bottom up.
 
-Each component gets only the components below it, as arguments of its constructor; this file builds
-all that a cluster of any size needs. Components for clusters of several hosts are built on top of
-these (_node/runtime/cluster_node.py).
+The constructor of each component takes only components below it. This file builds the components
+that a cluster of any size needs. Those for clusters of several hosts are built on top of these
+(_node/runtime/cluster_node.py).
 """
 
 from __future__ import annotations
@@ -74,10 +74,11 @@ class ComponentsEvents(
     workers.WorkersEvents,
     Protocol,
 ):
-    """All that these components report to components above them, and ask of them."""
+    """All events and requests that these components send to the components above them."""
 
     def send_peer(self, host_id: int, message: PeerMessage) -> bool:
-        """Sends a message to the node of the host with that id; False: there is no such node."""
+        """Sends a message to the node of the host `host_id`. Returns False if there is no such
+        node."""
 
 
 class Components:
@@ -122,7 +123,8 @@ class Components:
             self.results, self.remote_objects, events.send_peer, self.number, loop, roster, events
         )
         self.questions = Questions(loop, roster, events.send_peer)
-        self._next_turn_at = 0.0  # when a timer wakes the loop for operations that wait for memory
+        # time at which a timer wakes the loop for operations that are waiting for memory
+        self._next_turn_at = 0.0
         self.host = host = HostContext(
             config,
             loop,
@@ -206,7 +208,8 @@ class Components:
     def _make_requests(
         self, workers: int, forget: Callable[[int], None], events: ComponentsEvents
     ) -> None:
-        """Makes the components for requests of processes. forget: called when one has ended."""
+        """Makes the components for requests from processes. forget: called with the slot of a
+        process that has ended."""
         host = self.host
         self.pages = Pages(host.config, host.loop, host.client, host.store, workers)
         self.join_waiters = membership.JoinWaiters(
@@ -225,21 +228,21 @@ class Components:
         return self.host.client.number
 
     def _track_name(self, slot: int, ended: WorkerInfo | None) -> str:
-        """The name of the track in a trace of the actor that runs in that slot; "" if the process
-        there is no actor. ended: the worker, if its process has ended."""
+        """The name of the trace track for the actor in the slot, or "" if the slot's process is not
+        an actor. ended: the slot's worker, if it has exited."""
         worker = ended or self.workers.all.get(slot)
         actor = None if worker is None else self.actors.by_pool.get(worker.pool)
         return "" if actor is None else actor.track_name
 
     def report(self) -> Iterator[Any]:
-        """What a new manager must know of these components."""
+        """Yields the messages that a new manager needs from these components."""
         yield from self.operations.report()
         yield from self.groups.report()
         yield from self.actors.report()
 
     def begin_turn(self) -> list[int]:
-        """Reads the words in shared memory that may have changed. Returns the tasks in the node's
-        own tables that have ended."""
+        """Reads the words in shared memory that may have changed. Returns the ended tasks in the
+        node's own tables."""
         done = self.host.tasks.drain()
         if done:
             self.sweeper.completed(done)
@@ -248,11 +251,12 @@ class Components:
         return done
 
     def _turn_is_due(self) -> None:
-        """The turn itself looks for memory. It may begin early by a rounding error."""
+        """Does no more than allow the next timer: the turn itself checks for free memory. A
+        rounding error may start that turn slightly early."""
         self._next_turn_at = 0.0
 
     def end_turn(self) -> None:
-        """Polls the components that depend on changes that `ClusterNode` has made in this turn."""
+        """Polls the components that depend on changes made by `ClusterNode` in this turn."""
         loop = self.host.loop
         self.exports.poll()
         self.operations.poll()

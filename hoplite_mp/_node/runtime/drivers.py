@@ -1,9 +1,10 @@
-"""Drivers that attach to this node: programs of the same user that have not started this host.
+"""Drivers that attach to this node: programs of the same user that did not start this host.
 
-Several programs of one host share its store and its workers. Each program becomes a client with a
-slot, a connection for its requests, and both memories. It leaves in two steps. When its connection
-ends, it has left the cluster: its tasks are stopped and its refs released. When its process ends,
-or no longer needs the memory, its pins and blocks are released as well, and the slot is free.
+Several programs on one host share its store and its workers. Each program becomes a client with a
+slot, a connection for its requests, and access to the store and the control memory. A driver leaves
+in two steps. When its connection is closed, it has left the cluster: its tasks are stopped and its
+refs released. When its process exits or no longer needs the memory, its pins and blocks are
+released as well, and the slot is free.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Drivers"]
 
-# The maximum time that the node waits for output on other hosts of a leaving driver's tasks; and
-# the interval of polls for output of this host, because nothing signals an empty pipe.
+# The maximum time that the node waits for the output of a leaving driver's tasks on other hosts;
+# and the interval of polls for output on this host, because nothing signals an empty pipe.
 OUTPUT_PATIENCE_S = 0.8
 OUTPUT_POLL_S = 0.1
 
 
 @dataclass(slots=True, eq=False)
 class Driver:
-    """A driver that is attached, or has left and still reads memory. close: closes the connection
-    over which it was let in."""
+    """A driver that is attached, or has left but still reads shared memory. close: closes the
+    connection over which the driver was admitted."""
 
     slot: int
-    name: int  # its output owner: the lines that its tasks print are sent to it under this name
+    name: int  # its output owner: lines printed by its tasks are sent to the driver with this name
     close: Callable[[], None]
     left: bool = False
     output_until: float = 0.0  # deadline for the last lines of its tasks
@@ -54,8 +55,7 @@ class Driver:
 
 
 class Drivers:
-    """The attached drivers of this host. The driver that has started the host is not one of
-    them."""
+    """The attached drivers on this host, excluding the driver that started the host."""
 
     def __init__(
         self,
@@ -100,15 +100,15 @@ class Drivers:
         self.reply(slot, Reply(request.number, there))
 
     def name_of(self, slot: int) -> int:
-        """The output owner of the driver in the slot; 0: there is no attached driver."""
+        """The output owner of the attached driver in the slot; 0 if there is none."""
         driver = self.by_slot.get(slot)
         return 0 if driver is None else driver.name
 
     # -- attaching -----------------------------------------------------------------------------
 
     def register(self) -> tuple[int, int, int, str]:
-        """Reserves a slot: (slot, its generation, the driver's name, ""), or (-1, 0, 0, why
-        not)."""
+        """Reserves a slot. Returns (slot, its generation, the driver's name, ""), or (-1, 0, 0,
+        reason) if that is impossible."""
         if self.roster.leaves:
             return -1, 0, 0, "the node is leaving"
         slot = self.client.register(0, CLIENT_DRIVER, 0)
@@ -130,8 +130,9 @@ class Drivers:
         output: Socket,
         close: Callable[[], None],
     ) -> None:
-        """A driver has received its slot. line: for its requests. output: for the lines that its
-        tasks print. close: closes the connection over which it was let in."""
+        """Adds a driver that has received its slot. line: the connection for its requests. output:
+        the socket for lines printed by its tasks. close: closes the connection over which the
+        driver was admitted."""
         self._ever += 1
         self.output.attach(name, output)
         self.by_slot[slot] = Driver(slot, name, close)
@@ -141,14 +142,15 @@ class Drivers:
     # -- leaving -------------------------------------------------------------------------------
 
     def line_ended(self, slot: int) -> None:
-        """The driver has left, or has died; in that case `gone` is called soon after."""
+        """Settles a driver that has left or died. If it has died, `detached` is called soon
+        after."""
         driver = self.by_slot.get(slot)
         if driver is not None and not driver.left:
             self._settle(driver, reads_on=True)
             self.poll()
 
     def detached(self, slot: int) -> None:
-        """The driver does not read shared memory any more."""
+        """Removes a driver that no longer reads shared memory."""
         driver = self.by_slot.get(slot)
         if driver is None:
             return
@@ -161,8 +163,8 @@ class Drivers:
         self.poll()
 
     def _settle(self, driver: Driver, reads_on: bool) -> None:
-        """Keeps the driver's objects that others need, and releases all others. reads_on:
-        the driver still reads shared memory, so its pins and blocks are kept, too."""
+        """Keeps those of the driver's objects that other processes need, and releases the rest.
+        reads_on: the driver still reads shared memory, so its pins and blocks are kept, too."""
         slot = driver.slot
         if driver.left:
             self.ends.settle_again(slot)
@@ -177,15 +179,15 @@ class Drivers:
         self._finish_output(driver, driver.output_until)
 
     def poll_leaving(self) -> None:
-        """Another node has sent its last lines for a driver. Closes the output of each driver that
-        has left and whose lines are complete now."""
+        """Closes the output of each driver that has left and whose lines are complete. Called when
+        another node has sent its last lines for a driver."""
         for driver in list(self.by_slot.values()):
             if driver.left:
                 self._finish_output(driver, driver.output_until)
 
     def _finish_output(self, driver: Driver, until: float) -> None:
-        """Closes the output of a driver that leaves, once its last lines have arrived or the time
-        is `until`. Before that it sets a timer to check again."""
+        """Closes the output of a leaving driver if its last lines have arrived or the time is
+        `until`. Otherwise sets a timer to check again."""
         output, remote = self.output, self.remote_output
         if driver.name not in output.drivers:
             return

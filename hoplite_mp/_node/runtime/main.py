@@ -1,8 +1,8 @@
 """The node's process: its sockets and its loop.
 
-One process of each host owns the shared resources of the host, and survives the death of a worker
-or an attached driver. It sleeps in epoll. A client that changes a word in shared memory for the
-node wakes it by a write to its eventfd.
+One process on each host owns the host's shared resources, and survives the death of a worker or an
+attached driver. It sleeps in epoll. A client that has changed a word in shared memory for the node
+wakes the node by writing to the node's eventfd.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ OUTPUT_PATIENCE_S = 0.8
 
 
 class NodeProcess:
-    """The process that one node runs in."""
+    """The process of one node."""
 
     def __init__(self, start: Start, supervisor_fd: int, manager_fd: int) -> None:
         self.start = start
@@ -84,14 +84,14 @@ class NodeProcess:
         self._supervisor_decoder = msgspec.msgpack.Decoder(FromSupervisor)
 
     def leave(self) -> None:
-        """Stops the node, because the supervisor is gone."""
+        """Stops the node because the supervisor is gone."""
         self.components.lifecycle.leave()
 
     def connect(
         self, slot: int, line: socket.socket, out: int, err: int, output_owner: int = 0
     ) -> None:
-        """Adds a worker that the supervisor starts or has started. line, out, err: this node's ends
-        of the worker's line and output pipes."""
+        """Adds a worker that the supervisor is starting or has started. line, out, err: this node's
+        ends of the worker's connection and output pipes."""
         self.node.worker_joins(slot, line, out, err, output_owner)
 
     def from_supervisor(self) -> None:
@@ -113,7 +113,7 @@ class NodeProcess:
     # -- the loop ------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Runs the loop until the host ends."""
+        """Runs the loop until the host shuts down."""
         start, components, node = self.start, self.components, self.node
         self.loop.watch(self.supervisor.fileno(), self.from_supervisor)
         self.loop.watch(start.event_fd, self._drain_event)
@@ -132,10 +132,10 @@ class NodeProcess:
             components.management.heartbeat_sender.stop()
 
     def finish_output(self) -> None:
-        """At the end of the host: forwards all output of its workers to their drivers, and waits a
-        bounded time for the output of other hosts' workers for its own driver."""
+        """Forwards the remaining output of this host's workers to their drivers when the host shuts
+        down, and waits a bounded time for other hosts' output for this host's driver."""
         deadline = self.loop.now() + OUTPUT_PATIENCE_S
-        # The supervisor has ended, so its socket would be ready in every turn.
+        # The supervisor has exited, so its socket would be ready in every turn.
         self.loop.unwatch(self.supervisor.fileno())
         self.output.drain_all()
         other_hosts = self.node.other_hosts
@@ -149,7 +149,7 @@ class NodeProcess:
             other_hosts.poll_output()
 
     def turn(self) -> None:
-        """One turn of the loop."""
+        """Runs one turn of the loop."""
         heartbeat_sender = self.components.management.heartbeat_sender
         if heartbeat_sender is not None:
             heartbeat_sender.turned_at = self.loop.now()
@@ -160,8 +160,8 @@ class NodeProcess:
         self.serve(None if due is None else max(0.0, due - self.loop.now()))
 
     def serve(self, timeout: float | None) -> None:
-        """Waits at most `timeout` seconds for descriptors, and calls the handlers of those that are
-        ready."""
+        """Waits at most `timeout` seconds for descriptors, and calls the handlers of the ready
+        ones."""
         ready = self.loop.wait(timeout)
         self.client.set_sleeping(False)
         self.loop.serve(ready)
@@ -179,14 +179,14 @@ def _to_hosts(
     from hoplite_mp._node.io.driver_listener import DriverListener
     from hoplite_mp._node.io.tcp_connections import TcpConnections
 
-    # Under TLS Python code handles each block, so blocks are as large as possible.
+    # With TLS, Python code handles each block, so blocks are as large as possible.
     block_bytes = _engine.BLOCK_BYTES_MOST if lan.tls else BLOCK_BYTES
     engine = _engine.Engine(lan.host_id, block_bytes)
     return TcpConnections(loop, lan), engine, DriverListener(loop, start, lan)
 
 
 def main(start: Start, supervisor_fd: int, manager_fd: int) -> int:
-    """Runs in the forked child until the host ends."""
+    """Runs the node in the forked child until the host shuts down. Returns the exit code."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     process = NodeProcess(start, supervisor_fd, manager_fd)
     process.run()

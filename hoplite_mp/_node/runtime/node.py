@@ -1,7 +1,8 @@
-"""The node of one host behind its ports: its components, and one turn of its loop.
+"""One host's node: its components, and one turn of its loop.
 
-The same node runs in a process of its own (main.py), where epoll wakes it, and in a simulation,
-where a schedule wakes many nodes in one process.
+The node accesses the outside world only through ports. On a real host it runs in its own process
+(main.py), where epoll wakes it. In a simulation many nodes run in one process, and a schedule wakes
+them.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class NoOtherHosts:
 
 
 class HostNode:
-    """One node. `node_events` gets its components as soon as they are built; it is a
-    ClusterNodeEvents if and only if `start.lan` is given."""
+    """One node. Its components are assigned to `node_events` as soon as they are built.
+    `node_events` is a ClusterNodeEvents if and only if `start.lan` is given."""
 
     def __init__(
         self,
@@ -67,8 +68,8 @@ class HostNode:
         ports.lines.serve(self)
 
     def begin(self, process: int, driver: Any) -> None:
-        """Joins the cluster and starts the first workers. process: id of the process that the node
-        runs in. driver: the line of the program that has started this host."""
+        """Joins the cluster and starts the first workers. process: the pid of the node's process.
+        driver: the connection to the program that started this host."""
         start, components, ports = self.start, self.components, self.ports
         self.client.register(DRIVER_SLOT, CLIENT_DRIVER, 0)
         components.store.lease_first_span(DRIVER_SLOT)
@@ -114,12 +115,13 @@ class HostNode:
     # -- events --------------------------------------------------------------------------------
 
     def request(self, slot: int, request: Request, given: list[int]) -> None:
-        """Handles a request of a process of this host. given: descriptors that came with it."""
+        """Handles a request from a process on this host. given: descriptors sent with the
+        request."""
         self.components.requests.take(slot, request, given)
 
     def line_ended(self, slot: int) -> None:
-        """The connection of a worker or an attached driver has ended. The end of the driver that
-        started this host is not handled here, because the supervisor then ends the node."""
+        """Handles the closed connection of a worker or an attached driver. When the driver that
+        started this host exits, the supervisor stops the node instead."""
         self.other_hosts.line_ended(slot)
         self.components.workers.line_ended(slot)
 
@@ -128,20 +130,20 @@ class HostNode:
         self.components.operations.refuse(ask, why)
 
     def worker_joins(self, slot: int, line: Any, out: int, err: int, output_owner: int = 0) -> None:
-        """Adds a worker's line and the read ends of its output pipes."""
+        """Adds a worker's connection and the read ends of its output pipes."""
         for stream, read in enumerate((out, err), 1):
             self.output.add(read, stream, slot, output_owner, self._pipe_ended)
         self.components.workers.pipes[slot] = [out, err]
         self.ports.lines.add(slot, line)
 
     def _pipe_ended(self, fd: int) -> None:
-        """A pipe was closed; its descriptor may be reused for another file."""
+        """Forgets a closed pipe, because its descriptor may be reused for another file."""
         for pipes in self.components.workers.pipes.values():
             if fd in pipes:
                 pipes.remove(fd)
 
     def worker_exited(self, message: Exited) -> None:
-        """Cleans up after a worker that has ended for any reason, and starts another if needed."""
+        """Cleans up after a worker that has exited for any reason, and starts another if needed."""
         slot, components = message.slot, self.components
         worker = components.workers.all.pop(slot, None)
         for fd in components.workers.pipes.pop(slot, ()):
@@ -159,7 +161,7 @@ class HostNode:
     # -- one turn ------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Polls all components for one turn, because words in shared memory may have changed."""
+        """Polls all components once, because words in shared memory may have changed."""
         done = self.components.begin_turn()
         self.other_hosts.poll(done)
         self.components.end_turn()

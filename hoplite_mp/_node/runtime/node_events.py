@@ -1,9 +1,9 @@
-"""The events that components of a node report upward, and the component that handles each event.
+"""The events that a node's components report upward, and the component that handles each event.
 
-Components are built bottom up, each from the components below it. A component that depends on
-components above it declares a protocol in its own file (`ExportsEvents`), and this file connects
-each method of the protocol with its implementation. Methods about other hosts return the answer of
-a node without other hosts; ClusterNodeEvents overrides them.
+Components are built bottom up, each from the components below it. A component that calls components
+above it declares a protocol in its own file (for example, `ExportsEvents`). This file connects each
+method of the protocol with its implementation. In NodeEvents, methods about other hosts return the
+answer for a cluster of one host; ClusterNodeEvents overrides them.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ class NodeEvents:
         components, workers = self.components, self.components.workers
         pool = workers.tasks.pool_of(oid)
         if pool not in workers.pools and not self.is_remote_actor(pool):
-            workers.fail_closed(oid)  # it was closed while another host had the task
-        elif oid in components.resources.held:  # it holds resources, of this host or of another one
+            workers.fail_closed(oid)  # the pool was closed while another host had the task
+        elif oid in components.resources.held:  # it holds resources on this host or another one
             components.resources.again(oid)
         else:
             components.workers.announce(oid, False)
@@ -156,8 +156,8 @@ class NodeEvents:
         if not self.is_remote_actor(self.components.host.tasks.pool_of(oid)):
             return None
         return errors.ActorLostError(
-            f"the actor has lost its state: node h{number} was lost while {name}() was under way "
-            "there, and it may have begun"
+            f"the actor has lost its state: node h{number} was lost while {name}() was pending "
+            "there, and the call may have begun"
         )
 
     def holds_inner(self, oid: int, holds: list[Any]) -> None:
@@ -253,8 +253,8 @@ class NodeEvents:
     # -- _node/tasks/worker_broadcast.py -----------------------------------------------------------
 
     def output_owner_of(self, slot: int) -> int:
-        """The output owner of tasks that the client in the slot submits: the output owner of the
-        slot's running task, or the client itself if it is a driver."""
+        """The output owner of tasks submitted by the client in the slot: the output owner of the
+        task that is running there, or the client itself if it is a driver."""
         tasks = self.components.host.tasks
         running = tasks.running(slot)
         return (running and tasks.output_owner(running)) or self.driver_name(slot)
@@ -273,7 +273,9 @@ class NodeEvents:
         asker.answer(0)
 
     def remote_bind(self, slot: int, number: int, ask: BindActor) -> None:
-        self.components.host.reply(slot, Reply(number, None, "that actor is of another cluster"))
+        self.components.host.reply(
+            slot, Reply(number, None, "that actor belongs to another cluster")
+        )
 
     def remote_fail_calls(self, pool: int) -> None: ...
     def remote_freed(self, oid: int) -> None: ...
@@ -306,10 +308,8 @@ class NodeEvents:
         return pool.team
 
 
-# Events that components of a node report upward, in a cluster of several hosts.
-#
-# Many events concern other hosts. This class passes these events to components that only such a
-# node has, in the order of NodeEvents.
+# In a cluster of several hosts many events concern other hosts. The next class passes them to
+# components that only such a node has. Its methods are in the order of NodeEvents.
 
 
 class ClusterNodeEvents(NodeEvents):
@@ -360,8 +360,8 @@ class ClusterNodeEvents(NodeEvents):
         return self.membership.joining(incarnation)
 
     def returning(self, incarnation: int) -> NodeReturned:
-        """The counters that a new manager continues, as far as this node knows them: numbers of
-        nodes, epochs of Distribute, objects that had an operation for their copies."""
+        """The counters that a new manager continues, as far as this node knows them. They count the
+        nodes, the epochs of Distribute, and the objects whose copies had an operation."""
         return NodeReturned(
             node=self.components.number(),
             incarnation=incarnation,

@@ -1,7 +1,7 @@
 """The loss of another host: the components that handle it, in order.
 
-Each component has one method for the loss, `peer_lost(member)`. The order matters for the pairs in
-`ORDERS`, which states the reasons. Any other two neighbours may be swapped.
+Each component handles the loss in its method `peer_lost(member)`. The order matters for the pairs
+in `ORDERS`, which states the reasons. Any other two neighbours in `PHASES` may be swapped.
 """
 
 from __future__ import annotations
@@ -47,32 +47,32 @@ PHASES = (
     "remote_objects",
     "questions",
 )
-# (earlier component, later one) -> why. tests/simulation/test_peer_loss_order.py breaks each order,
-# and swaps all other neighbours.
+# (earlier component, later component) -> the reason for this order.
+# tests/simulation/test_peer_loss_order.py breaks each order, and swaps all other neighbours.
 ORDERS = {
     ("recovery", "inbound_tasks"): "results of its tasks are held before the tasks are forgotten",
     ("recovery", "replicas"): "replicas of its objects are held before they are released",
-    ("recovery", "remote_objects"): "the owner is known to be dead when it is decided what is lost",
-    ("recovery", "questions"): "a question that ends without an answer may wait for the next owner",
-    ("remote_objects", "questions"): "what a question asked for is looked up among the living",
+    ("recovery", "remote_objects"): "lost objects are found after the owner is known to be dead",
+    ("recovery", "questions"): "an unanswered question may wait for the next owner",
+    ("remote_objects", "questions"): "objects of unanswered questions are sought on living hosts",
 }
 
 
 def pass_on(member: Member, receivers: Mapping[str, Callable[[Member], None]]) -> None:
-    """Passes the loss of a host to all components, which PHASES names."""
+    """Passes the loss of a host to all components in the order of PHASES."""
     for name in PHASES:
         receivers[name](member)
 
 
-# The cleanup of all components after a process of this host has ended or left.
+# The cleanup of all components after a process on this host has ended or left.
 #
-# Most components treat a worker that has ended and a driver that has left alike, and the order of
-# the steps matters: the node first takes holds on the results of Group calls that the process had
-# committed, then sweeps its objects and tasks, and then notifies the manager.
+# Most components treat an exited worker and a departed driver alike. The order of the steps
+# matters: the node first takes holds on the results of Group calls that the process had committed,
+# then sweeps its objects and tasks, and then notifies the manager.
 
 
 class ClientCleanup:
-    """The clean-up on one node."""
+    """The cleanup on one node."""
 
     def __init__(
         self,
@@ -94,10 +94,10 @@ class ClientCleanup:
     def settle(
         self, slot: int, worker: WorkerInfo | None, code: int, reads_on: bool = False
     ) -> list[int]:
-        """Keeps the objects that others need of a process that has ended, and releases the rest.
-        worker: the worker that ran in the process, if there was one. code: its exit code. reads_on:
-        the process has left the cluster, but still reads shared memory. Returns the tasks that are
-        to run again."""
+        """Keeps those objects of an ended process that other processes need, and releases the rest.
+        worker: the worker in the process, if there was one. code: its exit code. reads_on: the
+        process has left the cluster but still reads shared memory. Returns the tasks to run
+        again."""
         generation = self.client.client_info(slot)["generation"]
         self.forget_line(slot)
         self.groups.hold_committed(slot)
@@ -109,8 +109,8 @@ class ClientCleanup:
         return again
 
     def settle_again(self, slot: int) -> None:
-        """Releases what `settle` has kept for a process that had left and still read shared memory,
-        because it does not read it any more."""
+        """Releases the memory that `settle` kept for a departed process that still read it. Called
+        when the process no longer reads shared memory."""
         self.groups.hold_committed(slot)
         self.groups.buffers.forget_client(slot)
         self.sweeper.sweep(slot, None, 0, False)

@@ -1,4 +1,4 @@
-"""The tables of handlers for messages of clients, peers and the manager."""
+"""The tables of handlers for messages from clients, peers and the manager."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 
-# Types of answers. Each answer carries the number of its question (_node/questions.py).
+# The types of answers, each with the number of its question (_node/questions.py).
 ANSWERS = (
     diagnostics.LookTold,
     peers.ActorBegun,
@@ -144,7 +144,7 @@ def inspection_table(
     remote_output: RemoteOutput,
     relays: Relays,
 ) -> dict[type, PeerHandler]:
-    """Messages about statistics, traces and dumps, output of workers, and relays."""
+    """Messages about statistics, traces, dumps, workers' output, and relays."""
     return {
         peers.CountersAsked: counters.asked,
         diagnostics.ClockAsked: tracing.clock,
@@ -158,8 +158,8 @@ def inspection_table(
 
 
 def client_table(components: Components, driver_name: Callable[[int], int]) -> dict[type, Handler]:
-    """Requests that a node without other hosts handles. driver_name: the name under which printed
-    lines are sent to the driver in that slot."""
+    """Requests that every node handles. driver_name: returns the name under which printed lines are
+    sent to the driver in a slot."""
     actors, groups, messages = components.actors, components.groups, components.messages
     resources, worker_broadcasts = components.resources, components.worker_broadcasts
     counters, waits = components.counters, components.waits
@@ -230,7 +230,7 @@ def client_table(components: Components, driver_name: Callable[[int], int]) -> d
 
 
 def manager_table(components: Components) -> dict[type, ManagerHandler]:
-    """Messages of the manager that a node without other hosts handles."""
+    """Messages from the manager that every node handles."""
     return {
         **components.management.manager_handlers,
         **components.operations.manager_handlers,
@@ -241,10 +241,10 @@ def manager_table(components: Components) -> dict[type, ManagerHandler]:
 
 
 def ignored_alone() -> dict[type, ManagerHandler]:
-    """Messages of the manager that a node without other hosts ignores."""
+    """Messages from the manager that a node in a cluster of one host ignores."""
 
     def ignore(_: Any) -> None:
-        """This node is the only one of its cluster."""
+        """Does nothing, because this node is the only one in its cluster."""
 
     about_hosts = (
         Credentials,
