@@ -154,7 +154,7 @@ def survives_leader(a: Aim) -> None:
                 g.reduce(np.ones(10), root=2)
             except PeerLostError as error:
                 lost.append(rank)
-                if rank == 2 and "is gone with what was to come here" in str(error):
+                if rank == 2 and "was lost before it sent this host's result" in str(error):
                     raise WrongEnd(f"the sum is lost: {error}") from error
 
     for rank, host in enumerate((L, B, R)):

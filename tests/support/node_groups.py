@@ -209,7 +209,7 @@ class GroupWorld:
         assert member.rank in message.ranks
         assert set(message.ranks) <= self.made[key], "who has not called is no contributor"
         seen = message.ranks, message.error
-        if "is gone with what was to come here" in message.message:
+        if "was lost before it sent this host's result" in message.message:
             assert kind in ("gather", "alltoall", "reduce", "scatter")
             assert self.lost
             return

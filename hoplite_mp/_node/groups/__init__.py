@@ -1,1 +1,1 @@
-"""Groups: membership, collective calls, messages between two members."""
+"""Groups: membership, collective calls, and messages between two members."""

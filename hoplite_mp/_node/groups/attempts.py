@@ -1,8 +1,8 @@
-"""Attempts at calls of Groups on a node that takes part in them: begun, moved, reported.
+"""The attempts at Group calls on a participating node.
 
-An attempt moves the parts of a call by plans. The leading node has sent these plans (GroupAttempt),
-or a node repeats the plans of an earlier call by itself. When the bytes have arrived, the commit
-backend of the Group gets a report.
+An attempt moves the contributions to a call by plans. The leading node sends these plans
+(GroupAttempt), or the node repeats the plans of an earlier call. When the bytes have arrived, the
+node notifies the Group's commit backend.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ class AttemptBytes:
         always: bool = False,
         vote: tuple[int, int, int] | None = None,
     ) -> None:
-        """Executes this node's part of an attempt. `done` gets the reason why it failed and the
-        kind of that error (see GroupCommit), or "" and "". always: also if no other node waits for
-        this node's report. vote: see `Engine.together`."""
+        """Executes this node's share of an attempt. Calls `done` with the reason for a failure and
+        the kind of that error (see GroupCommit), or with "" and "". always: calls `done` even if no
+        other node is waiting for this node's report. vote: see `Engine.together`."""
         reports = False
         for plan in message.plans:
             early = is_repeated(message.attempt) or (
                 not isinstance(plan, Distribute) and plan.is_early
             )
-            # Such an attempt does not wait for free memory: if it fails, the leading node makes
+            # An early attempt does not wait for free memory. If it fails, the leading node makes
             # another plan when all members have called.
             wait_s = 0.0 if early else None
             arrived = partial(self._arrived, plan, done)
@@ -70,8 +70,8 @@ class AttemptBytes:
     def _arrived(
         self, plan: Plan, done: Callable[[str, str], None], failure: str, error: str
     ) -> None:
-        """Acquires the refs inside values that have arrived before calling `done`: the members that
-        gave the values hold the refs only until the commit, and members here may read later."""
+        """Acquires the refs inside arrived values, then calls `done`. The members that contributed
+        the values hold the refs only until the commit, but members here may read them later."""
         part = self.plan_runner.executions.get(plan.operation)
         copies = isinstance(plan, Distribute) or plan.kind not in FOLDING
         refs: list[bytes] = []
@@ -90,7 +90,7 @@ class AttemptBytes:
         self.imports.ask(refs, held)
 
     def drop(self, message: GroupAttempt, but: Collection[int] = ()) -> None:
-        """Ends an attempt, except for these operations."""
+        """Ends an attempt, except for the operations in `but`."""
         for plan in message.plans:
             self.inner.pop(plan.operation, None)
             if plan.operation not in but:
@@ -115,18 +115,18 @@ class NodeAttempts:
         self.by_engine = by_engine
 
     def begin(self, state: GroupState, message: GroupAttempt) -> None:
-        """Begins an attempt of the leading node, if it is one at the next call."""
+        """Begins an attempt that the leading node has sent, if it is for the next call."""
         if message.call != state.calls:
             state.ahead = message if message.call > state.calls else state.ahead
             return
         version = version_of(message.attempt)
         if version < state.members.version:
-            return  # it was made for former members; the leading node begins again
+            return  # the attempt is for former members; the leading node begins again
         self.by_engine.give_up(state)
-        if state.attempt is not None:  # operations that are planned again go on
+        if state.attempt is not None:  # operations that are planned again continue
             again = {plan.operation for plan in message.plans}
             self.attempt_bytes.drop(state.attempt.go, again)
-        if version == state.members.version:  # no member that is gone takes part
+        if version == state.members.version:  # no member that has left or died takes part
             self.results.unpin(state.left)
         state.phase.take(CallEvent.ATTEMPT)
         attempt = state.begin(message)
@@ -139,18 +139,18 @@ class NodeAttempts:
             self.move(state, attempt)
 
     def catch_up(self, state: GroupState) -> None:
-        """Begins an attempt that came before the end of the previous call."""
+        """Begins an attempt that arrived before the end of the previous call."""
         ahead, state.ahead = state.ahead, None
         if ahead is not None:
             self.begin(state, ahead)
 
     def fill_in(self, state: GroupState, attempt: NodeAttempt, asks: list[GroupCall]) -> None:
-        """Moves the bytes of an attempt, with the parts of members here that the leading node only
-        assumed."""
+        """Moves the bytes of an attempt, after filling in the contributions of members here that
+        the leading node only assumed."""
         if lacks(attempt.go, {ask.rank for ask in asks}):
             part = self.results.part(state.members, state.calls, asks)
             filled = fill_in(attempt.go, part)
-            if filled is None:  # the leading node will find the difference, and decide again
+            if filled is None:  # the leading node will detect the difference and decide again
                 return
             attempt.go = filled
         self.move(state, attempt)
@@ -173,7 +173,7 @@ class NodeAttempts:
         def done(failure: str, error: str) -> None:
             if failure:
                 self.calls.steps.run(report, failure, error)
-            else:  # no cell waits for the bytes of parts that only members here read
+            else:  # wait for contributions that no cell tracks, because only members here read them
                 written = partial(self.calls.steps.run, report)
                 self.results.when_written(
                     (one.holds for one in state.member_calls.values()), written
@@ -192,7 +192,8 @@ class NodeAttempts:
         self.calls.send(state, state.leader, done)
 
     def slowed(self, up: int, down: int) -> None:
-        """This host's link has become slow while bytes move: bytes per second that it carries."""
+        """Reports to the leading nodes that this host's link has become slow while bytes are
+        moving. up, down: the rates of the link in bytes per second."""
         self.calls.steps.run(self._slowed, up, down)
 
     def _slowed(self, up: int, down: int) -> None:

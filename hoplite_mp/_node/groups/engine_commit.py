@@ -1,14 +1,14 @@
-"""Calls of a Group that engines commit: large calls by votes for one plan, and small calls.
+"""Group calls that engines commit: large calls by votes for one plan, and small calls.
 
-A call that repeats the plan of an earlier call needs no decision. Each node moves the bytes, votes
-when it has received all its bytes, and prepares the result. The engines exchange the votes
-(two-phase commit without a coordinator; `cext/engine_coll.h` has the protocol) and write the
-result's id to the boards. So members continue before any node's Python has run. The leading node is
-not involved, and receives the commit like every other node.
+A call that repeats the plan of an earlier call needs no decision. Each node moves the bytes,
+prepares the result, and votes when it has received all its bytes. The engines exchange the votes
+(two-phase commit without a coordinator; see `cext/engine_coll.h`) and write the result's id to the
+boards. Members therefore continue before any node's Python code has run. The leading node is not
+involved, and receives the commit like every other node.
 
 Invariant: until the engine reports that it has committed the call (MOVED), the blocks of the result
 belong to the plan's execution. So if Python has to take the call back, a new plan starts as if
-nothing had been prepared.
+no result had been prepared.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ __all__ = ["EngineCallsOwner", "EngineCommit"]
 
 
 class EngineCommit:
-    """The engines commit the calls. This node votes for calls that repeat a plan, and prepares
-    their results. It takes other calls back, so that the leading node decides them."""
+    """The commit backend while the engines commit the calls. This node votes for calls that repeat
+    a plan, and prepares their results. It takes other calls back for the leading node."""
 
     def __init__(
         self, host: HostContext, results: GroupResults, engine_calls: EngineCallsOwner
@@ -75,16 +75,16 @@ class EngineCommit:
 
     def moved(self, state: GroupState, go: GroupAttempt, failure: str, error: str) -> None:
         if failure:
-            self.engine_calls.give_back(
-                state, go.call
-            )  # then every node sends its part to the leader
+            # Then every node sends its contributions to the leader.
+            self.engine_calls.give_back(state, go.call)
             return
         self.engine_calls.engine.coll_vote(go.generation, go.call, go.attempt)
         self.prepare(state)
 
     def _begin(self, state: GroupState, called: MemberCall) -> bool:
-        """Begins to move the part of this host's only member by a repeated plan, and passes the
-        call to the engine. False: there is no such plan, so the leading node has to decide."""
+        """Begins to move the contribution of this host's only member by a repeated plan, and passes
+        the call to the engine. Returns False if there is no such plan, so that the leading node has
+        to decide."""
         ask = called.ask
         self.engine_calls.look_at_board(state)
         if ask.mistake or not state.is_one_each:
@@ -108,16 +108,17 @@ class EngineCommit:
         return True
 
     def _given_way(self, state: GroupState, called: MemberCall) -> None:
-        """Handles a member's call that waited until the engine had given the calls back."""
+        """Handles a member's call after the engine has given the calls back."""
         state.deferred_calls.remove(called)
         if state.known.here.get(called.ask.rank, (-1,))[0] == called.slot:
             self.engine_calls.calls.backend(state).called(state, called)
-        else:  # its member is gone
+        else:  # the member has left or died
             self.results.unpin(called.holds)
 
     def vote_of(self, state: GroupState, attempt: NodeAttempt) -> tuple[int, int, int] | None:
-        """The vote that the engine sends as soon as all bytes have arrived. None: Python must first
-        check that members have written their parts, or look for refs in the received values."""
+        """The vote that the engine sends as soon as all bytes have arrived. None if Python must
+        first wait for members to write their contributions, or look for refs in the received
+        values."""
         assert attempt.vote is not None
         commit, go = attempt.vote.commit, attempt.go
         holds = [hold for one in state.member_calls.values() for hold in one.holds]
@@ -127,13 +128,14 @@ class EngineCommit:
         return go.generation, go.call, go.attempt
 
     def end(self, vote: Vote, failure: str, error: str) -> None:
-        """This node has received all its bytes of the call, or cannot receive them."""
+        """Records that this node has received all its bytes of the call, or why it cannot."""
         vote.ended = failure, error
         if failure:  # the blocks are gone
             self._take_back(vote)
 
     def prepare(self, state: GroupState) -> None:
-        """Makes the result as soon as its blocks are known, while their bytes still arrive."""
+        """Makes the result as soon as its blocks are known, while their bytes are still
+        arriving."""
         attempt, vote = state.attempt, state.vote
         if attempt is None or vote is None or vote.prepared is not None:
             return
@@ -151,7 +153,8 @@ class EngineCommit:
         self.engine_calls.engine.coll_result(go.generation, go.call, vote.prepared.oid, awaited)
 
     def settle(self, attempt: NodeAttempt) -> tuple[int, list[Any]]:
-        """The call is committed. Returns (object that members read, holds on its contents)."""
+        """Settles the result of a committed call. Returns (object that members read, holds on its
+        contents)."""
         vote = attempt.vote
         assert vote is not None
         assert vote.prepared is not None
@@ -163,7 +166,7 @@ class EngineCommit:
         return self.results.settle(vote.prepared, attempt.go, slots)
 
     def give_up(self, state: GroupState) -> None:
-        """Withdraws the vote, because another attempt replaces this one."""
+        """Withdraws the vote because another attempt replaces this one."""
         if state.attempt is not None and state.attempt.vote is not None:
             self._take_back(state.attempt.vote)
             state.attempt.vote = None
@@ -175,8 +178,8 @@ class EngineCommit:
 
 
 def _commit_of(before: GroupCommit, go: GroupAttempt, part: GroupPart, number: int) -> GroupCommit:
-    """The commit of a call that repeats the plan of an earlier call with the commit `before`.
-    Pieces of other nodes keep their old ids, because their blocks are found by rank."""
+    """The commit of a call that repeats the plan of an earlier call. before: the earlier call's
+    commit. Pieces of other nodes keep their old ids, because their blocks are found by rank."""
     own = {(piece.source, piece.target): piece for piece in part.pieces}
     pieces = tuple(own.get((piece.source, piece.target), piece) for piece in before.pieces)
     return msgspec.structs.replace(
@@ -184,19 +187,19 @@ def _commit_of(before: GroupCommit, go: GroupAttempt, part: GroupPart, number: i
     )
 
 
-# Calls of Groups that the engine *owns*, and commits without Python.
+# Group calls that the engine *owns*, which it commits without Python.
 #
-# `cext/engine_coll.h` has the protocol. When the leading node has decided a call under the present
-# members, the commit gives the Group's later calls to the engine, and the engine gives them back
-# when anything deviates. While this component waits for the engine's answer, it defers events of
-# the Group.
+# When the leading node has decided a call with the present members, the commit gives the Group's
+# later calls to the engine. The engine gives the calls back when one of them deviates (see
+# `cext/engine_coll.h`). While this component waits for the engine's answer, it defers events of the
+# Group.
 
 
 _PART = struct.Struct("<IIIBBBB")  # struct coll_part: rank, bytes, offset, kind, op, dtype, root
 
 
 class EngineCallsOwner:
-    """The Groups of this node that are registered in the engine."""
+    """This node's Groups that are registered in the engine."""
 
     calls: GroupCallsEvents
 
@@ -210,22 +213,22 @@ class EngineCallsOwner:
         links.when_coll(self._event)
 
     def serve(self, calls: GroupCallsEvents) -> None:
-        """Sets the component for calls that the engine does not own."""
+        """Sets the component that handles calls that the engine does not own."""
         self.calls = calls
 
     @property
     def possible(self) -> bool:
-        """Whether engines may own calls. Over TLS they may not: it would gain little, because
-        Python threads move each frame there."""
+        """Whether engines may own calls. With TLS they may not: little would be gained, because
+        Python threads then move each frame."""
         return not self.links.tls
 
     # -- handing over and taking back ------------------------------------------------------------
 
     def add(self, known: Known) -> None:
-        """Registers a group with members on this node, whose calls this process owns at first."""
+        """Registers a group with members on this node. At first this process owns its calls."""
         index = known.board.index
         for other in list(self.known.values()):
-            # It ended, but the last manager died before reporting it.
+            # The other Group has ended, but the last manager died before it reported that.
             if other.board.index == index:
                 self.forget(other.generation)
         self.known[known.generation] = known
@@ -240,17 +243,20 @@ class EngineCallsOwner:
             self.engine.coll_forget(generation)
 
     def open(self, state: GroupState, call: int) -> None:
-        """Gives the calls from this one on to the engine, before a member can make this one."""
+        """Gives this call and all later ones to the engine, before any member can make this
+        call."""
         members = state.members
         state.owned = True
         self.boards[members.generation].set_open(True)
         self.engine.coll_open(members.generation, members.version, call, members.nodes)
         self.links.prepare(state.nodes)
-        for one in state.member_calls.values():  # this process has the parts, so the engine yields
+        # The engine must yield calls whose contributions this process already has.
+        for one in state.member_calls.values():
             self.engine.coll_yield(members.generation, one.ask.call)
 
     def close(self, state: GroupState, then: Callable[[], None]) -> None:
-        """Takes the calls back at once, and calls `then` when the engine has given them back."""
+        """Takes the calls back immediately, and calls `then` when the engine has given them
+        back."""
         generation = state.members.generation
         state.phase.take(CallEvent.FROZE)
         self.boards[generation].set_open(False)
@@ -258,7 +264,8 @@ class EngineCallsOwner:
         self.engine.coll_close(generation)
 
     def give_way(self, state: GroupState, call: int, then: Callable[[], None]) -> None:
-        """Asks the engine to yield this call. Calls `then` when it has given the calls back."""
+        """Asks the engine to yield this call. Calls `then` when the engine has given the calls
+        back."""
         state.deferred.append(then)
         self.give_back(state, call)
 
@@ -268,7 +275,7 @@ class EngineCallsOwner:
         self.engine.coll_yield(state.members.generation, call)
 
     def receive(self, node: int, message: GroupEngineFrame) -> None:
-        """Passes a frame to the engine that arrived as a message, because there was no link."""
+        """Passes to the engine a frame that arrived as a message because there was no link."""
         self.engine.coll_frame(
             message.generation,
             node,
@@ -300,12 +307,12 @@ class EngineCallsOwner:
             self.links.prepare((node,))  # so that the next frame has a link
             frame = GroupEngineFrame(generation, version, call, phase, plan, parts)
             self.calls.send(state, node, frame)
-        elif kind == COLL_PART and not state.owned:  # an engine that owns the calls has it already
+        elif kind == COLL_PART and not state.owned:  # if the engine owns the calls, it has the part
             call, data = event[2:]
             self._part(generation, call, data)
         elif kind == COLL_FIRST:
-            # All members have made a later call, so they have read the previous large result. The
-            # board may already have shown another large call.
+            # All members have made a later call, so they have read the previous large result.
+            # `look_at_board` may already have concluded another large call.
             if event[2] >= state.calls:
                 state.result = []
         elif kind == COLL_MOVED:
@@ -315,8 +322,8 @@ class EngineCallsOwner:
             self._taken(state, calls, record)
 
     def look_at_board(self, state: GroupState) -> None:
-        """Concludes a call that the engine has committed although its event has not been read yet:
-        the member may already have continued."""
+        """Concludes a call if the engine has committed it, even if the event has not been read yet,
+        because the member may already have continued."""
         if state.attempt is None or state.vote is None:
             return
         call = state.attempt.go.call
@@ -324,15 +331,15 @@ class EngineCallsOwner:
             self._committed(state, call)
 
     def _committed(self, state: GroupState, call: int) -> None:
-        """The engines have committed a call for which all nodes have voted; members here may have
-        read its result already. Ignored if `look_at_board` has concluded the call."""
+        """Concludes a call that the engines have committed after all nodes voted for it, unless
+        `look_at_board` has concluded it. Members here may already have read the result."""
         attempt, vote = state.attempt, state.vote
         if attempt is not None and vote is not None and attempt.go.call == call:
             self.calls.conclude(state, vote.commit, on_board=True)
 
     def _taken(self, state: GroupState, calls: int, record: bytes) -> None:
-        """This process owns the calls from number `calls` on again. `record`: the previous call, if
-        the engine has committed it."""
+        """Resumes ownership of the calls from number `calls` on. record: the previous call, if the
+        engine has committed it."""
         state.owned = False
         self.look_at_board(state)
         if record:  # otherwise this process has written the last commit, or has received MOVED
@@ -356,7 +363,7 @@ class EngineCallsOwner:
         rank, nbytes, _, kind, op, _, root = _PART.unpack_from(data)
         slot = None if known is None else known.here.get(rank)
         if slot is None or kind >= len(_tasks.CALL_KINDS):
-            return  # that member is gone
+            return  # that member has left or died
         parts: list[Any] = [data[_PART.size :]] if nbytes else []
         name = OPS[op] if op < len(OPS) else ""
         ask = GroupCall(generation, rank, call, _tasks.CALL_KINDS[kind], name, root, parts)

@@ -1,10 +1,10 @@
-"""Calls of Groups whose members live on several hosts, on the nodes of these members.
+"""Calls of Groups over several hosts, on the nodes of their members.
 
-Members pass their parts to their node. When all members of a node have called, the node sends the
-parts to the leading node, which is the node of the lowest living rank and decides the call
-(`leader.py`). Large parts move by plans (`attempts.py`). Each node writes the commit to its host's
-board, so members wait as they do on one host. The manager takes no part in calls; it only decides
-which processes are members.
+Members pass their contributions to their node. When all members on a node have called, the node
+sends the contributions to the leading node. The leading node is the node of the lowest living rank,
+and decides the call (`leader.py`). Large contributions move by plans (`attempts.py`). Each node
+writes the commit to its host's board, so members wait in the same way as on one host. The manager
+takes no part in calls; it only decides which processes are members.
 """
 
 from __future__ import annotations
@@ -49,12 +49,14 @@ if TYPE_CHECKING:
 
 __all__ = ["MultiHostCalls"]
 
-# Messages that are kept for a Group that this node does not know yet; two from each node suffice.
+# The number of messages kept for a Group that this node does not know yet. Two from each node
+# suffice.
 PENDING_MESSAGES_MAX = 1024
 
 
 class LeaderCommit:
-    """The leading node commits the calls; this node sends it the parts of members here."""
+    """The commit backend while the leading node commits the calls. This node sends the leading node
+    the contributions of members here."""
 
     def __init__(self, calls: MultiHostCalls) -> None:
         self.calls = calls
@@ -83,7 +85,7 @@ class LeaderCommit:
 
 
 class MultiHostCalls:
-    """All groups over several hosts that have, or had, members on this one."""
+    """All Groups over several hosts that have or had members on this host."""
 
     def __init__(
         self,
@@ -123,7 +125,7 @@ class MultiHostCalls:
     # -- membership, from the manager -----------------------------------------------------------
 
     def changed(self, members: GroupMembers, known: Known) -> None:
-        """The manager has announced a new version of the members."""
+        """Handles the manager's announcement of a new version of the members."""
         state = self.states.get(members.generation)
         if state is None:
             state = self.states[members.generation] = GroupState(members, known=known)
@@ -137,7 +139,7 @@ class MultiHostCalls:
         return self.by_engine if state.owned else self.by_leader
 
     def change(self, state: GroupState, members: GroupMembers) -> None:
-        """Takes part with the new members."""
+        """Continues with the new members."""
         state.plans.clear()
         state.members = members
         self._change(state)
@@ -149,9 +151,10 @@ class MultiHostCalls:
         state.phase.take(CallEvent.CHANGED)
         state.part_sent, attempt = False, state.attempt
         if attempt is not None:
-            attempt.awaiting_local = False  # it was made for the former members
+            attempt.awaiting_local = False  # the attempt is for the former members
             if attempt.version >= members.version:
-                state.phase.take(CallEvent.ATTEMPT)  # it arrived before the manager's message
+                # The attempt for the new members arrived before the manager's message.
+                state.phase.take(CallEvent.ATTEMPT)
         for rank in range(members.size):
             if not (members.alive | members.joining) >> rank & 1:
                 called = state.member_calls.pop(rank, None)
@@ -168,7 +171,7 @@ class MultiHostCalls:
                     state.start(rank, 0)
                     known.board.set_start(rank, 0)
         state.leading.changed()
-        if self.client.number not in state.nodes:  # no member is left here to read a result
+        if self.client.number not in state.nodes:  # no member remains here to read a result
             self._let_go(state)
             state.result, state.pending_commit = [], None
         if state.pending_commit is not None:
@@ -184,11 +187,11 @@ class MultiHostCalls:
             self.send(state, state.leader, sync)
         self.tell(state)
         for node, pending in list(state.leading.syncs.items()):
-            if node in state.knowing:  # `sync` ignores it if it is of another version
+            if node in state.knowing:  # `sync` ignores a GroupSync for another version
                 self._lead(state, state.leading.sync, node, pending)
 
     def closed(self, generation: int) -> None:
-        """The group has ended: all members have left or died."""
+        """Removes a Group whose members have all left or died."""
         state = self.states.pop(generation, None)
         if state is None:
             return
@@ -200,12 +203,12 @@ class MultiHostCalls:
         self.steps.run(self.engine_calls.look_at_board, state)
         self._let_go(state)
         state.result = []
-        state.deferred.clear()  # the engine reports nothing about this Group any more
+        state.deferred.clear()  # the engine sends no more events of this Group
         for called in (*state.member_calls.values(), *state.deferred_calls):
             self.results.unpin(called.holds)
 
     def member_left(self, ask: GroupLeave, slot: int) -> None:
-        """A member is leaving, and takes no further result."""
+        """Handles a member that is leaving and takes no further result."""
         state = self.states.get(ask.generation)
         if state is None:
             return
@@ -221,11 +224,11 @@ class MultiHostCalls:
             self.results.take_untaken(blocks, slot)
 
     def peer_lost(self, member: Member) -> None:
-        """A host is gone."""
+        """Handles the loss of a host."""
         self.pending_messages.lose_node(member.node)
 
     def _let_go(self, state: GroupState) -> None:
-        """Drops the current attempt, and the parts of members that are gone."""
+        """Drops the present attempt and the contributions of members that have left or died."""
         self.by_engine.give_up(state)
         attempt, state.attempt = state.attempt, None
         if attempt is not None:
@@ -235,8 +238,8 @@ class MultiHostCalls:
     # -- from members ---------------------------------------------------------------------------
 
     def member_called(self, slot: int, ask: GroupCall) -> None:
-        """A member on this host has made its next call. Its parts are pinned at once, although the
-        member may still write them, and the engine may have to give the calls back first."""
+        """Handles the next call by a member on this host. Pins its contributions immediately, even
+        if the member is still writing them or the engine has to give the calls back first."""
         state = self.states.get(ask.generation)
         if state is None:
             self.results.refuse(slot, ask)
@@ -244,7 +247,7 @@ class MultiHostCalls:
             self.steps.run(self._called, state, slot, ask)
 
     def _called(self, state: GroupState, slot: int, ask: GroupCall) -> None:
-        # First, because the part may be a block of the last result.
+        # First, because the contribution may be a block of the last result.
         self.engine_calls.look_at_board(state)
         holds = []
         try:
@@ -254,7 +257,7 @@ class MultiHostCalls:
         self.backend(state).called(state, MemberCall(ask, slot, holds))
 
     def tell(self, state: GroupState) -> None:
-        """Sends this node's parts to the leading node when all members here have called."""
+        """Sends this node's contributions to the leading node if all members here have called."""
         if state.owned or state.part_sent or not state.members.formed or state.leader is None:
             return
         asks = state.asks(self.client.number)
@@ -282,7 +285,7 @@ class MultiHostCalls:
             self.attempts.fill_in(state, attempt, asks)
 
     def send(self, state: GroupState, node: int, message: GroupMessage) -> None:
-        """Sends a message to a node, perhaps this one."""
+        """Sends a message to a node, which may be this one."""
         if node == self.client.number:
             self.steps.send(message)
         elif node in self.roster.by_number:
@@ -295,7 +298,7 @@ class MultiHostCalls:
         self.steps.run(self.take, node, message)
 
     def take(self, node: int, message: GroupMessage) -> None:
-        """Handles a message from a node, perhaps this one, in the present step."""
+        """Handles a message from a node, which may be this one, in the present step."""
         state = self.states.get(message.generation)
         if state is None:
             self.pending_messages.add(node, message)
@@ -353,23 +356,23 @@ class MultiHostCalls:
         self.attempts.move(state, attempt)
 
     def commit(self, state: GroupState, message: GroupCommit) -> None:
-        """A node has sent the decision on a call."""
+        """Handles a node's message with the decision on a call."""
         if message.call < state.calls:
-            return  # repeated after a change of the members
+            return  # the decision was sent again after a change of the members
         given, attempt = message, state.attempt
         if attempt is not None and (
             message.error or not attempt.is_for(message.call, message.attempt)
         ):
             self.by_engine.give_up(state)
         vote = state.vote
-        if vote is not None and message.to != self.client.number:  # it has another node's pieces
+        if vote is not None and message.to != self.client.number:  # for another node's members
             given = msgspec.structs.replace(vote.commit, leader=message.leader, keeps=message.keeps)
         elif vote is None and state.lacks(self.client.number, message):
             if message.leader in state.knowing:
                 state.pending_commit = message  # the deciding node has sent this node's share
                 return
-            given = lost(message, state.members)  # other nodes may have the whole result
-        # If calls are skipped, no member here took part in them.
+            given = lost(message, state.members)  # only this node has lost its share
+        # If this skips calls, no member here took part in them.
         self.conclude(state, given, message.opens)
 
     def conclude(
@@ -383,7 +386,7 @@ class MultiHostCalls:
         if go is not None and ((go.call, go.attempt) != taken or given.error):
             self.attempt_bytes.drop(go)
             go = None
-        # A process that has ended gets no block, even before the manager has announced its end.
+        # An ended process receives no block, even before the manager announces that it has ended.
         slots = {r: one.slot for r, one in state.member_calls.items() if one.slot in self.clients}
         here = state.here(self.client.number, message)
         mine = {rank: slots.get(rank, 0) for rank in here}
@@ -404,7 +407,7 @@ class MultiHostCalls:
         if not on_board:
             state.known.board.commit(message.call, oid)
         if go is not None:
-            self.attempt_bytes.drop(go)  # after the commit, for which members wait
+            self.attempt_bytes.drop(go)  # after the commit, for which members are waiting
         if prepared is not None:
             self.results.let_go(prepared)
         if not given.error:
@@ -416,6 +419,6 @@ class MultiHostCalls:
         self.resume(state)
 
     def resume(self, state: GroupState) -> None:
-        """Goes on with the next call."""
+        """Continues with the next call."""
         self.tell(state)
         self._lead(state, state.leading.lead)

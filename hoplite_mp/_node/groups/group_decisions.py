@@ -1,7 +1,8 @@
-"""The leading node's decision on a Group's call: an error, a result, or a plan for large parts.
+"""The leading node's decision on a Group call: an error, a result, or a plan for large
+contributions.
 
-The decision is a pure function of the parts, so that a test can exercise every case. As on one
-host, every rank raises the error of one rank's part.
+The decision is a pure function of the contributions, so that a test can exercise every case. As on
+one host, an error in one rank's contribution is raised by every rank.
 """
 
 from __future__ import annotations
@@ -52,16 +53,17 @@ __all__ = [
     "version_of",
 ]
 
-# Numbers of attempts at a call. Cells of two attempts must never meet, so each attempt has its own
-# number. It consists of the version of the members, one bit for a repeated plan, and below that bit
-# the distance from the call for which the repeated plan was made, or a counter from 1.
+# Numbers of attempts at a call. Cells of two attempts must never be confused, so each attempt has
+# its own number. The number consists of the version of the members, one bit for a repeated plan,
+# and below that bit the distance from the call for which the repeated plan was made, or a counter
+# that starts at 1.
 ATTEMPT_BITS = 8
 REPEATED = 1 << (ATTEMPT_BITS - 1)
-MADE_ATTEMPTS = REPEATED - 1  # attempts of one call for which the leading node makes plans
+MADE_ATTEMPTS = REPEATED - 1  # maximum number of attempts at one call with newly made plans
 
 
 def is_repeated(attempt: int) -> bool:
-    """Whether the attempt repeats a plan, so that nodes began it by themselves."""
+    """Whether the attempt repeats a plan, so that nodes began it without the leading node."""
     return bool(attempt & REPEATED)
 
 
@@ -72,8 +74,8 @@ def version_of(attempt: int) -> int:
 
 @dataclass(slots=True)
 class Decision:
-    """A decision. It is committed when the bytes of `plans` have moved, which the nodes in `waits`
-    report."""
+    """A decision. It is committed when the nodes in `waits` have reported that the bytes of `plans`
+    have moved."""
 
     ranks: tuple[int, ...]
     kind: str
@@ -86,7 +88,7 @@ class Decision:
     attempt: int = 0
     error: str = ""
     message: str = ""
-    keeps: bool = True  # a later call may begin by these plans
+    keeps: bool = True  # a later call may begin with these plans
 
     def fail(self, error: str, message: str) -> Decision:
         """Turns the decision into an error that every rank raises."""
@@ -95,9 +97,9 @@ class Decision:
         return self
 
     def opens(self, members: GroupMembers, before: GroupCommit | None) -> int:
-        """The value of `GroupCommit.opens`. It is 0 unless exactly the living members take part
-        from the next call on. It is also 0 while large calls differ, because engines would yield
-        each of them."""
+        """The value of `GroupCommit.opens`. It is 0 unless exactly the living members take part in
+        the following calls. It is also 0 while large calls differ from each other, because engines
+        would yield each of them."""
         whole = not members.joining and mask_of(self.ranks) == members.alive
         large = self.attempt and (before is None or before.attempt)
         yielded = large and not self._is_voted_for_again(members)
@@ -108,17 +110,17 @@ class Decision:
         if not is_repeated(self.attempt) or not self.keeps:
             return False
         if self.kind in FOLDING and self.pieces:
-            return False  # there is no kernel, so Python folds the parts
+            return False  # there is no kernel, so Python folds the contributions
         nodes = [members.nodes[rank] for rank in self.ranks]
         return len(set(nodes)) == len(nodes)
 
     def commit(
         self, members: GroupMembers, call: int, node: int, leader: int, opens: int = 0
     ) -> GroupCommit:
-        """The commit message for one node, from the leading one."""
+        """The commit message from the leading node to one node."""
         ranks = {rank for rank in self.ranks if members.nodes[rank] == node}
         pieces = [piece for piece in self.pieces if piece.target < 0 or piece.target in ranks]
-        # Every node gets the result of a small reduction, and can forward it if the leader dies.
+        # Every node receives the result of a small reduction, to forward it if the leader dies.
         summed = self.kind == "reduce" and not self.attempt
         if self.kind in ("reduce", "gather") and self.root not in ranks and not summed:
             pieces = []
@@ -149,11 +151,11 @@ class UndecidedCall:
     call: int
     attempt: int  # the number of the attempt, if bytes have to move
     ranks: Sequence[int]  # the ranks that take part
-    given: dict[int, GroupPart]  # the parts of ranks
+    given: dict[int, GroupPart]  # the contributions, by rank
     rates: Mapping[int, HostRates]  # the measured link rates of nodes, as far as known
-    # The attempt that this node has begun by itself, unless a node has given it up.
+    # The attempt that this node has begun with a repeated plan, unless a node has given it up.
     begun: GroupAttempt | None = None
-    before: Plan | None = None  # the plan of an earlier attempt, whose cut is kept
+    before: Plan | None = None  # the plan of an earlier attempt, whose stripes are kept
 
     @property
     def is_complete(self) -> bool:
@@ -164,8 +166,8 @@ class UndecidedCall:
 def decide(
     undecided: UndecidedCall, owners: Collection[int] = (), before: Plan | None = None
 ) -> Decision:
-    """Decides a call. `owners`: nodes that should own stripes of an allreduce, if not all.
-    `before`: the plan of an earlier attempt, whose cut is kept."""
+    """Decides a call. owners: the nodes that should own stripes of an allreduce, if not all nodes
+    should. before: the plan of an earlier attempt, whose stripes are kept."""
     members, ranks, given = undecided.members, undecided.ranks, undecided.given
     first = given[ranks[0]]
     outcome = Decision(tuple(ranks), first.kind, first.op, first.root)
@@ -195,7 +197,7 @@ def decide(
 
 
 def _cut_as(before: Plan, plan: Plan) -> Plan:
-    """The plan, cut into the stripes of an earlier one where the two are compatible."""
+    """The plan, cut into the stripes of an earlier plan if the two are compatible."""
     if isinstance(before, ExecuteReduce) and isinstance(plan, ExecuteReduce):
         owners = {stripe.owner for stripe in plan.stripes}
         if before.kind != plan.kind or plan.kind not in ("reduce", "allreduce"):
@@ -223,7 +225,8 @@ def _fold(
         total = combine(outcome.op, [piece.payload or b"" for piece in pieces])
         outcome.pieces = [Piece(first.source, -1, len(total), total)]
         return
-    if not can_fold(outcome.op, first.layout):  # every node gets all parts and folds them itself
+    # Without a kernel every node receives all contributions and folds them itself.
+    if not can_fold(outcome.op, first.layout):
         _copy(outcome, undecided, pieces)
         return
     members, rates = undecided.members, undecided.rates
@@ -275,7 +278,7 @@ def _alike(outcome: Decision, pieces: list[Piece]) -> bool:
     first = pieces[0]
     for piece in pieces:
         if not piece.layout:
-            outcome.fail("value", f"rank {piece.source} gave what cannot be reduced")
+            outcome.fail("value", f"rank {piece.source} passed a value that cannot be reduced")
             return False
         if piece.layout != first.layout:
             outcome.fail(
@@ -303,7 +306,7 @@ def _go(outcome: Decision, plan: Plan, attempt: int) -> None:
 
 
 def _copy(outcome: Decision, undecided: UndecidedCall, pieces: list[Piece]) -> None:
-    """Plans calls that move pieces unchanged: small pieces go with the commit, large ones by a
+    """Plans a call that moves pieces unchanged: small pieces inside the commit, and large ones by a
     plan."""
     members, attempt = undecided.members, undecided.attempt
     outcome.pieces = [piece for piece in pieces if piece.payload is not None]
@@ -396,7 +399,7 @@ def _weighted(members: GroupMembers, owners: Sequence[int]) -> tuple[Stripe, ...
 
 
 def _snapped(nodes: Sequence[int], rates: Mapping[int, HostRates]) -> list[HostRates] | None:
-    """The nodes' measured links, rounded to levels; None if a node has not reported its rate
+    """The nodes' measured link rates, rounded to levels. None if a node has not reported its rate
     yet."""
     if any(node not in rates for node in nodes):
         return None
@@ -408,7 +411,7 @@ def _snapped(nodes: Sequence[int], rates: Mapping[int, HostRates]) -> list[HostR
 def _shared(
     members: GroupMembers, nodes: Sequence[int], nbytes: int, rates: Mapping[int, HostRates]
 ) -> tuple[Stripe, ...]:
-    """Stripes of an allreduce; each of these nodes owns one, unless its link is too slow."""
+    """The stripes of an allreduce. Each of these nodes owns one, unless its link is too slow."""
     hosts = _snapped(nodes, rates)
     if hosts is None or len(nodes) < 2:
         return _weighted(members, nodes)
@@ -423,8 +426,8 @@ def _passed_on(
     nbytes: int,
     rates: Mapping[int, HostRates],
 ) -> tuple[Stripe, ...]:
-    """Stripes of a transfer from one node to the others, each of which forwards one. A reduce uses
-    the same stripes, because it is the mirror image."""
+    """The stripes of a transfer from the root to the others, each of which forwards one stripe. A
+    reduce uses the same stripes, because it is the mirror image."""
     hosts = _snapped([root, *others], rates)
     if hosts is None or len(others) < 2:
         return _weighted(members, others)
@@ -436,14 +439,14 @@ def lost(message: GroupCommit, members: GroupMembers) -> GroupCommit:
     """The commit as an error, for a node whose share of the result was lost with the deciding
     node."""
     text = (
-        f"group {members.name!r}: h{message.leader} decided call {message.call} and is gone with "
-        "what was to come here"
+        f"group {members.name!r}: node h{message.leader} decided call {message.call} and was lost "
+        "before it sent this host's result"
     )
     return msgspec.structs.replace(message, pieces=(), error="lost", message=text)
 
 
 def combine(op: str, payloads: Sequence[bytes | memoryview]) -> bytes:
-    """The payload of the left fold of arrays that have the same shape and dtype."""
+    """The payload of the left fold of arrays with the same shape and dtype."""
     arrays = [
         np.asarray(_serialize.decode(memoryview(payload), make_ref=_no_ref)) for payload in payloads
     ]
@@ -455,4 +458,4 @@ def combine(op: str, payloads: Sequence[bytes | memoryview]) -> bytes:
 
 
 def _no_ref(object_id: bytes) -> ObjectRef[Any]:
-    raise ValueError("an array has no refs")
+    raise ValueError("an array contains no refs")

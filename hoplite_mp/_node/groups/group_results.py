@@ -1,6 +1,6 @@
-"""Parts and results of a Group's calls on one host.
+"""Contributions to a Group's calls and their results on one host.
 
-Messages about a call only describe large arrays; their bytes are in the node's store. The result of
+Messages about a call only describe large arrays, whose bytes are in the node's store. The result of
 a call becomes one object that all members on this host read. The node holds this object until all
 members here have begun the next call.
 """
@@ -44,13 +44,14 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupResults", "free_if_returned", "keep_promise", "promise"]
 
-# The engine may commit a call before this process handles its event (`engine_commit.py`), and the
-# member may return a block of the result at once. The block has cells of the engine until this
-# process has handled the event, so it is freed only then.
+# The engine may commit a call before this process handles the engine's event (`engine_commit.py`),
+# and the member may return a block of the result immediately. The block still has cells of the
+# engine until this process has handled the event, so the block is freed only then.
 
 
 def promise(store: Store, payload: int) -> bool:
-    """Reserves a block of this node until `keep_promise`. False: it is already reserved."""
+    """Reserves a block of this node until `keep_promise`. Returns False if it is already
+    reserved."""
     if store.leases.get(payload) != NODE_SLOT:
         return False
     store.leases[payload] = PROMISED
@@ -58,12 +59,12 @@ def promise(store: Store, payload: int) -> bool:
 
 
 def keep_promise(store: Store, payload: int, slot: int) -> None:
-    """Leases a reserved block to the slot; NODE_SLOT: back to this node."""
+    """Leases a reserved block to the process in the slot, or to this node if that is NODE_SLOT."""
     store.leases[payload] = slot
 
 
 def free_if_returned(store: Store, payload: int) -> None:
-    """Frees a block that its member had returned while it was still reserved."""
+    """Frees a block that its member returned while the block was still reserved."""
     if payload in store.leases and store.client.block_owner(payload) == 0:
         store.free(payload)
 
@@ -72,7 +73,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class GroupResults:
-    """Describes members' parts and makes the objects that members read as results."""
+    """Describes members' contributions and makes the objects that members read as results."""
 
     def __init__(self, host: HostContext, plan_runner: PlanRunner) -> None:
         self.store = host.store
@@ -81,13 +82,13 @@ class GroupResults:
         self.results = host.results
         self.plan_runner = plan_runner
         self.streaming_sources = plan_runner.streaming_sources
-        # Rank here -> its blocks of the latest result.
+        # Rank here -> the blocks of the latest result that its member receives.
         self.given: dict[int, list[int]] = {}
         # Operation -> holds on the refs inside values that have arrived.
         self.inner: dict[int, list[Any]] = {}
 
     def part(self, members: GroupMembers, call: int, asks: Sequence[GroupCall]) -> GroupPart:
-        """The message with this node's parts of a call, for the leading node."""
+        """The message to the leading node with this node's contributions to a call."""
         first = asks[0]
         mistaken = next((ask for ask in asks if ask.mistake), None)
         mistake, error = ("", "value") if mistaken is None else (mistaken.mistake, mistaken.error)
@@ -135,9 +136,9 @@ class GroupResults:
         return memoryview(got)
 
     def pin(self, slot: int, ask: GroupCall) -> list[Any]:
-        """Holds and pins a member's parts, so that they are not spilled during the call. Raises
-        StoreFullError if the store is full, and ValueError for a block that the member does not
-        lease, which a correct client never sends."""
+        """Holds and pins a member's contributions, so that they are not spilled during the call.
+        Raises StoreFullError if the store is full, and ValueError for a block that the member does
+        not lease, which a correct client never sends."""
         found: list[Any] = []
         failure: Exception | None = None
         for part in ask.parts:
@@ -148,7 +149,7 @@ class GroupResults:
                     payload, nbytes, written = part
                     found.append(self.streaming_sources.take(slot, payload, nbytes, written))
             except (ValueError, StoreFullError) as error:
-                failure = failure or error  # the node takes over the remaining blocks nevertheless
+                failure = failure or error  # the node still takes over the remaining blocks
         if failure is not None:
             self.unpin(found)
             raise failure
@@ -173,28 +174,29 @@ class GroupResults:
         return [hold, got]
 
     def unpin(self, holds: list[Any]) -> None:
-        """Releases the parts of a call that is over, or whose member is gone; empties the list."""
+        """Releases contributions whose call is over or whose member is gone. Empties the list."""
         for hold in holds:
             if isinstance(hold, GrowingBlock):
                 self.streaming_sources.let_go(hold)
         holds.clear()
 
     def abandon(self, holds: Iterable[Any]) -> None:
-        """The member that was writing these parts has left, perhaps before they were complete."""
+        """Abandons contributions whose writer has left, perhaps before they were complete."""
         for hold in holds:
             if isinstance(hold, GrowingBlock):
                 self.streaming_sources.abandon(hold)
 
     def has_lent(self, holds: Iterable[Any]) -> bool:
-        """Whether these parts include members' own arrays, which may change after the call."""
+        """Whether these contributions include members' own arrays, which may change after the
+        call."""
         return any(not isinstance(hold, GrowingBlock) for hold in holds)
 
     def is_written(self, holds: Iterable[Any]) -> bool:
-        """Whether members have written all of their parts."""
+        """Whether members have completely written these contributions."""
         return all(hold.whole for hold in holds if isinstance(hold, GrowingBlock))
 
     def when_written(self, holds: Iterable[list[Any]], action: Callable[[], None]) -> None:
-        """Calls `action` once members have written all of their parts."""
+        """Calls `action` once members have completely written these contributions."""
         source = [hold for some in holds for hold in some if isinstance(hold, GrowingBlock)]
         self.streaming_sources.when_whole(source, action)
 
@@ -203,19 +205,19 @@ class GroupResults:
     def commit(
         self, message: GroupCommit, go: GroupAttempt | None, mine: dict[int, int]
     ) -> tuple[int, list[Any]]:
-        """Makes the result of a call: (object that members read, holds on its contents). `mine`:
-        rank -> client slot of the members here."""
+        """Makes the result of a call. Returns (object that members read, holds on its contents).
+        mine: rank -> client slot of the members here."""
         holds: list[Any] = []
         self.given = {}
         return self._made(message, go, mine, self._blocks(message, go, mine, holds), holds)
 
     def is_begun(self, message: GroupAttempt) -> bool:
-        """Whether the blocks that this node receives are known."""
+        """Whether the blocks for the bytes that this node receives are known."""
         return all(self.plan_runner.is_begun(plan.operation) for plan in message.plans)
 
     def prepare(self, message: GroupCommit, go: GroupAttempt, mine: dict[int, int]) -> Prepared:
-        """As `commit`, before the call is committed: makes the object, but members own nothing
-        before `settle`. `mine` has at most one rank."""
+        """Like `commit`, but before the call is committed: makes the object, but members own
+        none of the blocks before `settle`. mine: as for `commit`, with at most one rank."""
         prepared = Prepared()
         blocks: dict[int, Any] = {}
         for plan in go.plans:
@@ -229,16 +231,16 @@ class GroupResults:
 
     def _promise(self, prepared: Prepared, payload: int, rank: int) -> None:
         """Reserves a block that the member may read and return as soon as the engine has committed
-        the call, which may be before this process handles that event."""
+        the call, even before this process has handled that event."""
         if promise(self.store, payload):
             prepared.blocks[payload] = rank
 
     def settle(
         self, prepared: Prepared, go: GroupAttempt, slots: dict[int, int]
     ) -> tuple[int, list[Any]]:
-        """The prepared result is committed; returns the same as `commit`. slots: rank -> client
-        slot of living members that get blocks. `let_go` must follow when the engine no longer uses
-        the blocks."""
+        """Settles a prepared result that is committed. Returns the same as `commit`. slots: rank ->
+        client slot of living members that receive blocks. `let_go` must be called when the engine
+        no longer uses the blocks."""
         self.given = {}
         for source in prepared.sources:
             self.streaming_sources.keep(source)
@@ -259,7 +261,8 @@ class GroupResults:
         self.given.setdefault(rank, []).append(payload)
 
     def take_untaken(self, payloads: Iterable[int], slot: int) -> None:
-        """Frees blocks of a result that a member of the process had not taken when it left."""
+        """Frees the blocks of a result that a member had not taken when it left. slot: the client
+        slot of the member."""
         for payload in payloads:
             if self.store.leases.get(payload) == slot:
                 self.store.leases[payload] = NODE_SLOT
@@ -271,7 +274,7 @@ class GroupResults:
             free_if_returned(self.store, payload)
 
     def take_back(self, prepared: Prepared) -> None:
-        """This attempt will not be committed: the blocks are the plan's again."""
+        """Returns the blocks to the plan, because the attempt will not be committed."""
         for payload in prepared.blocks:
             keep_promise(self.store, payload, NODE_SLOT)
         prepared.holds.clear()
@@ -285,7 +288,7 @@ class GroupResults:
         holds: list[Any],
         prepared: Prepared | None = None,
     ) -> tuple[int, list[Any]]:
-        """The object that members read, and the holds on its contents."""
+        """Returns (the object that members read, the holds on its contents)."""
         data: Any = None
         kind, text = message.error, message.message
         try:
@@ -295,7 +298,7 @@ class GroupResults:
                 data = self._folded(message, go, blocks, mine)
             else:
                 data = self._copied(message, go, blocks, mine, holds, prepared)
-        except Exception as error:  # otherwise members here would wait for ever
+        except Exception as error:  # otherwise members here would wait indefinitely
             _log.exception("the result of call %d of a group cannot be made", message.call)
             text = shorten(f"the result of call {message.call} cannot be made here: {error!r}")
             kind = error_kind(error)
@@ -307,7 +310,7 @@ class GroupResults:
         return oid, [hold, *holds, *encoded.refs]
 
     def _no_room(self, mask: int, message: GroupCommit) -> _serialize.Encoded:
-        """The error that members here read if not even the result's refs fit into the store."""
+        """The error that members here read if not even the result's refs fit in the store."""
         kind, text = message.error or "full", message.message or self.store.full_message()
         return shortened((mask, kind, text, None), 2)
 
@@ -326,7 +329,7 @@ class GroupResults:
         self, message: GroupCommit, go: GroupAttempt | None, mine: dict[int, int], holds: list[Any]
     ) -> dict[int, Any]:
         """The blocks that have arrived, by their index in the plan. A block for a single rank is
-        given to that rank's process, which may write into it; others become objects."""
+        leased to that rank's process, which may write to it. Other blocks become objects."""
         found: dict[int, Any] = {}
         for plan in go.plans if go is not None else ():
             holds += self.inner.pop(plan.operation, ())
@@ -346,7 +349,7 @@ class GroupResults:
         """The ranks here that read a block."""
         kind, root = message.kind, message.root
         if kind in FOLDING and not isinstance(plan, Distribute) and plan.kind != kind:
-            return []  # only the node itself reads the parts of a fold without a kernel
+            return []  # only the node itself reads the contributions to a fold without a kernel
         if kind == "reduce_scatter":
             return [index] if index in mine else []
         if kind in ("reduce", "gather"):
@@ -365,8 +368,8 @@ class GroupResults:
         blocks: dict[int, Any],
         mine: dict[int, int],
     ) -> Any:
-        """[the whole result], or slices by rank; None if no member here reads the result."""
-        if message.pieces:  # a small result, or all parts of a fold without a kernel
+        """[the whole result], or slices by rank, or None if no member here reads the result."""
+        if message.pieces:  # a small result, or all contributions to a fold without a kernel
             payload = message.pieces[0].payload
             return [self._combined(message, blocks, go) if payload is None else payload]
         if message.kind == "reduce_scatter":
@@ -382,7 +385,8 @@ class GroupResults:
         holds: list[Any],
         prepared: Prepared | None,
     ) -> Any:
-        """Payloads, refs and (payload, bytes, rank that gets it) of blocks, by (source, target)."""
+        """The pieces by (source, target). Each is a payload, a ref, or a block as (payload offset,
+        bytes, rank that receives it)."""
         found = {}
         for piece in message.pieces:
             got: Any = piece.payload
@@ -395,7 +399,8 @@ class GroupResults:
                     prepared.sources.append(source)
                     self._promise(prepared, source.payload, piece.source)
                 elif _comes_back(message, piece) and (slot := mine.get(piece.source)):
-                    payload, nbytes = self.streaming_sources.keep(source)  # nobody else needs it
+                    # Only the writer reads the block.
+                    payload, nbytes = self.streaming_sources.keep(source)
                     self._give(payload, slot, piece.source)
                     got = payload, nbytes, piece.source
             elif got is None:
@@ -405,7 +410,8 @@ class GroupResults:
         return found
 
     def _piece(self, piece: Piece, go: GroupAttempt | None, blocks: dict[int, Any]) -> Any:
-        """The place of a large piece: the object of a member here, or a block that has arrived."""
+        """The location of a large piece: the object of a member here, or a block that has
+        arrived."""
         host_id, oid = ids.unpack_id(piece.object)
         if host_id == self.client.host_id:
             return None if oid & BLOCK else self.results.ref(oid)
@@ -420,7 +426,8 @@ class GroupResults:
     def _combined(
         self, message: GroupCommit, blocks: dict[int, Any], go: GroupAttempt | None
     ) -> bytes:
-        """A fold without a kernel: NumPy folds all parts on this node, in the order of ranks."""
+        """The result of a fold without a kernel, which NumPy computes on this node in the order of
+        ranks."""
         payloads: list[bytes | memoryview] = []
         for piece in message.pieces:
             if piece.payload is not None:
@@ -437,7 +444,7 @@ class GroupResults:
 
 
 def _read_here(message: GroupCommit, piece: Piece, mine: dict[int, int]) -> bool:
-    """Whether another rank here reads a piece of a rank here, which itself already has it."""
+    """Whether a rank here other than the piece's own rank reads the piece."""
     readers = set(mine) - {piece.source}
     if message.kind == "gather":
         readers &= {message.root}

@@ -34,8 +34,8 @@ __all__ = [
 
 
 class Steps:
-    """The steps of a node in calls of Groups. A message of a node to itself is delivered when the
-    present step is over, so that steps are never nested."""
+    """Runs the steps of a node in Group calls. A node's message to itself is delivered after the
+    present step, so that steps are never nested."""
 
     def __init__(self, deliver: Callable[[GroupMessage], None]) -> None:
         self._deliver = deliver
@@ -43,11 +43,11 @@ class Steps:
         self._is_running = False
 
     def send(self, message: GroupMessage) -> None:
-        """Queues a message of this node to itself."""
+        """Queues a message from this node to itself."""
         self._own.append(message)
 
     def run(self, step: Callable[..., None], *about: Any) -> None:
-        """Runs a step, or a part of the present one."""
+        """Runs a step, or a part of the present step."""
         if self._is_running:
             step(*about)
             return
@@ -62,21 +62,21 @@ class Steps:
             self._is_running = False
 
 
-# The number of Groups whose messages are kept before the manager has announced the Group. Messages
-# of closed Groups, which may arrive late, are kept, too, and need a bound.
+# The number of unannounced Groups whose messages are kept. The bound is necessary because late
+# messages about closed Groups are kept, too.
 PENDING_GROUPS_MAX = 64
 
 
 class PendingMessages:
-    """Messages from other nodes about Groups that the manager has not announced here yet.
-    messages_max: for each Group; None: without a bound."""
+    """Messages from other nodes about Groups that the manager has not yet announced to this node.
+    messages_max: maximum number for each Group; None: no limit."""
 
     def __init__(self, messages_max: int | None = None) -> None:
         self._messages_max = messages_max
         self._by_generation: dict[int, list[tuple[int, Any]]] = {}
 
     def add(self, node: int, message: Any) -> None:
-        """Keeps a message of a node."""
+        """Keeps a message from a node."""
         found = self._by_generation.setdefault(message.generation, [])
         found.append((node, message))
         while len(self._by_generation) > PENDING_GROUPS_MAX:
@@ -89,15 +89,15 @@ class PendingMessages:
         return self._by_generation.pop(generation, [])
 
     def lose_node(self, node: int) -> None:
-        """Drops the messages of a node that is gone, because the number of a Group that only this
-        node knew may be given to another Group."""
+        """Drops the messages from a lost node. If only that node knew a Group, another Group may
+        receive the same generation number."""
         for found in self._by_generation.values():
             found[:] = [one for one in found if one[0] != node]
 
 
 @dataclass(slots=True)
 class Known:
-    """A Group that has, or had, a member on this host."""
+    """A Group that has or had a member on this host."""
 
     name: str
     generation: int
@@ -105,38 +105,39 @@ class Known:
     shown: GroupMembers  # the members that the manager announced last
     # Rank -> (client slot, its generation).
     here: dict[int, tuple[int, int]] = field(default_factory=dict)
-    # Ranks that `shown` places here although their members are gone.
+    # Ranks that `shown` places here although their members have left or died.
     left: set[int] = field(default_factory=set)
-    # The ranks in `left` whose members did not leave in order.
+    # The ranks in `left` whose members died.
     died: set[int] = field(default_factory=set)
-    hold: Any = None  # on a committed result whose leader has left or died
-    held_call: int = 0
+    hold: Any = None  # a hold on a committed result whose leader has left or died
+    held_call: int = 0  # the call with that result
 
 
 @dataclass(slots=True)
 class MemberCall:
-    """A member's undecided call, on its own node."""
+    """A member's undecided call, on the member's node."""
 
     ask: GroupCall
     slot: int  # client slot of the member's process; -1: the member has left
-    holds: list[Any]  # on the member's parts
+    holds: list[Any]  # holds on the member's contributions
 
 
 @dataclass(slots=True)
 class GroupState(CallState):
-    """A Group over several hosts on this node."""
+    """The state of a Group over several hosts on this node."""
 
-    known: Known = field(kw_only=True)  # its board
+    known: Known = field(kw_only=True)
     leading: GroupLeader = field(init=False)
     member_calls: dict[int, MemberCall] = field(default_factory=dict)  # by rank
-    # Holds on parts of the next call from members that are gone.
+    # Holds on contributions to the next call from members that have left or died.
     left: list[Any] = field(default_factory=list)
     result: list[Any] = field(default_factory=list)  # holds on the last result
-    # Rank here -> its blocks of the last result.
+    # Rank of a member here -> the blocks of the last result that the member received.
     given_blocks: dict[int, list[int]] = field(default_factory=dict)
-    # FROZEN: actions for when the engine has given the calls back.
+    # FROZEN: actions to run when the engine has given the calls back.
     deferred: list[Callable[[], None]] = field(default_factory=list)
-    deferred_calls: list[MemberCall] = field(default_factory=list)  # calls that wait in `deferred`
+    # calls for which an action in `deferred` is waiting
+    deferred_calls: list[MemberCall] = field(default_factory=list)
     plans: RepeatedPlans = field(default_factory=RepeatedPlans)
 
     def end_call(self, calls: int) -> None:
@@ -145,7 +146,7 @@ class GroupState(CallState):
         self.leading.committed()
 
     def asks(self, node: int) -> list[GroupCall] | None:
-        """The next call of each member here; None if a member has not made it, or there is no
+        """The next call by each member here, or None if a member has not made it or there is no
         member."""
         ranks = self.ranks_of(node)
         called = [self.member_calls[rank] for rank in ranks if rank in self.member_calls]
@@ -154,24 +155,24 @@ class GroupState(CallState):
 
 
 class CommitBackend(Protocol):
-    """The part of a node that commits the calls of a Group: through the leading node, or through
-    the engines."""
+    """The component that commits a Group's calls, through the leading node or the engines."""
 
     def called(self, state: GroupState, called: MemberCall) -> None:
-        """A member on this host has made its next call."""
+        """Handles the next call by a member on this host."""
 
     def changed(self, state: GroupState, members: GroupMembers) -> None:
-        """The manager has announced a new version of the members."""
+        """Handles the manager's announcement of a new version of the members."""
 
     def received(self, state: GroupState, node: int, message: GroupAttempt | GroupCommit) -> None:
-        """A node has sent an attempt or a decision."""
+        """Handles an attempt or a decision from a node."""
 
     def moved(self, state: GroupState, go: GroupAttempt, failure: str, error: str) -> None:
-        """This node has its bytes of an attempt, or cannot have them."""
+        """Handles the end of an attempt's transfers to this node. failure: the reason if they
+        failed, else ""."""
 
 
 class GroupCallsEvents(Protocol):
-    """The calls of all Groups on a node, as `MultiHostCalls` offers them to its components."""
+    """The interface of `MultiHostCalls` for its components."""
 
     steps: Steps
     states: dict[int, GroupState]
@@ -180,7 +181,7 @@ class GroupCallsEvents(Protocol):
         """The present commit backend of the Group."""
 
     def change(self, state: GroupState, members: GroupMembers) -> None:
-        """Takes part with the new members."""
+        """Continues with the new members."""
 
     def take(self, node: int, message: GroupMessage) -> None:
         """Handles a message from a node in the present step."""
@@ -192,10 +193,10 @@ class GroupCallsEvents(Protocol):
         """Ends a call."""
 
     def member_called(self, slot: int, ask: GroupCall) -> None:
-        """A member on this host has made its next call."""
+        """Handles the next call by a member on this host."""
 
     def resume(self, state: GroupState) -> None:
-        """Goes on with the next call."""
+        """Continues with the next call."""
 
     def send(self, state: GroupState, node: int, message: GroupMessage) -> None:
         """Sends a message to a node."""

@@ -1,8 +1,8 @@
 """Groups on this host: their boards in shared memory, and their members.
 
-Members join and leave through the planner; calls do not involve the planner. The node writes the
-masks on the boards and wakes the members. After a member has left or died, the node holds the
-result that the member had committed.
+The planner is involved when members join and leave, but not in calls. The node writes the masks on
+the boards and wakes the members. After a member has left or died, the node holds the result that
+the member had committed.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ __all__ = ["HostGroups", "group_waits"]
 ENDS_MAX = 64  # number of ended Groups that a node reports to the next manager
 
 
-# Call buffers: memory in the store for large parts of members on one host.
+# Call buffers: memory in the store for large contributions of members on one host.
 #
-# Members write to call buffers and read from them without the node. The node frees a Group's
-# buffers when the Group has ended and every member that has requested buffers has left or died,
-# because such a member may still write. A member that only reads checks the masks of the board
-# afterwards, and these are cleared before the buffers are freed.
+# Members write to call buffers and read from them without involving the node. A member that has
+# requested buffers may write to them until it leaves or dies. The node therefore frees a Group's
+# buffers when the Group has ended and all these members have left or died. A member that only reads
+# checks the masks of the board afterwards. The masks are cleared before the buffers are freed.
 
 
 # The buffers of all Groups take at most 1/8 of the store. A lower number: more or larger calls need
-# no objects, but less space is left for large objects.
+# no objects, but less memory is left for large objects.
 BUFFERS_SHARE = 8
 
 
@@ -72,7 +72,7 @@ class Buffers:
     # Bytes of one buffer -> payload offset of the block with the buffers of all ranks.
     blocks: dict[int, int] = field(default_factory=dict)
     users: set[tuple[int, int]] = field(default_factory=set)  # (client slot, rank)
-    ended: bool = False  # the Group
+    ended: bool = False  # the Group has ended
 
 
 class CallBuffers:
@@ -83,8 +83,8 @@ class CallBuffers:
         self._of: dict[int, Buffers] = {}  # generation of a Group -> its buffers
 
     def ask(self, generation: int, size: int, slot: int, rank: int, nbytes: int) -> int | None:
-        """The offset in the store of the first of `2 * size` buffers of that size; None: the store
-        has no space. The member in the slot uses them from now on."""
+        """Returns the offset in the store of the first of `2 * size` buffers with `nbytes` each, or
+        None if the store has no space. From then on, the member in the slot may use them."""
         buffers = self._of.setdefault(generation, Buffers())
         if nbytes not in buffers.blocks:
             total = 2 * size * nbytes
@@ -101,20 +101,20 @@ class CallBuffers:
         return buffers.blocks[nbytes]
 
     def left(self, generation: int, slot: int, rank: int) -> None:
-        """That member has left its Group."""
+        """Removes a user that has left the Group."""
         buffers = self._of.get(generation)
         if buffers is not None:
             buffers.users.discard((slot, rank))
             self._free_unused(generation, buffers)
 
     def forget_client(self, slot: int) -> None:
-        """That process has ended."""
+        """Removes all users in an ended process."""
         for generation, buffers in list(self._of.items()):
             buffers.users = {one for one in buffers.users if one[0] != slot}
             self._free_unused(generation, buffers)
 
     def ended(self, generation: int) -> None:
-        """That Group has ended."""
+        """Marks the buffers of a Group that has ended."""
         buffers = self._of.get(generation)
         if buffers is not None:
             buffers.ended = True
@@ -129,18 +129,19 @@ class CallBuffers:
 
 
 class HostGroupsEvents(Protocol):
-    """What this component asks of components above it."""
+    """Requests from this component to the components above it."""
 
     def runs_again(self, oid: int) -> bool:
         """Whether the task is being run again because its result was lost."""
 
     def task_of(self, slot: int, call: int) -> tuple[bytes, int]:
-        """The task that runs in the process of that slot, by its cluster-wide id, and the number of
-        earlier tries; b"" if none runs. call: its local id if several may run there; else 0."""
+        """Returns (cluster-wide id, number of earlier tries) of the task that is running in the
+        slot's process, or (b"", 0). call: the task's local id if several tasks may run there, else
+        0."""
 
     def team_of(self, slot: int, size: int) -> bytes:
-        """The id of the `spmd` call with `size` peers, one of which runs in that slot; b"" if none
-        does."""
+        """The id of the `spmd` call with `size` peers of which one is running in the slot, or b""
+        if there is none."""
 
 
 class HostGroups:
@@ -162,8 +163,8 @@ class HostGroups:
         self.events = events
         self.buffers = CallBuffers(host.store)
         self.known: dict[int, Known] = {}  # board -> group
-        # Requests to join of living processes: number of the request -> (number that the reply to
-        # the process needs, what the manager was asked).
+        # Join requests from living processes: number of the manager's request -> (number of the
+        # process's request, the manager's request).
         self.joining: dict[int, tuple[int, GroupJoinRequested]] = {}
         self.refused: dict[str, str] = {}  # name of a living group -> the last refusal
         self.generations = 0  # the highest generation that this node has received
@@ -172,12 +173,13 @@ class HostGroups:
         self.ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
         self.clean_ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
         self.bare_ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
-        # Tasks of this host whose end the manager has requested, because members of a Group wait
-        # for it: id -> (header, where this node is parked). They are few, so each turn checks all.
+        # Tasks of this host whose end the manager wants to know, because members of a Group are
+        # waiting for it: task id -> (header, places where this node is parked). They are few, so
+        # each turn checks all.
         self.awaited: dict[bytes, tuple[int, list[int]]] = {}
         # Members here that the planner removed: slot -> (generation of the Group, rank) -> reason.
         self.given_up: dict[int, dict[tuple[int, int], str]] = {}
-        self.hosts: MultiHostCalls | None = None  # set if there are other hosts
+        self.hosts: MultiHostCalls | None = None  # None in a cluster of one host
         self._next = 1
 
     def join(self, ask: GroupJoin, slot: int, number: int, members_max: int) -> None:
@@ -197,8 +199,8 @@ class HostGroups:
         self.send(asked)
 
     def leave(self, ask: GroupLeave, slot: int, number: int) -> None:
-        """Replies once this node holds the result that this member had committed, for members that
-        still read it."""
+        """Removes a member. Replies once this node holds the result that the member had committed,
+        because other members may still read it."""
         self.hold_committed(slot)
         self.reply(slot, Reply(number))
         self._left(ask, slot)
@@ -217,7 +219,7 @@ class HostGroups:
         )
 
     def give_buffers(self, ask: GroupBuffers, slot: int, number: int) -> None:
-        """Replies with the place of a Group's call buffers of a size; None: there is no space, or
+        """Replies with the offset of a Group's call buffers, or with None if there is no space or
         the process is no longer a member."""
         payload = None
         for known in self.known.values():
@@ -228,8 +230,8 @@ class HostGroups:
         self.reply(slot, Reply(number, payload))
 
     def why(self, slot: int, ask: GroupRefusal) -> tuple[bool, str]:
-        """Why the member's Group is not complete: (True, reason) if the member itself was removed,
-        otherwise (False, the last refusal of a request to join)."""
+        """The reason why the member's Group is not complete: (True, reason) if the member itself
+        was removed, otherwise (False, the last refusal of a join request)."""
         over = self.given_up.get(slot, {}).get((ask.generation, ask.rank))
         return (False, self.refused.get(ask.name, "")) if over is None else (True, over)
 
@@ -237,8 +239,8 @@ class HostGroups:
         self.send(GroupAdmitted(name, generation, rank))
 
     def forget_client(self, slot: int, runs_on: bool = False) -> None:
-        """A process has ended, and with it its memberships and requests. runs_on: it has only left
-        the cluster, so it may still write to call buffers."""
+        """Removes the memberships and requests of a process that has ended. runs_on: the process
+        has only left the cluster, so it may still write to call buffers."""
         for known in self.known.values():
             for rank in [rank for rank, one in known.here.items() if one[0] == slot]:
                 self._gone(known, rank)
@@ -249,13 +251,13 @@ class HostGroups:
         self.joining = {n: one for n, one in self.joining.items() if one[1].client != slot}
 
     def _gone(self, known: Known, rank: int) -> None:
-        """The member of this rank here is gone; the manager has yet to announce that."""
+        """Removes the member of this rank here before the manager announces its end."""
         del known.here[rank]
         known.left.add(rank)
         self.messages.left(known, rank)
 
     def report(self) -> Iterator[NodeToManager | Report]:
-        """Yields the Groups of this host for a new manager."""
+        """Yields the Groups on this host for a new manager."""
         for known in self.known.values():
             here = tuple((rank, *one) for rank, one in known.here.items())
             left, died = tuple(sorted(known.left)), tuple(sorted(known.died))
@@ -267,7 +269,7 @@ class HostGroups:
 
     @property
     def manager_handlers(self) -> dict[type, ManagerHandler]:
-        """Handlers of messages of the manager about Groups."""
+        """Handlers of messages from the manager about Groups."""
         return {
             GroupMembers: self._members_changed,
             GroupJoined: self._joined,
@@ -283,12 +285,12 @@ class HostGroups:
         if known is None or known.generation != message.generation:
             board = _tasks.Board(self.tasks, message.board)
             board.reset(message.size, message.generation)
-            if known is not None:  # its members have seen its end
+            if known is not None:  # the members of the former Group on this board know its end
                 self.buffers.ended(known.generation)
             known = Known(message.name, message.generation, board, message)
             self.known[message.board] = known
         before, known.shown, me = known.shown, message, self.client.number
-        known.left = {  # after a manager's death a rank shown here may have another member
+        known.left = {  # after a manager's death, the rank may have a new member here
             rank
             for rank in known.left
             if message.nodes[rank] == me and message.since_of(rank) == before.since_of(rank)
@@ -301,7 +303,7 @@ class HostGroups:
 
     def _joined(self, message: GroupJoined) -> None:
         number, asked = self.joining.pop(message.request, (0, None))
-        if asked is None:  # the previous manager has answered, or the process is gone
+        if asked is None:  # the previous manager has answered, or the process has ended
             return
         slot, identity = asked.client, (asked.node, asked.client, asked.client_generation)
         known = self.known[message.board]
@@ -339,8 +341,8 @@ class HostGroups:
             self.buffers.ended(message.generation)
 
     def _note_end(self, message: GroupClosed) -> None:
-        """Records the end for the next manager, which must not restore the Group although another
-        node may not know of its end."""
+        """Records the end of a Group for the next manager, which must not restore the Group even if
+        another node does not know its end."""
         end = message.end
         if end is None:
             self.bare_ends.append(GroupEnd(message.name, message.generation, (), (), ()))
@@ -348,22 +350,22 @@ class HostGroups:
             (self.ends if end.dead else self.clean_ends).append(end)
 
     def _give_up(self, message: GroupGivenUp) -> None:
-        """Makes a member raise an error with the reason why its Group will never be complete. The
-        member detects that its rank on the board has another client's slot, or that the board
-        belongs to another Group."""
+        """Makes a member raise an error with the reason why its Group will never be complete. To
+        detect that, the member checks whether its rank on the board has another client's slot, or
+        the board belongs to another Group."""
         known, rank, slot = self.known.get(message.board), message.rank, message.client
         if known is None or known.generation != message.generation:
             return
         if known.here.get(rank) != (slot, message.client_generation):
-            return  # it has left or died in the meantime
+            return  # the member has left or died in the meantime
         self.given_up.setdefault(slot, {})[message.generation, rank] = message.message
         self._gone(known, rank)
         known.board.set_client(rank, NODE_SLOT)
         self.tasks.wake(slot)
 
     def _await(self, message: GroupTasksAsked) -> None:
-        """Reports to the manager when each of these tasks is over. Only the node of the submitting
-        host knows whether a task is over or will be tried again, wherever the task runs."""
+        """Notifies the manager when each of these tasks is over. Wherever a task runs, only the
+        node of the submitting host knows whether the task is over or will be retried."""
         over = []
         for task in message.tasks:
             if task in self.awaited:
@@ -371,8 +373,8 @@ class HostGroups:
             host_id, oid = ids.unpack_id(task)
             if host_id != self.client.host_id or self._is_over(oid):
                 over.append(task)
-            # The node is woken when the task ends, because it is parked at the task's header.
-            # `_say_over` below reports a task that ended just before that.
+            # The node parks at the task's header, so the end of the task wakes it. `_say_over`
+            # below reports a task that ended just before the node parked.
             else:
                 self.awaited[task] = oid, self.tasks.park([oid])
         self._say_over(over)
@@ -381,7 +383,7 @@ class HostGroups:
         return self.tasks.done(oid) and not self.events.runs_again(oid)
 
     def _say_over(self, over: list[bytes]) -> None:
-        """Reports these tasks, and awaited tasks that are over now."""
+        """Reports these tasks and all awaited tasks that are over."""
         for task, (oid, parked) in list(self.awaited.items()):
             if self._is_over(oid):
                 self.tasks.unpark(parked)
@@ -391,8 +393,8 @@ class HostGroups:
             self.send(GroupTasksOver(self.client.number, tuple(over)))
 
     def poll(self) -> None:
-        """Reports tasks that are over, and releases a held result once all members have begun the
-        next call and so have read the result."""
+        """Reports tasks that are over. Releases a held result once all members have begun the next
+        call, because they have then read the result."""
         self._say_over([])
         for known in self.known.values():
             if known.hold is not None:
@@ -401,22 +403,22 @@ class HostGroups:
                     known.hold = None
 
     def hold_committed(self, slot: int) -> None:
-        """Holds the result that this member may have committed as a leader until all members have
-        read it."""
+        """Holds the result that members in this process may have committed as leaders, until all
+        members have read it."""
         if self.hosts is not None:
             return  # calls over several hosts are led by nodes, not by members
         for known in self.known.values():
             _, _, _, _, call, result = known.board.look()
             if not result:
-                continue  # there is none, or it is on the board, where it needs no holder
+                continue  # there is no result, or it is on the board and needs no holder
             if any(known.board.member(rank)[3] == slot for rank in range(_tasks.MEMBERS_MAX)):
                 known.hold, known.held_call = self.client.hold(result), call
 
 
 # Reports for dumps: the members for which each Group on this host is waiting.
 #
-# A Group's call waits for members that have not made it. The board of a Group on one host shows
-# these members; of a Group over several hosts the nodes that collect the parts know them.
+# A Group's call waits for members that have not made it. For a Group on one host, the board shows
+# these members. For a Group over several hosts, the nodes that collect the contributions know them.
 
 
 NAME_CHARS = 100  # characters of a group's name that are reported
@@ -425,9 +427,9 @@ NAME_CHARS = 100  # characters of a group's name that are reported
 def group_waits(
     groups: HostGroups, messages: PointToPoint, client: _shm.NodeClient, tasks: _tasks.Tasks
 ) -> Iterator[dict[str, Any]]:
-    """Yields one report for each Group. `call`: the number of the next call; `made`: ranks that
-    have made it; `awaited`: ranks that have not, as far as this node knows; `unread`: messages that
-    members here have not received."""
+    """Yields one report for each Group. `call`: the number of the next call; `made`: the ranks that
+    have made it; `awaited`: the ranks that have not, as far as this node knows; `unread`: the
+    numbers of messages that members here have not received."""
     hosts = groups.hosts
     for known in list(groups.known.values()):
         formed, alive, joining, _, call, _ = known.board.look()
@@ -461,8 +463,8 @@ def group_waits(
 
 
 def _over_hosts(number: int, state: GroupState, found: dict[str, Any]) -> None:
-    """Fills in this node's view of a call over several hosts: the calls of members here and, on the
-    leading node, the calls of all members."""
+    """Fills in this node's view of a call over several hosts: the calls by members here and, on the
+    leading node, the calls by all members."""
     found["call"] = state.calls
     found["leader"] = "" if state.leader is None else f"h{state.leader}"
     called = {
@@ -486,8 +488,9 @@ def _over_hosts(number: int, state: GroupState, found: dict[str, Any]) -> None:
 def _in_engine(
     number: int, state: GroupState, board: _tasks.CollectiveBoard, found: dict[str, Any]
 ) -> None:
-    """Fills in the board's view of calls that the engine owns: the members here that have made the
-    next call. If all have made it, the call waits for other hosts, which only the engine knows."""
+    """Fills in the board's view of calls that the engine owns: which members here have made the
+    next call. If all have made it, the call is waiting for other hosts, which only the engine
+    knows."""
     call = max(state.calls, board.done())
     here = state.ranks_of(number)
     found["call"], found["kind"], found["moving"] = call, "", []

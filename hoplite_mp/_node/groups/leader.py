@@ -1,9 +1,9 @@
-"""The leader of a Group: collects the parts of a call, decides the call, and sends the decision.
+"""The leader of a Group: collects the contributions to a call, decides it, and sends the decision.
 
 The node of the lowest living rank decides each call once, for all nodes. After a change of the
-members each node first reports its last decision to the leader. Then the leader waits for the parts
-of all living ranks, gets a plan for large parts (`plan_sources.py`), and commits when all bytes
-have moved. Every node has this component, because every node may become the leader.
+members, each node first reports its last decision to the leader. Then the leader waits for the
+contributions of all living ranks, obtains a plan for large ones (`plan_sources.py`), and commits
+when all bytes have moved. Every node has this component, because every node may become the leader.
 
 The component is pure: each event is a method, and `take` returns the instructions for the node.
 """
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
 __all__ = ["Attempt", "GroupLeader", "Instruction", "SendToManager", "SendToNode", "WakeLater"]
 
 
-# Maximum age of a report that counts for the stripes of the next call. More than FRESH_S, because a
-# host may have sent all its bytes, and report no more, before it has received all bytes.
+# The maximum age of a report that is used for the stripes of the next call. It exceeds FRESH_S,
+# because a host that has sent all its bytes sends no more reports, even while it is receiving.
 BELIEVED_S = 1.2
 # Calls that saturate every node's links in both directions, so that rates can be measured.
 FILLING = ("allreduce", "reduce_scatter", "allgather", "alltoall")
@@ -75,7 +75,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class SendToNode(NamedTuple):
-    """Send a message to a node, perhaps this one."""
+    """Send a message to a node, which may be this one."""
 
     node: int
     message: GroupMessage
@@ -88,7 +88,7 @@ class SendToManager(NamedTuple):
 
 
 class WakeLater(NamedTuple):
-    """Call `event` with the time after this many seconds, unless the Group has ended."""
+    """Call `event` with the current time after this many seconds, unless the Group has ended."""
 
     seconds: float
     event: Callable[[float], None]
@@ -105,39 +105,41 @@ class Attempt:
     outcome: Decision
     waiting: set[int]  # nodes that have not reported yet
     missing: set[int] = field(default_factory=set)  # ranks that have not called yet
-    fills: bool = False  # it saturates every node's link, so that rates can be measured
+    fills: bool = False  # the call saturates every node's link, so that rates can be measured
     links: SlowLinks[GroupSlow] = field(default_factory=SlowLinks)
     narrowed: bool = False  # stripes have been changed because a link is slow
-    early: bool = False  # parts of some ranks were not known when it was decided
+    early: bool = False  # contributions of some ranks were only assumed in the decision
 
     @property
     def plan(self) -> Plan | None:
-        """The plan by which bytes move; None if no bytes move."""
+        """The plan by which bytes move, or None if no bytes move."""
         return self.outcome.plans[0] if self.outcome.plans else None
 
 
 class GroupLeader:
-    """The next call of one Group, on the node that decides it. engines: engines may own calls."""
+    """The leader's state of one Group's next call. number: this node's number. engines: engines may
+    own calls."""
 
     def __init__(self, group: CallState, number: int, *, engines: bool) -> None:
         self.group = group
-        self.number = number  # of this node
+        self.number = number
         self.engines = engines
         self.phase = PhaseOfCall(LEADER)
-        self.parts: dict[int, GroupPart] = {}  # node -> its part of an undecided call
+        self.parts: dict[int, GroupPart] = {}  # node -> its contributions to an undecided call
         self.syncs: dict[int, GroupSync] = {}  # node -> its latest GroupSync
-        self.attempt: Attempt | None = None  # PLANNED
-        # Node -> its report on a repeated plan: sent before all members have called, or a failure.
+        self.attempt: Attempt | None = None  # only in the phase PLANNED
+        # Node -> its report on a repeated plan, sent before all members had called or because the
+        # plan failed.
         self.early: dict[int, GroupDone] = {}
-        self.rates: dict[int, HostRates] = {}  # node -> link rates that it has measured
+        self.rates: dict[int, HostRates] = {}  # node -> link rates that the node has measured
         self._attempts = 0
-        self._awaited = -1  # the call for which a timer waits for the last host
-        # The call that must not begin early, because a node's store was full.
+        self._awaited = -1  # the call for which a timer is waiting for the last host
+        # The call that must not begin early, because an early attempt at it has failed.
         self._not_early = -1
         self._instructions: list[Instruction] = []
 
     def take(self) -> list[Instruction]:
-        """Returns the instructions of the latest events, and forgets them."""
+        """Removes and returns the instructions that result from the latest events."""
         found, self._instructions = self._instructions, []
         return found
 
@@ -149,7 +151,7 @@ class GroupLeader:
         return not self.group.owned and self.group.leader == self.number
 
     def given(self) -> dict[int, GroupPart]:
-        """The parts of the next call by rank, in the order of their arrival."""
+        """The contributions to the next call by rank, in the order of their arrival."""
         found: dict[int, GroupPart] = {}
         for part in self.parts.values():
             if part.call == self.group.calls:
@@ -159,7 +161,7 @@ class GroupLeader:
     # -- the end of a call, and changes of the members ------------------------------------------
 
     def committed(self) -> None:
-        """A call is over on this node, or is skipped."""
+        """Handles the end of a call on this node, or a skipped call."""
         self.phase.take(CallEvent.COMMITTED)
         self.attempt = None
         # Other nodes may have begun the next call before this node received the commit.
@@ -167,13 +169,14 @@ class GroupLeader:
         self.early = {n: one for n, one in self.early.items() if one.call >= calls}
 
     def changed(self) -> None:
-        """The manager has announced a new version of the members."""
+        """Handles the manager's announcement of a new version of the members."""
         members, living = self.group.members, self.group.nodes
         self._freeze()
         self.early = {}
         self.syncs.pop(self.number, None)
         self.parts = {
-            node: part  # the manager has not announced a later version here yet
+            # A later version of the members may include the sender.
+            node: part
             for node, part in self.parts.items()
             if node in living or part.version > members.version
         }
@@ -187,16 +190,17 @@ class GroupLeader:
             _log.info("group %s: call %d begins again", name, call)
 
     def sync(self, node: int, message: GroupSync) -> None:
-        """A node has reported its calls after a change of the members."""
+        """Handles a node's report on its calls after a change of the members."""
         group = self.group
         before = self.syncs.get(node)
         if message.last is None and before is not None and before.committed == message.committed:
-            message = msgspec.structs.replace(message, last=before.last)  # `last` is sent once
+            # A large `last` is sent only once.
+            message = msgspec.structs.replace(message, last=before.last)
         self.syncs[node] = message
         if message.version != group.members.version or group.leader != self.number:
             return  # one of the two nodes does not have the latest members yet
         self._freeze()
-        if message.committed > group.calls:  # a leader that is gone has decided
+        if message.committed > group.calls:  # a former leader decided these calls
             self._hand_on(group.nodes, message.committed, message.last)
         elif message.committed < group.calls and node in group.nodes:
             self._hand_on([node], group.calls, group.last)
@@ -206,14 +210,14 @@ class GroupLeader:
         self.lead()
 
     def _synced(self) -> set[int]:
-        """Nodes that have sent a GroupSync for the present members, except nodes that know more
-        decisions."""
+        """The nodes that have sent a GroupSync for the present members, excluding nodes that know
+        more decisions than this one."""
         version, calls = self.group.members.version, self.group.calls
         said = self.syncs.items()
         return {n for n, one in said if one.version == version and one.committed <= calls}
 
     def _settle(self) -> None:
-        """Begins the next call again, once this node has all earlier decisions."""
+        """Begins the next call again once this node has all earlier decisions."""
         if not self._synced() >= self.group.knowing:
             return
         self.phase.take(CallEvent.THAWED)
@@ -231,8 +235,8 @@ class GroupLeader:
             self._send(nodes, GroupSkip(self.group.members.generation, calls))
 
     def _withdraw(self) -> None:
-        """Makes all nodes give up attempts for former members. Otherwise they would read the part
-        of a member that has left until all others have called."""
+        """Makes all nodes give up attempts for former members. Otherwise they would read the
+        contribution of a member that has left until all others have called."""
         group = self.group
         if group.members.formed:
             number = self._next_attempt()
@@ -241,8 +245,8 @@ class GroupLeader:
             )
 
     def _next_attempt(self) -> int:
-        """A number that no attempt for former members has, because cells of such attempts may still
-        be served."""
+        """Returns a number that no attempt for former members has, because nodes may still be
+        serving cells of such attempts."""
         number, self._attempts = self._number, (self._attempts + 1) % MADE_ATTEMPTS
         return number
 
@@ -253,7 +257,7 @@ class GroupLeader:
 
     def _start_new(self) -> bool:
         """Lets new members start with the call after the next one, because living members may have
-        begun the next one. True: a call that no living member could make is skipped."""
+        begun the next one. Returns True if this skips a call that no living member can make."""
         state, members = self.group, self.group.members
         if not members.formed:
             return False
@@ -271,12 +275,12 @@ class GroupLeader:
     # -- a decision ------------------------------------------------------------------------------
 
     def part(self, node: int, message: GroupPart) -> None:
-        """All members of a node have made a call."""
+        """Handles the contributions of a node whose members have all made a call."""
         self.parts[node] = message
         self.lead()
 
     def lead(self) -> None:
-        """Decides the next call if all parts are here."""
+        """Decides the next call if all contributions have arrived."""
         if not self._leads:
             return
         if self.phase.now is CallPhase.FROZEN:
@@ -285,8 +289,8 @@ class GroupLeader:
             self._decide()
 
     def _decide(self, late: bool = False) -> None:
-        """Decides the next call, if possible. late: the wait for the last host is over, so the call
-        may begin without that host."""
+        """Decides the next call if that is possible. late: the wait for the last host is over, so
+        the call may begin without that host."""
         group, before = self.group, self.group.attempted
         if self.attempt is not None:
             if not self._is_other(self.attempt):
@@ -319,7 +323,8 @@ class GroupLeader:
             self._tell(found.outcome)
 
     def _begun(self) -> GroupAttempt | None:
-        """The attempt that this node has begun by itself, unless a node has given it up."""
+        """The attempt that this node has begun with a repeated plan, unless a node has given it
+        up."""
         begun = self.group.begun_as_repeated
         if begun is None:
             return None
@@ -328,7 +333,7 @@ class GroupLeader:
         return None if any((one.call, one.attempt) == about for one in failed) else begun
 
     def _is_other(self, attempt: Attempt) -> bool:
-        """Whether the part of a late member differs from the assumed part."""
+        """Whether the contribution of a late member differs from the assumed one."""
         for part in self.parts.values():
             if part.call == self.group.calls and not attempt.missing.isdisjoint(part.ranks):
                 if not fits(part, attempt.outcome.plans[0]):
@@ -341,8 +346,8 @@ class GroupLeader:
         self.attempt = None
 
     def _wait(self, given: Mapping[int, GroupPart]) -> None:
-        """Waits for the last host of a call that may begin without it, for WAIT_SHARE of the time
-        that one transfer takes."""
+        """Waits for the last host of a call that may begin without that host. The wait takes
+        WAIT_SHARE of the time of one transfer."""
         group, one_s = self.group, transfer_s(next(iter(given.values())), self.rates)
         late = {group.members.nodes[rank] for rank in group.expected() if rank not in given}
         if self._awaited != group.calls and one_s is not None and len(late) == 1:
@@ -351,10 +356,10 @@ class GroupLeader:
             self._instructions.append(WakeLater(WAIT_SHARE * one_s, over))
 
     def _waited(self, call: int, now: float) -> None:
-        """The wait for the last host of that call is over."""
+        """Handles the end of the wait for the last host of a call."""
         if self.group.calls != call:
             return
-        self._awaited = -1  # the next part may begin another wait
+        self._awaited = -1  # the next contribution may begin another wait
         if self._leads and self.phase.now in (CallPhase.COLLECTING, CallPhase.PLANNED):
             self._decide(late=True)
 
@@ -363,8 +368,8 @@ class GroupLeader:
     def _ask_to_move(
         self, outcome: Decision, missing: Collection[int] = (), slow: Attempt | None = None
     ) -> None:
-        """Sends the plans to all nodes that take part. missing: ranks that have not called. slow:
-        the attempt that is replaced because a link is slow."""
+        """Sends the plans to all participating nodes. missing: the ranks that have not called.
+        slow: the attempt that is replaced because a link is slow."""
         self.phase.take(CallEvent.ATTEMPT)
         # A call that waits for a late member does not saturate the links.
         self.attempt = Attempt(
@@ -384,7 +389,8 @@ class GroupLeader:
         self._send(outcome.nodes, go)
 
     def _await_repeated(self, outcome: Decision) -> None:
-        """Waits for the bytes of a plan that all nodes have begun; some nodes may have reported."""
+        """Waits for the bytes of a plan that all nodes have begun. Some nodes may already have
+        reported the end of their transfers."""
         self.phase.take(CallEvent.ATTEMPT)
         fills = outcome.kind in FILLING
         self.attempt = Attempt(outcome.attempt, outcome, set(outcome.waits), fills=fills)
@@ -393,14 +399,15 @@ class GroupLeader:
                 self.done(node, report, 0.0)
 
     def _current(self, message: GroupDone | GroupSlow) -> Attempt | None:
-        """The running attempt, if the message is about it."""
+        """The running attempt, or None if the message is about another one."""
         attempt = self.attempt
         if attempt is None or message.call != self.group.calls:
             return None
         return attempt if message.attempt == attempt.number else None
 
     def done(self, node: int, message: GroupDone, now: float) -> None:
-        """A node has its part of an attempt's results, or cannot have it."""
+        """Handles a node's report that it has received its bytes of an attempt, or has failed to
+        receive them."""
         repeated = is_repeated(message.attempt)
         if repeated and (self.attempt is None or message.failure):
             # A member has not called yet, or a node has given up an attempt that it began early.
@@ -413,12 +420,12 @@ class GroupLeader:
             links.forget_old(BELIEVED_S, now)
             up, report = message.up, links.reports.get(node, links.slow.get(node))
             slow = node == slow_one(links.slow) or stays_slow(report, self.rates.get(node), up)
-            if report is not None and slow:  # `up` is from before it became slow
+            if report is not None and slow:  # `up` was measured before the link became slow
                 up = min(up, report.up)
             self.rates[node] = HostRates(up, message.down)
         if message.failure and repeated:
             self._give_up()
-            self.lead()  # makes a plan
+            self.lead()  # the leader makes a plan
             return
         if message.failure and attempt.early and (message.error == "full" or attempt.missing):
             self._end_early(attempt)
@@ -431,8 +438,8 @@ class GroupLeader:
             self._tell(attempt.outcome)
 
     def _end_early(self, attempt: Attempt) -> None:
-        """The store of a node is full, or a node has failed before all members have called. Gives
-        up the attempt and its blocks on all nodes; the call is decided when all members have
+        """Gives up an early attempt and its blocks on all nodes, because a node's store is full or
+        a node failed before all members had called. The call is decided when all members have
         called."""
         self._give_up()
         self._not_early = self.group.calls
@@ -441,22 +448,22 @@ class GroupLeader:
         self.lead()
 
     def slow(self, node: int, message: GroupSlow, now: float) -> None:
-        """A node's link has become slow while the bytes of an attempt move."""
+        """Handles a node's report that its link has become slow during an attempt."""
         attempt = self._current(message)
         if attempt is not None and attempt.links.hear(node, message, attempt.plan, self.rates, now):
             narrow = partial(self._narrow, attempt)
             self._instructions.append(WakeLater(SLOW_GATHER_S, narrow))
 
     def _narrow(self, attempt: Attempt, now: float) -> None:
-        """Gives the stripe of a slow node to the others, if that is worthwhile. The call continues
-        with another attempt, which keeps the bytes that have arrived."""
+        """Reassigns the stripe of a slow node to the other nodes if that saves time. The call
+        continues with another attempt, which keeps the bytes that have arrived."""
         group, ranks = self.group, attempt.outcome.ranks
         attempt.links.looks = False
         attempt.links.forget_old(FRESH_S, now)
         if self.attempt is not attempt or attempt.narrowed or attempt.missing:
             return
         if not self._leads or group.pending_commit is not None:
-            return  # the call begins again in any case
+            return  # the call begins again anyway
         owners = owners_without(attempt.links.slow, attempt.plan)
         if not owners:
             return

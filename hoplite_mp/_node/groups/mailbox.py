@@ -1,9 +1,10 @@
 """Messages from one member of a Group to another: mailboxes, and how messages reach them.
 
-A large message may arrive later than small messages sent after it, and this node may receive the
-end of a sender before all of its messages. A mailbox releases the messages of one sender in order,
-each when it is complete, and then the sender's end. If a message is lost with its host, all later
-messages of that sender are dropped, so the received messages are always a prefix of the sent ones.
+A large message may arrive later than small messages sent after it, and this node may be notified of
+the end of a sender before it has all the sender's messages. A mailbox releases the messages from
+one sender in order, each when it is complete, and then the sender's end. If a message is lost with
+its host, all later messages from that sender are dropped, so the received messages are always a
+prefix of the sent ones.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ __all__ = ["End", "Mailbox", "PointToPoint", "QueuedMessage"]
 
 @dataclass(slots=True, eq=False)
 class QueuedMessage:
-    """One message. `holds` keep its object, and the objects that it refers to, alive."""
+    """One message. `holds`: holds on its object and on the objects to which it refers."""
 
     source: int
     tag: int
@@ -53,55 +54,56 @@ class QueuedMessage:
 
 @dataclass(slots=True, eq=False)
 class End:
-    """Follows the last message of a member. `rank`: its rank; `version`: a version of the members
-    without it."""
+    """Follows the last message from a member. `rank`: the member's rank; `version`: a version of
+    the members that no longer includes the member."""
 
     rank: int
     version: int
 
 
 class Mailbox:
-    """The mailbox of one member. joined_in: the version of the members in which it joined.
-    announce: called when there are new messages or ends."""
+    """The mailbox of one member. joined_in: the version of the members in which that member
+    joined. announce: called when there are new messages or ends."""
 
     def __init__(self, size: int, joined_in: int, announce: Callable[[], None]) -> None:
         self.joined_in = joined_in
         self.announce = announce
-        self.arrived: dict[int, QueuedMessage] = {}  # by number: complete, and not received yet
-        self.last = 0  # number of the latest message that was released
-        # By rank: the number of its members that have ended and whose messages are all released.
+        # Number -> a complete message that the member has not received yet.
+        self.arrived: dict[int, QueuedMessage] = {}
+        self.last = 0  # number of the latest released message
+        # For each rank, the number of its former members whose messages are all released.
         self.ended = [0] * size
-        self.gone = 0  # bits of the ranks from which nothing more will come
+        self.gone = 0  # bits of the ranks from which no further message will arrive
         # (rank, node) of a sender -> its first incomplete message, and its later messages.
         self._incoming: dict[tuple[int, int], deque[QueuedMessage | End]] = {}
         # Rank -> (node, version) of a member that is gone since that version, if its End is due.
         self._due: dict[int, tuple[int, int]] = {}
-        self._end_seen = [0] * size  # by rank: version of the latest End that was released
+        self._end_seen = [0] * size  # for each rank, the version of its latest released End
         # Nodes from which no further message is accepted.
         self._lost: set[int] = set()
         self._present, self._formed = 0, False
         self._holds = 0  # while above 0, no further rank counts as gone
 
-    # -- what arrives --------------------------------------------------------------------------
+    # -- arrivals ------------------------------------------------------------------------------
 
     def add(self, rank: int, node: int, one: QueuedMessage | End) -> None:
-        """Adds the next message of a member, or its End."""
+        """Adds the next message from a member, or the member's End."""
         if isinstance(one, QueuedMessage) and node in self._lost:
             return
-        # Ignore the end of a member that had left before this one joined.
+        # The sender had left before this mailbox's member joined.
         if isinstance(one, End) and one.version <= self.joined_in:
             return
         self._incoming.setdefault((rank, node), deque()).append(one)
         self._advance(rank, node)
 
     def ready(self, queued: QueuedMessage, node: int) -> None:
-        """Marks a message as complete: its value is here or can be fetched."""
+        """Marks a message as complete, because its value is here or can be fetched."""
         queued.ready = True
         self._advance(queued.source, node)
 
     def lose(self, rank: int, node: int) -> None:
-        """Drops that sender's first incomplete message and all that follow it, but not its End.
-        Later messages from its node are not accepted."""
+        """Drops a sender's first incomplete message and all later ones, but not its End. No further
+        messages from that node are accepted."""
         self._lost.add(node)
         incoming = self._incoming.get((rank, node), deque())
         whole = 0
@@ -116,7 +118,8 @@ class Mailbox:
         self._advance(rank, node)
 
     def lose_node(self, node: int) -> None:
-        """That host is gone: drops incomplete messages from it and adds the Ends that are due."""
+        """Handles the loss of a host: drops incomplete messages from its members, and adds the Ends
+        that are due."""
         self._lost.add(node)
         for rank, at in list(self._incoming):
             if at == node:
@@ -153,27 +156,27 @@ class Mailbox:
     # -- senders -------------------------------------------------------------------------------
 
     def expect_end(self, rank: int, node: int, version: int) -> None:
-        """The member at that rank is gone since that version. Its End is due, unless it has
-        arrived."""
+        """Records that the member at this rank is gone since that version. Its End is due, unless
+        the End has already arrived."""
         if self._end_seen[rank] < version:
             self._due[rank] = node, version
 
     def end_if_due(self, rank: int, node: int, version: int) -> None:
-        """A node reports that it has no member of that rank in that version. This counts only if
-        the End of such a member is due from the node."""
+        """Handles a node's report that it has no member of this rank in that version. Adds the End
+        of such a member if it is due from the node."""
         at, since = self._due.get(rank, (-1, 0))
         if at == node and since <= version:
             self.add(rank, node, End(rank, version))
 
     def end_unheard(self, knowing: Collection[int | None]) -> None:
-        """Adds the Ends that are due from other nodes than these. Such a node is gone, or never
-        knew that it had a member, because the manager died before the announcement."""
+        """Adds the Ends that are due from nodes other than these. Those nodes are gone, or never
+        knew of their member because the manager died before announcing it."""
         for rank, (node, version) in list(self._due.items()):
             if node not in knowing:
                 self.add(rank, node, End(rank, version))
 
     def set_present(self, present: int, *, formed: bool) -> None:
-        """Sets which ranks have a member at present."""
+        """Sets the ranks that have a member at present."""
         self._present, self._formed = present, formed
         before = self.gone
         self._update_gone()
@@ -181,12 +184,12 @@ class Mailbox:
             self.announce()
 
     def hold(self) -> None:
-        """Until `release` no further rank counts as gone: members that this node never knew may
-        have joined and left, and their messages may still be on their way."""
+        """Lets no further rank count as gone until `release`, because messages from members that
+        this node never knew may still be on their way."""
         self._holds += 1
 
     def release(self) -> None:
-        """All messages of such members have been added."""
+        """Ends a `hold`: all messages from such members have been added."""
         self._holds -= 1
         before = self.gone
         self._update_gone()
@@ -206,7 +209,7 @@ class Mailbox:
     def messages_after(
         self, seen: int
     ) -> tuple[list[tuple[int, int, int, int]], list[int], int, bool]:
-        """Released messages after number `seen`, in the form of the reply to GroupInbox."""
+        """The released messages after number `seen`, in the form of the reply to GroupInbox."""
         upto = min(self.last, seen + INBOX_MAX)
         found = []
         for number in range(seen + 1, upto + 1):
@@ -216,7 +219,7 @@ class Mailbox:
         return found, self.ended, self.gone, upto < self.last
 
     def close(self) -> None:
-        """Releases all messages, because the member is gone."""
+        """Drops all messages, because the member is gone."""
         self.arrived.clear()
         for incoming in self._incoming.values():
             for one in incoming:
@@ -227,50 +230,49 @@ class Mailbox:
 
 # Messages from one member of a Group to another: kept until received, and forwarded.
 #
-# `send` must not wait for the receiver, so this node holds the messages of its members. A message
-# is an object in the store, so it is spilled and counted like other objects. The messages received
-# from a member are always a prefix of the messages that it sent, even if its host dies.
+# `send` must not wait for the receiver, so this node holds the messages from its members. A message
+# is an object in the store, so it is spilled and counted like other objects.
 #
 #   send ─► object held here ─► receiver here: its mailbox
 #                            └► receiver elsewhere: GroupSent ─► held there ─► its mailbox
 
 
-# Maximum bytes of messages to one host that are on their way inside packets; the receiver fetches
+# Maximum bytes of messages that are on their way to one host inside packets. The receiver fetches
 # further messages. Connections between nodes have no flow control, and a connection with too large
-# a backlog is closed. Higher: fewer fetches. Lower: shorter delays of other packets.
+# a backlog is closed. Higher: fewer fetches. Lower: shorter delays for other packets.
 INLINE_AHEAD_BYTES_MAX = 8 << 20
-NO_MEMBER = "this member was given up"
+NO_MEMBER = "this process is no longer a member of the group"
 
 
 class Sent(NamedTuple):
     """A message on its way to another host."""
 
-    node: int  # of the receiver
+    node: int  # the receiver's node
     to: int  # the receiver's rank
     holds: list[Any]
-    inline: int  # bytes inside the packet
+    inline: int  # number of bytes inside the packet
 
 
 class GroupMailboxes:
-    """The messages of one Group."""
+    """The messages in one Group."""
 
     def __init__(self, members: GroupMembers, known: Known) -> None:
         self.members = members
         self.known = known
         self.mailboxes: dict[int, Mailbox] = {}  # rank of a member here -> its mailbox
         self.sent: dict[int, Sent] = {}  # by number
-        self.inline: Counter[int] = Counter()  # bytes inside packets on their way, by node
+        self.inline: Counter[int] = Counter()  # node -> bytes inside packets on their way to it
         self.numbers = 0
 
     def arrived(self, number: int) -> None:
-        """The receiver's node has the message, or it will never be received."""
+        """Releases a message that has arrived at the receiver's node or will never be received."""
         sent = self.sent.pop(number, None)
         if sent is not None:
             self.inline[sent.node] -= sent.inline
 
 
 class PointToPoint:
-    """The messages of all Groups with a member on this host."""
+    """The messages in all Groups with a member on this host."""
 
     def __init__(self, host: HostContext) -> None:
         self.client = host.client
@@ -289,7 +291,7 @@ class PointToPoint:
     # -- membership ----------------------------------------------------------------------------
 
     def changed(self, members: GroupMembers, known: Known) -> None:
-        """The manager has announced a new version of the members."""
+        """Handles the manager's announcement of a new version of the members."""
         group, heard = self.groups.get(members.generation), 0
         if group is None:
             group = self.groups[members.generation] = GroupMailboxes(members, known)
@@ -320,17 +322,17 @@ class PointToPoint:
             self.receive(node, message)
 
     def _say_unheard(self, members: GroupMembers) -> None:
-        """Reports free ranks to other nodes, because versions that this node has missed may have
-        placed members of these ranks here."""
+        """Reports free ranks to other nodes, because versions of the members that this node has
+        missed may have placed members of these ranks here."""
         for rank in [rank for rank, node in enumerate(members.nodes) if node is None]:
             end = GroupSourceEnded(members.generation, members.version, rank, True)
             for other in {*members.nodes, *members.former} - {None, self.client.number}:
                 self._send(other, end)  # type: ignore[arg-type]
 
     def _await_unheard(self, group: GroupMailboxes, knowing: set[int | None]) -> None:
-        """Waits for messages of unknown members: this node has missed versions, so members that it
-        never knew may have sent messages and left. A node's answer to the probe arrives after all
-        messages that its members have sent before."""
+        """Waits for messages from unknown members: this node has missed versions, so members that
+        it never knew may have sent messages and left. A node's answer to the probe arrives after
+        all messages that its members sent earlier."""
         version = group.members.version
         mailboxes = [box for box in group.mailboxes.values() if box.joined_in < version]
         members = [self.roster.by_number.get(n) for n in knowing - {None, self.client.number}]  # type: ignore[arg-type]
@@ -347,7 +349,7 @@ class PointToPoint:
         self.questions.ask_all(hosts, Probe, answered)
 
     def _over(self, group: GroupMailboxes, rank: int, node: int, version: int) -> None:
-        """The member of that rank on that node is gone."""
+        """Handles the end of the member of this rank on that node."""
         members, me = group.members, self.client.number
         for box in group.mailboxes.values():
             box.expect_end(rank, node, version)
@@ -364,21 +366,21 @@ class PointToPoint:
             box.add(rank, node, End(rank, version))
 
     def left(self, known: Known, rank: int) -> None:
-        """A member on this host is gone; the manager has yet to announce that."""
+        """Handles the end of a member on this host before the manager announces it."""
         group = self.groups.get(known.generation)
         box = None if group is None else group.mailboxes.pop(rank, None)
         if box is not None:
             box.close()
 
     def closed(self, generation: int) -> None:
-        """The group has ended: all members have left or died."""
+        """Removes a Group whose members have all left or died."""
         self.pending_messages.take(generation)
         group = self.groups.pop(generation, None)
         for box in () if group is None else group.mailboxes.values():
             box.close()
 
     def peer_lost(self, member: Member) -> None:
-        """A host is gone, and messages of its members that have not arrived are lost."""
+        """Handles the loss of a host. Messages from its members that have not arrived are lost."""
         self.pending_messages.lose_node(member.node)
         for group in self.groups.values():
             for number in [n for n, one in group.sent.items() if one.node == member.node]:
@@ -386,10 +388,10 @@ class PointToPoint:
             for box in group.mailboxes.values():
                 box.lose_node(member.node)
 
-    # -- members of this host ------------------------------------------------------------------
+    # -- members on this host ------------------------------------------------------------------
 
     def send(self, slot: int, request: Request) -> None:
-        """Accepts a member's message. The reply follows when this node holds the message."""
+        """Accepts a member's message. Replies when this node holds the message."""
         ask: GroupSend = request.ask  # type: ignore[assignment]
         group = self._group_of(slot, ask.generation, ask.rank)
         reply = self.replier(slot)
@@ -403,8 +405,8 @@ class PointToPoint:
 
         def held(holds: list[Any]) -> None:
             if self.clients.get(slot) is not line or self.groups.get(ask.generation) is None:
-                # The Group has ended, or the sender has died before its `send` returned, so that
-                # the message counts as not sent.
+                # The Group has ended, or the sender has died before `send` returned. The message
+                # then counts as not sent.
                 return
             lost = self._why_not(group, ask.to)
             if not lost:
@@ -417,14 +419,14 @@ class PointToPoint:
             held([])
 
     def _refs_in(self, oid: int) -> list[bytes]:
-        """The ids of the refs in a message that has too many for the request."""
+        """The ids of the refs in a message that has too many refs for the request."""
         got = self.client.view(oid)
         if isinstance(got, int):
-            raise ValueError("the message is not there any more")
+            raise ValueError("the message no longer exists")
         return _serialize.read_refs(memoryview(got))
 
     def _group_of(self, slot: int, generation: int, rank: int) -> GroupMailboxes | None:
-        """The group; None if that client is no longer its member of that rank."""
+        """The Group, or None if the client in the slot is no longer its member of that rank."""
         group = self.groups.get(generation)
         if group is None or group.known.here.get(rank, (-1,))[0] != slot:
             return None
@@ -469,12 +471,13 @@ class PointToPoint:
             tuple(refs),
         )
         if not self._send(target, message):
-            # The receiver's host is gone, and the manager has yet to announce that. If this attempt
-            # has detected the loss, the message is already dropped.
+            # The receiver's host is gone, but the manager has not announced that yet. If this
+            # attempt detected the loss, the message has already been dropped.
             group.arrived(number)
 
     def inbox(self, slot: int, request: Request) -> None:
-        """Replies with a member's new messages; None: the process is no longer a member."""
+        """Replies with a member's new messages, or with None if the process is no longer a
+        member."""
         ask: GroupInbox = request.ask  # type: ignore[assignment]
         group = self._group_of(slot, ask.generation, ask.rank)
         if group is None:
@@ -522,14 +525,14 @@ class PointToPoint:
             self._take(group, node, message)
 
     def _keep_pending(self, node: int, message: Message) -> None:
-        """Keeps a message until the manager's announcement, without its bytes, which the sender
+        """Keeps a message until the manager's announcement, but not its bytes, which the sender
         still holds."""
         if isinstance(message, GroupSent):
             message = msgspec.structs.replace(message, payload=None)
         self.pending_messages.add(node, message)
 
     def _take(self, group: GroupMailboxes, node: int, message: GroupSent) -> None:
-        """Accepts a message for a member here, if that member still exists."""
+        """Accepts a message for a member here if that member still exists."""
         taken = GroupSentTaken(message.generation, message.number)
         box = group.mailboxes.get(message.to)
         # The member is gone, or the message is for an earlier member of the rank.
@@ -557,7 +560,8 @@ class PointToPoint:
             held([])
 
     def _stored(self, payload: bytes) -> Any:
-        """A hold on a small message, stored as an object of this host; None without space."""
+        """Stores a small message as an object on this host. Returns a hold on the object, or None
+        if there is no space."""
         oid = self.client.new(KIND_OPERATION, STATE["CLAIMED"], NODE_SLOT, 0)
         hold = self.client.hold(oid, False)
         encoded = _serialize.Encoded(payload, [], [], len(payload), [])
@@ -565,8 +569,8 @@ class PointToPoint:
         return None if self.client.state(oid) == STATE["FAILED"] else hold
 
     def _bring(self, box: Mailbox, node: int, queued: QueuedMessage) -> None:
-        """Fetches a large message before a receive waits for it. Without space the message stays at
-        the sender, and is fetched when it is read."""
+        """Fetches a large message before a receive waits for it. If there is no space, the message
+        stays on the sender's host, and is fetched when it is read."""
         remote_objects, oid = self.remote_objects, queued.oid
 
         def here() -> None:
@@ -581,7 +585,7 @@ class PointToPoint:
     # -- for dumps ------------------------------------------------------------------------------
 
     def unread(self, generation: int) -> Iterator[tuple[int, int]]:
-        """Yields (rank here, number of its unread messages)."""
+        """Yields (rank, number of unread messages) for each member here that has any."""
         group = self.groups.get(generation)
         for rank, box in () if group is None else group.mailboxes.items():
             if box.arrived:

@@ -1,9 +1,9 @@
-"""The sources of plans for calls of Groups, one class each, tried in the order of PLAN_SOURCES.
+"""The sources of plans for Group calls, one class each, tried in the order of PLAN_SOURCES.
 
-- *Inline*: all parts are small, so the messages carry them and no plan is needed.
+- *Inline*: all contributions are small, so messages carry them and no plan is needed.
 - *Repeated*: all nodes have begun with the plan of an earlier call (`repeated_plans.py`).
 - *Fresh*: the leading node makes a plan when all members have called.
-- *Speculative*: the leading node makes a plan before the members of the last host have called.
+- *Speculative*: the leading node makes a plan before the members on the last host have called.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class PlannedCall(NamedTuple):
-    """A decision, and the state of its plan."""
+    """A decision and the state of its plan."""
 
     outcome: Decision
-    missing: Collection[int] = ()  # ranks whose parts are assumed
+    missing: Collection[int] = ()  # ranks whose contributions are assumed
     begun: bool = False  # all nodes have begun to move the bytes
 
 
@@ -55,11 +55,11 @@ class PlanSource(Protocol):
     """One source of plans."""
 
     def plan(self, undecided: UndecidedCall) -> PlannedCall | None:
-        """The decision on a call; None if this source does not apply."""
+        """The decision on a call, or None if this source does not apply."""
 
 
 class Inline:
-    """Messages carry the parts."""
+    """Messages carry the contributions."""
 
     def plan(self, undecided: UndecidedCall) -> PlannedCall | None:
         parts = undecided.given.values()
@@ -80,7 +80,7 @@ class Repeated:
 
 
 class Fresh:
-    """All members have called."""
+    """All members have called, and the leading node makes a plan."""
 
     def plan(self, undecided: UndecidedCall) -> PlannedCall | None:
         if not undecided.is_complete:
@@ -89,13 +89,13 @@ class Fresh:
 
 
 class Speculative:
-    """The members of the last host have not called; their parts are assumed to be like the parts of
-    the others. `given` has the parts in the order of their arrival.
+    """The members on the last host have not called. Their contributions are assumed to have the
+    same size and type as those of the others, which `given` has in the order of their arrival.
 
-    The parts of the other hosts move while the members of the last host still compute. The last
-    host owns no stripe, so it only sends its part and receives the result, which takes about one
-    transfer instead of two. If its part differs, the attempt is given up and the call is decided
-    again.
+    The contributions of the other hosts move while the members on the last host are still
+    computing. The last host owns no stripe, so it only sends its contributions and receives the
+    result, which takes about one transfer instead of two. If its contributions differ, the attempt
+    is given up and the call is decided again.
     """
 
     def plan(self, undecided: UndecidedCall) -> PlannedCall | None:
@@ -133,15 +133,15 @@ PLAN_SOURCES: tuple[PlanSource, ...] = (Inline(), Repeated(), Fresh(), Speculati
 
 
 def planned(undecided: UndecidedCall) -> PlannedCall | None:
-    """The decision of the first source that applies; None: the call has to wait."""
+    """The decision of the first source that applies, or None if the call has to wait."""
     return next(filter(None, (source.plan(undecided) for source in PLAN_SOURCES)), None)
 
 
 def decide_or_fail(
     undecided: UndecidedCall, owners: Collection[int] = (), before: Plan | None = None
 ) -> Decision:
-    """The decision. If `decide` raises an error, every rank raises that error. Otherwise all
-    members would wait for ever."""
+    """Decides a call. If `decide` raises an error, the decision is that every rank raises this
+    error. Otherwise all members would wait indefinitely."""
     try:
         return decide(undecided, owners, before)
     except Exception as error:
@@ -153,17 +153,19 @@ def decide_or_fail(
         return outcome.fail(error_kind(error), shorten(text))
 
 
-# Smaller calls end before a member can be late. Invariant: no node repeats the plan of a call that
-# may begin early, because it would begin that call in another attempt.
+# The minimum size of a contribution for an early start. Smaller calls end before a member can be
+# late. Invariant: no node repeats the plan of a call that may begin early, because the node would
+# begin the call with another attempt.
 BYTES_MIN = PART_BYTES_MAX
 # How long the leading node waits for the last host, as a share of the time of one transfer. Higher:
 # a call with a late member begins later. Lower: calls whose members arrive nearly together begin
-# without the last one, and take up to a ninth longer, because one host fewer owns a stripe.
+# without the last one, and take up to a ninth longer, because one fewer host owns a stripe.
 WAIT_SHARE = 0.1
 
 
 def transfer_s(part: GroupPart, rates: Mapping[int, HostRates]) -> float | None:
-    """The seconds of one transfer of such a part; None: the call cannot begin early."""
+    """The seconds needed for one transfer of the contribution, or None if the call cannot begin
+    early."""
     large = [piece for piece in part.pieces if piece.payload is None]
     if part.kind != "allreduce" or not large or large[0].nbytes < BYTES_MIN:
         return None
@@ -172,7 +174,7 @@ def transfer_s(part: GroupPart, rates: Mapping[int, HostRates]) -> float | None:
 
 
 def fits(part: GroupPart, plan: Plan) -> bool:
-    """Whether the part is what the plan assumed."""
+    """Whether the contributions are as the plan assumed."""
     return (
         isinstance(plan, ExecuteReduce)
         and not part.mistake
@@ -186,7 +188,8 @@ def fits(part: GroupPart, plan: Plan) -> bool:
 
 
 def lacks(message: GroupAttempt, ranks: Collection[int]) -> bool:
-    """Whether the part of one of these ranks was only assumed when the attempt was decided."""
+    """Whether the contribution of one of these ranks was only assumed when the attempt was
+    decided."""
     return any(
         rank in ranks and known == NO_OBJECT
         for plan in message.plans
@@ -196,8 +199,8 @@ def lacks(message: GroupAttempt, ranks: Collection[int]) -> bool:
 
 
 def fill_in(message: GroupAttempt, part: GroupPart) -> GroupAttempt | None:
-    """The attempt with the parts of this node's members filled in; None if they are not as
-    assumed."""
+    """Returns the attempt with the contributions of this node's members filled in, or None if the
+    contributions are not as assumed."""
     (plan,) = message.plans
     if not isinstance(plan, ExecuteReduce) or not fits(part, plan):
         return None

@@ -1,15 +1,15 @@
-"""Plans of earlier calls of a Group, with which its nodes begin a later call at once.
+"""Plans of earlier calls of a Group, with which nodes begin a later call immediately.
 
-Programs repeat the same call many times; MPI-4 has an interface for that, persistent collectives.
-Here no interface is needed. Each node keeps the plans of committed calls, by the form of its own
-members' parts. When its members give parts of the same form again, the node begins with that plan
-instead of waiting for a new one, and names the call of the plan in its GroupPart. If all nodes have
-named the same call, the leading node only waits for the bytes. Otherwise it makes a plan, which
-replaces the attempts that nodes have begun.
+Programs repeat the same call many times. MPI-4 has an interface for that, persistent collectives;
+here no interface is needed. Each node keeps the plans of committed calls, by the form of its own
+members' contributions. When the members pass contributions of the same form again, the node begins
+with that plan instead of waiting for a new one, and names the call of the plan in its GroupPart. If
+all nodes have named the same call, the leading node only waits for the bytes. Otherwise it makes a
+plan, which replaces the attempts that nodes have begun.
 
-Invariant: cells of two plans never meet. A repeated plan has its own attempt number, which contains
-the distance from the call for which the plan was made. So bytes that a node has received by a plan
-that other nodes did not repeat are never mistaken for other bytes.
+Invariant: cells of two plans are never confused. A repeated plan has its own attempt number, which
+contains the distance from the call for which the plan was made. If some nodes repeat a plan and
+others do not, the bytes of the two plans are therefore never mixed.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ __all__ = [
     "repeat",
 ]
 
-# Plans of larger parts are not repeated. Higher: a receiver of a broadcast, which does not know the
-# size in advance, leases too much memory when the root gives less. Larger allreduces may begin
-# early instead (plan_sources.py).
+# Plans for larger contributions are not repeated. Higher: a receiver of a broadcast, which does not
+# know the size in advance, leases too much memory when the root sends less. Larger allreduces may
+# begin early instead (plan_sources.py).
 PART_BYTES_MAX = 4 << 20
 # One in this many calls of the same form goes to the leading node, which receives the rates of all
-# links, and cuts other stripes if the rates have changed. Higher: wrong stripes last longer. Lower:
-# more calls wait for the leading node.
+# links and cuts new stripes if the rates have changed. Higher: unsuitable stripes are used longer.
+# Lower: more calls wait for the leading node.
 LED_EVERY = 16
 FORMS_MAX = 16  # number of forms whose plans are kept
 
 # A plan that was begun in vain adds IN_VAIN to the form's count, and a repeated plan subtracts 1.
-# At the maximum, calls of that form wait for a plan until the members change, because the parts of
-# some node differ from call to call.
+# At the maximum, calls of that form wait for a plan until the members change, because some node's
+# contributions differ from call to call.
 IN_VAIN, IN_VAIN_MAX = 2, 4
 
 T = TypeVar("T")
-# (kind, operator, root, ranks here, (source, target, bytes, layout) of each piece that they give).
+# (kind, operator, root, ranks here, (source, target, bytes, layout) of each of their pieces).
 Form: TypeAlias = tuple[str, str, int, tuple[int, ...], tuple[tuple[int, int, int, bytes], ...]]
 
 
@@ -68,12 +68,12 @@ class RepeatedPlans:
     """The plans that a node may repeat, for one version of a Group's members."""
 
     def __init__(self) -> None:
-        # (number of the call for which it was made, the attempt, the commit of that call)
+        # Form -> (the call for which the plan was made, the attempt, the commit of that call).
         self._kept: dict[Form, tuple[int, GroupAttempt, GroupCommit]] = {}
-        # Calls of that form that engines have committed since the last one of the leading node.
+        # Form -> number of such calls by engines since the leading node last decided one.
         self._by_engines: dict[Form, int] = {}
-        self._last_given: tuple[int, Form | None] = 0, None  # the last call of this node's members
-        self._last_planned = -1  # the last call that could begin by a kept plan
+        self._last_given: tuple[int, Form | None] = 0, None  # the last call by members here
+        self._last_planned = -1  # the last call that could begin with a kept plan
         self._vain: dict[Form, int] = {}
 
     def clear(self) -> None:
@@ -86,8 +86,8 @@ class RepeatedPlans:
     def next(
         self, members: GroupMembers, part: GroupPart
     ) -> tuple[int, GroupAttempt, GroupCommit] | None:
-        """(the call for which the plan was made, an attempt that moves `part`, the commit of that
-        call); None: this node has to wait for a plan."""
+        """Returns (the call for which the plan was made, an attempt that moves `part`, the commit
+        of that call), or None if this node has to wait for a plan."""
         form = _form(part)
         self._last_given = part.call, form
         if form is None or form not in self._kept:
@@ -101,8 +101,8 @@ class RepeatedPlans:
 
     @property
     def is_led(self) -> bool:
-        """Whether the leading node decides a call of the last form, because engines have committed
-        LED_EVERY - 1 such calls. After `next` this applies to the call of `next`, and after
+        """Whether the leading node decides a call of the last form because engines have committed
+        LED_EVERY - 1 such calls. After `next` this refers to the call of `next`, and after
         `committed` to the following call."""
         form = self._last_given[1]
         return form is None or self._by_engines.get(form, 0) >= LED_EVERY - 1
@@ -110,7 +110,7 @@ class RepeatedPlans:
     def _again(
         self, members: GroupMembers, form: Form, call: int, pieces: Sequence[Piece]
     ) -> GroupAttempt | None:
-        """The kept plan of the form, for another call; None: that call is too far away."""
+        """The form's kept plan, changed for another call. None if that call is too far away."""
         first, go, _ = self._kept[form]
         distance = call - first
         if distance >= REPEATED:
@@ -124,8 +124,8 @@ class RepeatedPlans:
         self, members: GroupMembers, commit: GroupCommit, go: GroupAttempt | None, keeps: bool,
         *, by_engines: bool = False,
     ) -> None:  # fmt: skip
-        """A call is committed, by this attempt; None: by an attempt that this node did not begin,
-        or without one. `keeps`: its plan may be repeated. by_engines: engines have committed it,
+        """Records a committed call. go: its attempt, or None if there was none or this node did not
+        begin it. keeps: the plan may be repeated. by_engines: engines have committed the call
         without the leading node."""
         given, form = self._last_given
         if commit.call != given or form is None:
@@ -152,8 +152,8 @@ def _put(table: dict[Form, T], form: Form, value: T) -> None:
 
 
 def _form(part: GroupPart) -> Form | None:
-    """The form of this node's part, which two calls must share; None: a piece is small, or the part
-    is a mistake."""
+    """The form of this node's contributions, which two calls must share. None if a piece is small
+    or the contributions are invalid."""
     if part.mistake or any(piece.payload is not None for piece in part.pieces):
         return None
     pieces = tuple((one.source, one.target, one.nbytes, one.layout) for one in part.pieces)
@@ -165,8 +165,8 @@ def _attempt(members: GroupMembers, distance: int) -> int:
 
 
 def _renamed(plan: Plan, operation: int, attempt: int, pieces: Sequence[Piece]) -> Plan:
-    """The plan for another call. The ids of other nodes' objects are stand-ins: the nodes that hold
-    the objects know the ids, and cells are requested by operation and attempt."""
+    """The plan, changed for another call. The ids of other nodes' objects are placeholders: the
+    nodes that hold the objects know the ids, and cells are requested by operation and attempt."""
     if isinstance(plan, Distribute):
         own = next((piece.object for piece in pieces), _stand_in(0))
         return msgspec.structs.replace(plan, operation=operation, epoch=attempt, object=own)
@@ -177,8 +177,8 @@ def _renamed(plan: Plan, operation: int, attempt: int, pieces: Sequence[Piece]) 
 
 
 def _stand_in(member: int) -> bytes:
-    """A stand-in for an object's id. It differs for each member, because arrived bytes are counted
-    by id; no host has the id 0."""
+    """A placeholder for an object's id. It differs for each member, because received bytes are
+    counted by id. No host has the id 0."""
     return ids.pack_id(0, 1 + member)
 
 
@@ -194,9 +194,9 @@ def named_by_all(members: GroupMembers, parts: Iterable[GroupPart]) -> bool:
 
 
 def repeat(outcome: Decision, go: GroupAttempt) -> bool:
-    """Replaces newly made plans by the repeated ones. False: the repeated plans are for other
-    members or parts. If only the stripes differ, because the rates of links have changed, no later
-    call may repeat these plans."""
+    """Replaces newly made plans with the repeated ones. Returns False if the repeated plans are for
+    other members or contributions. If only the stripes differ because link rates have changed, no
+    later call may repeat these plans."""
     fresh = outcome.plans
     if [_moved(plan) for plan in fresh] != [_moved(plan) for plan in go.plans]:
         return False

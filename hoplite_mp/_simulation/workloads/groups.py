@@ -33,7 +33,7 @@ __all__ = ["begin_group", "begin_letters", "begin_rejoining"]
 
 
 # The error of a rank whose share of a result was lost with the host that had decided the call.
-ITS_ROOT = "is gone with what was to come here"
+ITS_ROOT = "was lost before it sent this host's result"
 MEMBERS_MAX = 8
 CALLS_MAX = 5
 # Some Groups make this many times as many calls, of kinds that engines can make by themselves. The
