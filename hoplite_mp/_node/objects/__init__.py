@@ -1,1 +1,1 @@
-"""Objects of this host and of others: leases, results, imports, exports, replicas, new owners."""
+"""Objects of this host and other hosts: leases, results, imports, exports, replicas, ownership."""

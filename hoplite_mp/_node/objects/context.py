@@ -1,7 +1,7 @@
 """The context of a node's components: ports, shared memory, object table.
 
-Components are built one after the other, each from this context and the components below it. A
-constructor takes its parts from the context, and keeps no reference to it.
+Components are built one after another, each from this context and the components below it. A
+constructor takes what it needs from the context, and keeps no reference to it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ __all__ = ["HostContext"]
 
 @dataclass(frozen=True, slots=True)
 class HostContext:
-    """The context of one host. `client` is the node's own slot; `client.number` is the node's
-    number in its cluster, 0 until the manager has admitted it."""
+    """The context of one host. `client` is the client with the node's own slot. `client.number` is
+    the node's number in its cluster, or 0 until the manager has admitted the node."""
 
     config: Config
     loop: LoopPort
@@ -48,12 +48,12 @@ class HostContext:
     questions: Questions
     # Sends a message to the manager.
     send_manager: Callable[[Any], None]
-    # Sends a message to the node of the host with this id; False if there is none.
+    # Sends a message to the node of the host with this id. Returns False if there is none.
     send_peer: Callable[[int, PeerMessage], bool]
-    # Connections to the processes of this host, by slot.
+    # Connections to the processes on this host, by slot.
     clients: Mapping[int, Any]
     # Replies to the process in the slot.
     reply: Callable[[int, Reply], None]
-    # A function that sends a later reply to the slot's present process, or drops the reply if that
-    # process has ended.
+    # Returns a function that later sends a reply to the slot's present process, or drops the reply
+    # if that process has ended.
     replier: Callable[[int], Callable[[Reply], None]]

@@ -2,10 +2,11 @@
 
 The owner of an object counts the hosts that hold it, one entry for each import, and keeps the
 object with its own hold. When a pending object is done, every importer is notified: with the
-payload if that is small and at hand, otherwise with the nodes that have the bytes. Replicas
+payload if that is small and present, otherwise with the nodes that have the bytes. Replicas
 (_node/objects/replicas.py) do not count: when the object has no holder left in the cluster, the
-owner has them released. While there are replicas, this file polls whether its own hold is the only
-one left. That state is stable, because a process can then get a hold only through this node.
+owner lets their nodes release them. While there are replicas, this file polls whether its own hold
+is the only one left. That state is stable, because processes can then obtain a hold only through
+this node.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = ["KEPT_POLL_S", "Exports"]
 # Interval of checks whether replicated objects are still held. Higher: memory of unneeded replicas
 # is freed later. Lower: more checks (a few us for each object).
 KEPT_POLL_S = 0.25
-NO_BUCKET = -1  # for objects whose completion no process announces: polled in each turn
+NO_BUCKET = -1  # for objects that are polled in each turn, as no process announces their completion
 
 
 @dataclass(slots=True)
@@ -47,15 +48,16 @@ class Export:
     hold: Any
     importers: set[tuple[int, int]] = field(default_factory=set)  # (host id, number of the import)
     copies: set[int] = field(default_factory=set)  # ids of hosts whose nodes keep a replica
-    watched: list[int] = field(default_factory=list)  # parked in these buckets until it is done
+    # buckets in which the node is parked until the object is done
+    watched: list[int] = field(default_factory=list)
 
 
 class ExportsEvents(Protocol):
-    """Reports and requests of this component to the components above it."""
+    """Requests from this component to the components above it."""
 
     def extra_holds(self, oid: int) -> int:
-        """How many holds of the node on the object are not for a process: holds for lineage, and
-        for the host whose task's result it is."""
+        """The number of the node's holds on the object that are not for a process: holds for
+        lineage, and a hold on the result of another host's task for that host."""
 
 
 class Exports:
@@ -80,23 +82,23 @@ class Exports:
         self.loop = loop
         self.roster = roster
         self.events = events
-        # The local id of an object that this host owns; 0: another host owns it.
+        # Returns the local id of an object that this host owns, or 0 if another host owns it.
         self.own: Callable[[bytes], int] = results.made_here
         self.exports: dict[int, Export] = {}
         self._copied: dict[int, Export] = {}  # exports with replicas, which are polled
-        # Objects that are not done, by the bucket in which a process announces their completion.
+        # Bucket -> pending objects whose completion a process announces in the bucket.
         self._watched: dict[int, set[int]] = {}
-        # Absent object -> imports that wait for it: (host id, object, number of the import).
+        # Absent object -> imports that are waiting for it: (host id, object, number of the import).
         self.again: dict[int, dict[tuple[int, bytes, int], None]] = {}
 
     def acquire(self, peer: int, message: Acquire) -> None:
-        """Another host now holds an object of this host."""
+        """Handles another host's notification that it holds an object of this host."""
         if not self.count(message.object, peer, message.number):
             self.send(peer, Described(message.object, message.number, "gone"))
 
     def count(self, object_id: bytes, peer: int, number: int) -> bool:
         """Counts the import `number` of the host `peer`, and describes the object to that host.
-        False: the object is gone."""
+        Returns False if the object is gone."""
         export = self._export(object_id)
         if export is None:
             return False
@@ -116,7 +118,8 @@ class Exports:
         return export
 
     def release(self, peer: int, message: Release) -> bool:
-        """The host no longer holds the object. False: the import was not counted here."""
+        """Handles a host's notification that it no longer holds an object. Returns False if this
+        node did not count that import."""
         export = self.exports.get(self.own(message.object))
         if export is None:
             return False
@@ -129,7 +132,8 @@ class Exports:
         return True
 
     def make_again(self, peer: int, message: Reconstruct) -> None:
-        """Another host asks for an object of this host without a known living holder."""
+        """Handles another host's request for an object of this host that has no known living
+        holder."""
         oid = self.own(message.object)
         if self.remote_objects.needs_making(oid):
             asks = self.again.setdefault(oid, {})
@@ -140,7 +144,7 @@ class Exports:
             self.send(peer, Described(message.object, message.number, "gone"))
 
     def drop(self, object_id: bytes) -> None:
-        """Deletes an object of this host, because a process of another host has deleted it."""
+        """Deletes an object of this host because a process on another host has deleted it."""
         oid = self.own(object_id)
         if oid:
             self.client.delete(oid)
@@ -163,12 +167,13 @@ class Exports:
     # -- replicas ------------------------------------------------------------------------------
 
     def kept(self, peer: int, message: ReplicaStored) -> None:
-        """Another node keeps a replica of an object of this host."""
+        """Handles another node's notification that it keeps a replica of this host's object."""
         if not self.lend(message.object, message.hosts or (peer,)):
             self.send(peer, DropReplica(message.object))
 
     def lend(self, object_id: bytes, hosts: Iterable[int]) -> bool:
-        """The hosts with these ids keep replicas of an object of this host; False if it is gone."""
+        """Records that the hosts with these ids keep replicas of an object of this host. Returns
+        False if the object is gone."""
         export = self._export(object_id)
         if export is None:
             return False
@@ -202,12 +207,11 @@ class Exports:
             self.loop.call_later(KEPT_POLL_S, self._poll_copies)
 
     def only_ours(self, oid: int) -> bool:
-        """Whether only one hold of the node keeps the object, not counting the holds for lineage
-        and for the host whose task's result it is."""
+        """Whether a single hold by this node keeps the object, apart from `extra_holds`."""
         return self.holds_only(oid, 1)
 
     def holds_only(self, oid: int, more: int) -> bool:
-        """As `only_ours`, for this number of holds."""
+        """Like `only_ours`, but for `more` holds instead of one."""
         ours = more + self.events.extra_holds(oid)
         counts = self.client.private_counts(oid)
         return counts[0] == ours and self.client.inspect(oid)["refs"] == [NODE_SLOT]
@@ -216,7 +220,7 @@ class Exports:
 
     def _watch(self, export: Export) -> None:
         export.watched = self.tasks.park([export.oid])
-        # No process announces an object in the node's own tables, or one that was done earlier.
+        # No process announces an object in the node's own tables or an object that is already done.
         if not export.watched or self.tasks.done(export.oid):
             export.watched.append(NO_BUCKET)
         for bucket in export.watched:
@@ -229,14 +233,14 @@ class Exports:
         self.tasks.unpark([bucket for bucket in buckets if bucket != NO_BUCKET])
 
     def poll(self) -> None:
-        """Describes objects that are now done to the hosts that wait for them."""
+        """Describes objects that are now done to the hosts that are waiting for them."""
         found: list[int] = []
         for bucket in (NO_BUCKET, *self.tasks.take_parked_news()):
             found += [oid for oid in self._watched.get(bucket, ()) if self.tasks.done(oid)]
         for oid in found:
             export = self.exports.get(oid)
             if export is None or not export.watched:
-                continue  # a failed send in this loop has ended the export
+                continue  # a failed send in this loop has removed the export
             self._unwatch(export)
             for peer, number in list(export.importers):  # a failed send may remove an importer
                 self.send(peer, self.describe(oid, export.object, number))

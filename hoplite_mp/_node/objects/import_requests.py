@@ -1,7 +1,7 @@
-"""Requests of processes for objects of other hosts: their locations, and holds on them.
+"""Requests from processes for objects of other hosts: for their locations, and for holds on them.
 
-A process takes its own hold after it has read the reply. The node keeps a hold on its behalf until
-the process has confirmed this.
+A process takes its own hold after it has read the reply. Until the process has confirmed this, the
+node keeps a hold on its behalf.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["ImportRequests", "Locations"]
 
 
 class ImportRequests:
-    """The requests of one host's processes."""
+    """The requests from one host's processes."""
 
     def __init__(self, host: HostContext, requests: Requests) -> None:
         self.imports = host.imports
@@ -45,7 +45,8 @@ class ImportRequests:
         }
 
     def import_(self, slot: int, request: Request) -> None:
-        """A process requests objects; `granted` keeps them until the process has its own holds."""
+        """Handles a process's request for objects. `granted` keeps them until the process has its
+        own holds."""
         line = self.lines.get(slot)
         objects = request.ask.objects  # type: ignore[union-attr]
 
@@ -59,10 +60,10 @@ class ImportRequests:
         self.imports.ask(objects, done)
 
     def imported(self, slot: int, request: Request) -> None:
-        """The process has its own holds on all objects of replies up to this number."""
+        """Releases the holds for all replies up to this number, because the process has its own."""
         number = request.ask.number  # type: ignore[union-attr]
         granted = self.granted.get(slot, {})
-        # A process that Ctrl-C interrupted may never confirm some of the earlier replies.
+        # A process that was interrupted by Ctrl-C may never confirm some of the earlier replies.
         for old in [old for old in granted if old <= number]:
             del granted[old]
 
@@ -71,16 +72,17 @@ class ImportRequests:
         self.granted.setdefault(slot, {})[number] = [hold]
 
     def drop_foreign(self, slot: int, request: Request) -> None:
-        """A process of this host has deleted an object of another host."""
+        """Handles the deletion of another host's object by a process on this host."""
         self.imports.drop(request.ask.oid)  # type: ignore[union-attr]
 
 
-# The owner knows the nodes that hold the whole value. Processes of other hosts ask it through their
-# node; if the owner dies meanwhile, their node answers from its own records.
+# An object's owner knows the nodes that hold the whole value. Processes on other hosts ask the
+# owner through their node. If the owner dies in the meantime, their node answers from its own
+# records.
 
 
 class Locations:
-    """Questions of this host's processes, and of other nodes about this host's objects."""
+    """Questions about the locations of objects, from this host's processes and from other nodes."""
 
     def __init__(self, host: HostContext) -> None:
         self.client = host.client
@@ -92,7 +94,7 @@ class Locations:
         self.questions = host.questions
 
     def ask(self, slot: int, question: int, oid: int) -> None:
-        """A process asks which nodes hold an object."""
+        """Answers a process's question which nodes hold an object."""
         reply = self.replier(slot)
         record = self.imports.by_oid.get(oid)
 
@@ -112,14 +114,14 @@ class Locations:
             )
 
     def holders(self, oid: int) -> tuple[int, ...]:
-        """Numbers of the nodes that are known to hold the whole value."""
+        """The numbers of the nodes that are known to hold the whole value."""
         remote = self.remote_objects.by_oid.get(oid)
         here = (self.client.number,) if self.client.state(oid) in VALUED else ()
         found = here if remote is None else remote.holders
         return tuple(sorted({*found, *self.exports.copies_of(oid)}))
 
     def locate(self, peer: int, message: LocateReplicas) -> None:
-        """Another node asks about an object of this host."""
+        """Answers another node's question about an object of this host."""
         oid = self.imports.local(message.object) or None
         found = () if oid is None else self.holders(oid)
         self.send_peer(peer, Located(message.object, message.number, found))

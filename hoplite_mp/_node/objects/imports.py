@@ -1,9 +1,9 @@
-"""Imports: objects of other hosts that processes of this host use.
+"""Imports: objects of other hosts that processes on this host use.
 
-A ref to another host's object becomes a header of this host. The node claims the header until the
-object's owner has described the object; then every process uses it like any other. The owner gets
-an Acquire message when the first process here holds the object, and a Release message when the last
-process has released it.
+A ref to another host's object becomes a header on this host. The node claims the header until the
+object's owner has described the object. Then every process here uses the header like any other. The
+owner receives an Acquire message when the first process here holds the object, and a Release
+message when the last process has released it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = ["ImportRecord", "Imports"]
 
 @dataclass(slots=True, eq=False)
 class ImportRecord:
-    """One header here that stands for an object of another host. owner: id of the owner's host.
-    number: identifies the import to the owner; 0: the owner does not count it."""
+    """One header here that represents another host's object. owner: id of the owner's host. number:
+    identifies the import to the owner; 0: the owner does not count the import."""
 
     object: bytes
     owner: int
@@ -38,28 +38,30 @@ class ImportRecord:
     oid: int
     hold: Any  # the node's own hold, until the requesting processes have theirs
     described: bool = False
-    asks: bool = False  # the owner's host is unknown here, so the manager was asked for it
-    kept: bool = False  # as a replica: the node holds it even without a process
-    moved: int = -1  # number of the node after whose death a new owner was named
-    runs_here: bool = False  # the result of the owner's task, which a worker here will write
+    asks: bool = False  # the owner's host is unknown here, so this node has asked the manager
+    kept: bool = False  # a replica, which the node holds even if no process does
+    moved: int = -1  # number of the dead node whose successor as owner has been named
+    runs_here: bool = False  # the object is the result of the owner's task, which runs here
     waiting: list[Callable[[], None]] = field(default_factory=list)
-    # All headers here of the same object, in one shared list. The object's id maps to the first
-    # one; the others remain while they are held.
+    # All headers of the same object on this host, in one shared list. The object's id maps to the
+    # first one. The others remain while they are held.
     same: list[ImportRecord] = field(default_factory=list, repr=False)
 
 
 class ImportsEvents(Protocol):
-    """Reports and requests of this component to the components above it."""
+    """Reports and requests from this component to the components above it."""
 
     def nobody_named(self, oid: int) -> None:
-        """The owner knows no holder of an object whose known holders have all died."""
+        """Handles the owner's reply that it knows no holder of an object. All holders that were
+        known here have died."""
 
     def ask_for_owner(self, record: ImportRecord) -> bool:
-        """Asks for the owner of an import whose owner is gone; False: it gets no new owner."""
+        """Asks for the new owner of an import whose owner is gone. Returns False if there will be
+        no new owner."""
 
     def result_held(self, oid: int) -> None:
-        """The owner now counts the holds of processes here on the result of its task, which the
-        node may also keep for the owner."""
+        """Notes that the owner now counts the holds by processes here on the result of its task.
+        The node may also keep this result for the owner."""
 
 
 class Imports:
@@ -76,16 +78,16 @@ class Imports:
         self.events = events
         self.client = results.client
         self.remote_objects = remote_objects
-        self.send = send  # to the node of the host with this id; False if there is none
+        self.send = send
         self.by_object: dict[bytes, ImportRecord] = {}
         self.by_oid: dict[int, ImportRecord] = {}
         self._next = 1
         results.local, results.headers = self.local, self.headers
 
     def ask(self, objects: list[bytes], done: Callable[[list[Any]], None], holder: int = 0) -> None:
-        """Calls `done` with a hold on each object's header here (None if it is gone), once all
-        owners have confirmed that they keep the objects while these holds exist. holder: the id of
-        a host that keeps its own objects during that time in any case."""
+        """Calls `done` with a hold on each object's header here (None if the object is gone), once
+        all owners have confirmed that they keep the objects while these holds exist. holder: the id
+        of a host that keeps its own objects anyway, so that it need not count this host."""
         found = [self._hold(object_id, holder) for object_id in objects]
         open_ = {
             id(record): record for record, _ in found if record is not None and not record.described
@@ -130,7 +132,7 @@ class Imports:
         return record
 
     def lead(self, record: ImportRecord) -> None:
-        """Maps the object's id to this header."""
+        """Makes this header the one to which the object's id maps."""
         record.same = self.by_object.get(record.object, record).same
         self.by_object[record.object] = self.by_oid[record.oid] = record
         if record in record.same:
@@ -138,12 +140,12 @@ class Imports:
         record.same.insert(0, record)
 
     def all_of(self, object_id: bytes) -> list[ImportRecord]:
-        """All headers here of the object."""
+        """All headers of the object on this host."""
         record = self.by_object.get(object_id)
         return [] if record is None else [*record.same]
 
     def _acquire(self, record: ImportRecord) -> None:
-        """Notifies the owner that the object is held here; its description will follow."""
+        """Notifies the owner that the object is held here. The owner replies with a description."""
         if not record.number:
             record.number, self._next = self._next, self._next + 1
         record.described = False
@@ -152,7 +154,8 @@ class Imports:
             self.fail(record, "its host is not in this cluster, or has left it")
 
     def keep(self, object_id: bytes) -> Any:
-        """A hold for a replica on the object's header here. The owner does not count it."""
+        """Returns a hold on the object's header here, for a replica. The owner does not count this
+        host for it."""
         record = self.by_object.get(object_id)
         hold = None if record is None else self.client.hold(record.oid)
         if record is None or hold is None:
@@ -162,9 +165,9 @@ class Imports:
         return hold
 
     def release_kept(self, oid: int, *, keeps: bool) -> bool:
-        """No process here holds the object, but the node has a header of it: notifies the owner.
-        keeps: whether the header is a complete replica's. False: the owner did not count this
-        import."""
+        """Notifies the owner that no process here holds the object, although the node still has a
+        header for it. keeps: the node keeps a complete replica. Returns False if the owner did not
+        count this import."""
         record = self.by_oid.get(oid)
         if record is None or not record.number or not record.described:
             return False
@@ -173,29 +176,29 @@ class Imports:
         return True
 
     def adopt(self, object_id: bytes, oid: int) -> None:
-        """Maps the id of a task's result to this header, because the task, of another host, runs
-        here. An earlier header of the same result here gets its value from the owner, as on other
+        """Maps the id of a task's result to this header, because the inbound task runs here. An
+        earlier header of the same result here receives its value from the owner, as on other
         hosts."""
         owner = ids.unpack_id(object_id)[0]
         self.lead(ImportRecord(object_id, owner, 0, oid, None, True, runs_here=True))
 
     def follow_owner(self, oid: int) -> None:
-        """A task that was to run here returns to its owner. Processes of this host that hold its
-        result get the value from the owner, as for other imports."""
+        """Makes the result of a task that returns to its owner an import like any other: processes
+        on this host that hold the result receive its value from the owner."""
         record = self.by_oid[oid]
         record.runs_here = False
-        # Even if the owner already counts this host: while the task was here, the owner may have
-        # reported that the object is gone, and now reports that again.
+        # This is necessary even if the owner already counts this host. While the task was here, the
+        # owner may have reported that the object is gone, and now has to report that again.
         self._acquire(record)
 
     def public(self, oid: int) -> bytes:
-        """The cluster-wide id of an object that has a header here."""
+        """The cluster-wide id of an object with a header here."""
         record = self.by_oid.get(oid)
         return ids.pack_id(self.client.host_id, oid) if record is None else record.object
 
     def near(self, object_id: bytes, oid: int) -> memoryview | None:
-        """The payload of the object, if this host has it under another header than `oid`: a process
-        held a ref to a task's result when the task was sent here."""
+        """The payload of the object if this host has it under a header other than `oid`, else None.
+        This occurs if a process here held a ref to a task's result when the task was sent here."""
         record = self.by_object.get(object_id)
         if record is None or record.oid == oid:
             return None
@@ -205,8 +208,8 @@ class Imports:
         return None if isinstance(got, int) else memoryview(got)
 
     def own(self, object_id: bytes) -> int:
-        """The local id of an object that this host owns, because it was made here or taken over. 0:
-        another host owns it."""
+        """The local id of an object that this host owns because the object was made here or taken
+        over. 0 if another host owns it."""
         host_id, oid = ids.unpack_id(object_id)
         if host_id == self.client.host_id:
             return oid
@@ -222,7 +225,7 @@ class Imports:
         return 0 if record is None else record.oid
 
     def headers(self, object_id: bytes) -> list[int]:
-        """The ids of all headers here of an object of any host."""
+        """The ids of all headers here for an object of any host."""
         own = self.own(object_id)
         others = [record.oid for record in self.all_of(object_id)]
         return [own, *others] if own and own not in others else others
@@ -236,10 +239,11 @@ class Imports:
         record = self.by_object.get(object_id)
         return ids.unpack_id(object_id)[0] if record is None else record.owner
 
-    # -- messages of the owner -----------------------------------------------------------------
+    # -- messages from the owner ---------------------------------------------------------------
 
     def described(self, message: Described) -> None:
-        """The owner describes an object: at once, and again when a pending object is done."""
+        """Handles the owner's description of an object. It arrives after the Acquire, and again
+        when a pending object is done."""
         headers = self.all_of(message.object)
         record = next((record for record in headers if record.number == message.number), None)
         if record is None:
@@ -249,7 +253,7 @@ class Imports:
                 self._there_again(record, message)
             else:
                 self.remote_objects.set_holders(record.oid, message.holders)
-            self.answer(record)  # it was described before, or placed here by a collective
+            self.answer(record)  # the object was described before, or a collective placed it here
             return
         if record.runs_here:
             self.answer(record)
@@ -264,7 +268,7 @@ class Imports:
         self.answer(record)
 
     def _there_again(self, record: ImportRecord, message: Described) -> None:
-        """The owner describes an object whose known holders have died."""
+        """Handles the owner's description of an object whose known holders have died."""
         if message.payload is not None:
             self.remote_objects.replace(record.oid, message.payload)
         elif message.state == "gone":
@@ -282,8 +286,8 @@ class Imports:
             )
 
     def store(self, record: ImportRecord, payload: bytes, failed: bool) -> bool:
-        """Writes the value into a CLAIMED header. False: it does not fit now. A short error
-        replaces an error that does not fit."""
+        """Writes the value into a CLAIMED header. Returns False if the value does not fit now. An
+        error that does not fit is replaced by a short error."""
         encoded = _serialize.Encoded(payload, [], [], len(payload), [])
         if not failed:
             return self.results.store_if_fits(record.oid, encoded, False)
@@ -292,7 +296,7 @@ class Imports:
         return True
 
     def fail(self, record: ImportRecord, why: str) -> None:
-        """The value is permanently lost; readers get an ObjectLostError."""
+        """Makes readers raise ObjectLostError, because the value is permanently lost."""
         if self.client.state(record.oid) == STATE["CLAIMED"] and not record.runs_here:
             error = ObjectLostError(f"object {record.object.hex()} is lost: {why}")
             self.store(record, _serialize.encode_error(error, "").tobytes(), True)
@@ -301,7 +305,7 @@ class Imports:
         self.answer(record)
 
     def answer(self, record: ImportRecord) -> None:
-        """Calls the functions that wait for the description."""
+        """Calls the functions that are waiting for the description."""
         record.described = True
         waiting, record.waiting = record.waiting, []
         for done in waiting:
@@ -311,8 +315,8 @@ class Imports:
     # -- the end -------------------------------------------------------------------------------
 
     def freed(self, oid: int) -> None:
-        """The node has collected a header of its own. If it was an import, the owner is notified
-        that no process here holds it."""
+        """Handles a header of the node that has been collected. If the header was an import,
+        notifies the owner that no process here holds the object."""
         record = self.by_oid.get(oid)
         if record is None or self.client.state(oid) not in GONE:
             return

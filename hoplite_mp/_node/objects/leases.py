@@ -1,7 +1,7 @@
-"""Requests of processes for memory of the store: blocks, spans, restored objects.
+"""Requests from processes for memory in the store: blocks, spans, restored objects.
 
-A request that does not fit into the store is retried briefly, and then answered "full". The process
-itself decides how long to repeat it.
+If a request does not fit in the store, the node retries it briefly and then replies that the store
+is full. The process itself decides how long to repeat the request.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 __all__ = ["Deadlines", "ForeignLeases", "Leases"]
 
 
-PATIENCE_S = 0.2  # then the answer is "full"
+PATIENCE_S = 0.2  # how long a request is retried before the reply that the store is full
 RETRY_S = 0.01
-# Preallocated blocks take at most this part of the store. Larger: calls of more members have the
-# block of their next part ready, but a large object that needs that memory is refused.
+# Preallocated blocks take at most 1/16 of the store. A lower number: more members have the block
+# for their next contribution ready, but large objects that need this memory are refused.
 SPARES_SHARE = 16
 
 
 class LeasesEvents(Protocol):
-    """Reports and requests of this component to the components above it."""
+    """Reports from this component to the components above it."""
 
     def leases(self, slot: int) -> None:
-        """The process in the slot is about to write a payload."""
+        """Handles that the process in the slot is about to write a payload."""
 
 
 class Leases:
@@ -108,7 +108,7 @@ class Leases:
         self._retry_briefly(slot, request, attempt)
 
     def _preallocated(self, nbytes: int, slot: int) -> int | None:
-        """A preallocated block; None if the memory is needed elsewhere."""
+        """Leases a preallocated block. Returns None if the memory is needed elsewhere."""
         store = self.store
         store.take_returns()
         self.preallocated_blocks = {
@@ -164,8 +164,8 @@ class Leases:
     def _retry_briefly(
         self, slot: int, request: Request, attempt: Any, why: Callable[[], str] = lambda: ""
     ) -> None:
-        """Answers once `attempt` succeeds; after PATIENCE_S it answers "full". why: returns another
-        reason than a full store, or ""."""
+        """Replies once `attempt` succeeds, or after PATIENCE_S with an error. why: returns a reason
+        other than a full store, or ""."""
         deadline = self.loop.now() + PATIENCE_S
         line = self.lines.get(slot)
 
@@ -204,18 +204,19 @@ def _nothing() -> None:
 
 # Holds for refs that another engine (Ray, Dask, ...) carries as pickled bytes.
 #
-# A pickled ref holds nothing, and the number of times it will be unpickled is unknown. So when a
-# process pickles a ref for an engine, its node holds the object for the requested time. The hold is
-# the node's own, so it outlives the process. Pickling the object again extends its single hold.
+# A pickled ref is not a hold, and the number of times that it will be unpickled is unknown. When a
+# process pickles a ref for an engine, its node therefore holds the object for the requested time.
+# The hold is the node's own, so it outlives the process. Each object has a single hold, which
+# another pickled ref extends.
 
 
-# How long after its deadline a hold may end. Higher: fewer wake-ups of the node's loop when many
-# objects are pickled in a row. Lower: memory is freed sooner.
+# How long after its deadline a hold may be released. Higher: the node's loop wakes less often when
+# many objects are pickled in a row. Lower: memory is freed sooner.
 SLACK_S = 0.1
 
 
 class Deadlines:
-    """Keys with extendable deadlines. The time is an argument."""
+    """Keys with extendable deadlines. The methods take the time as an argument."""
 
     def __init__(self) -> None:
         self._until: dict[int, float] = {}
@@ -226,7 +227,7 @@ class Deadlines:
         return len(self._until)
 
     def put_off(self, key: int, until: float) -> None:
-        """Sets the deadline of a key, unless it has a later one."""
+        """Sets the deadline of a key, unless the key has a later one."""
         before = self._until.get(key)
         if before is None:
             heapq.heappush(self._heap, (until, key))
@@ -234,7 +235,7 @@ class Deadlines:
             self._until[key] = until
 
     def next(self) -> float | None:
-        """A lower bound of the next deadline; None if there is no key."""
+        """A lower bound for the next deadline, or None if there is no key."""
         return self._heap[0][0] if self._heap else None
 
     def ended(self, now: float) -> list[int]:
@@ -243,7 +244,7 @@ class Deadlines:
         while self._heap and self._heap[0][0] <= now:
             _, key = self._heap[0]
             until = self._until[key]
-            if until > now:  # it was extended
+            if until > now:  # the deadline was extended
                 heapq.heapreplace(self._heap, (until, key))
                 continue
             heapq.heappop(self._heap)
@@ -261,16 +262,16 @@ class ForeignLeases:
         loop: LoopPort,
         reply: Callable[[int, Reply], None],
     ) -> None:
-        """hold: takes a hold on an object; None if the object is gone."""
+        """hold: returns a hold on an object, or None if the object is gone."""
         self._hold = hold
         self._loop = loop
         self._reply = reply
         self.holds: dict[int, Any] = {}
         self._deadlines = Deadlines()
-        self._expires_at: float | None = None  # when the timer fires
+        self._expires_at: float | None = None  # time at which the timer fires
 
     def asked(self, slot: int, request: Request) -> None:
-        """A process has pickled a ref to an object."""
+        """Holds the object of a ref that a process has pickled."""
         ask: Any = request.ask
         oid, seconds = ask.oid, ask.seconds
         if oid not in self.holds and (hold := self._hold(oid)) is not None:

@@ -1,11 +1,11 @@
-"""Objects that outlive their owner: this node's part in finding and becoming new owners.
+"""Objects that outlive their owner: how this node reports them, and follows or becomes new owners.
 
 The owner of an object (the host with the id `ImportRecord.owner`) counts the hosts that hold it;
 compare ownership in Ray (Wang et al., NSDI 2021), where processes own objects. When an owner dies,
-every node reports its holds and copies of that owner's objects, and the manager names a new owner
-for each object that some host has completely (_planner/owners.py). Until then this node releases
-none of these objects. The new owner starts with the counts of the reports. A host that has released
-an object since its report notifies the new owner, possibly before the manager does.
+every node reports its holds on that owner's objects and its copies of them. The manager then names
+a new owner for each object that some host has completely (_planner/owners.py). Until then this node
+releases none of these objects. The new owner starts with the counts in the reports. A host that has
+released an object since its report notifies the new owner, possibly before the manager does.
 """
 
 from __future__ import annotations
@@ -41,42 +41,44 @@ if TYPE_CHECKING:
 
 __all__ = ["Lost", "OrphanInventory", "OwnershipTransfer", "is_kept"]
 
-# Orphan inventory: the objects of a dead owner on this host, reported to the manager.
+# Orphan inventory: the objects of a dead owner on this host, which the node reports to the manager.
 #
 # Between the death of an owner and the manager's decision this node must not release any of the
 # owner's objects, because the decision relies on the reports. An object may have several headers
-# here, if a process held a ref to a task's result when the task was sent here.
+# here if a process held a ref to a task's result when the task was sent here.
 
 
 @dataclass(slots=True)
 class Lost:
-    """A dead owner, until its objects have new owners."""
+    """A dead owner whose objects have no new owners yet."""
 
     host_id: int
     number: int
-    holds: dict[int, Any] = field(default_factory=dict)  # on headers, until new owners are known
+    # holds on headers until new owners are known
+    holds: dict[int, Any] = field(default_factory=dict)
     reported: dict[bytes, int] = field(default_factory=dict)  # object -> number of the import
-    # Object -> numbers reported to managers that have died since. A new owner may count these
-    # imports; this node notifies it of the released ones.
+    # Object -> numbers of imports that were reported to managers that have died since. A new owner
+    # may count these imports, so this node notifies it of the released ones.
     former: dict[bytes, set[int]] = field(default_factory=dict)
-    asked: set[int] = field(default_factory=set)  # imports about which OwnerTold is outstanding
+    # numbers of imports for which this node expects an OwnerTold
+    asked: set[int] = field(default_factory=set)
     # Releases that arrived before the manager's message that makes this node the owner: (object,
     # host id of the sender, number of its import).
     pending_releases: set[tuple[bytes, int, int]] = field(default_factory=set)
-    # the manager has declared the death, which this node may detect earlier
+    # the manager has declared the death, which this node may have detected earlier
     confirmed: bool = False
 
 
 class OrphanInventoryEvents(Protocol):
-    """Reports and requests of this component to the components above it."""
+    """Requests from this component to the components above it."""
 
     def backup_number(self, object_id: bytes, host_id: int) -> int | None:
-        """If this node is the backup of an actor of the host: the number of its restart data, where
-        higher is newer and 0 means incomplete. Otherwise None."""
+        """The number of this node's restart data for an actor of the host, or None if this node is
+        not the actor's backup. Higher numbers are newer; 0 means that the data is incomplete."""
 
 
 class OrphanInventory:
-    """Imports whose owner is gone."""
+    """The imports whose owner is gone."""
 
     def __init__(
         self, imports: Imports, node: Callable[[], int], events: OrphanInventoryEvents
@@ -88,12 +90,13 @@ class OrphanInventory:
         self.lost: dict[int, Lost] = {}  # by host id
 
     def begin(self, host_id: int, number: int) -> None:
-        """A host is gone. Must precede the release of objects of that host by any component."""
+        """Starts the inventory for a lost host. Must be called before any component releases
+        objects of that host."""
         lost = self.lost[host_id] = Lost(host_id, number)
         self.hold(lost, self.of(host_id))
 
     def lost_as(self, number: int) -> Lost | None:
-        """The dead owner whose node had the number."""
+        """The dead owner with that node number."""
         return next((lost for lost in self.lost.values() if lost.number == number), None)
 
     def of(self, host_id: int) -> list[ImportRecord]:
@@ -110,7 +113,8 @@ class OrphanInventory:
     def report(
         self, number: int, imports: list[ImportRecord], lost: Lost | None
     ) -> HoldingsReported:
-        """Describes this host's part in these objects, which the node `number` owned."""
+        """Describes this host's holds on these objects and its copies. number: the node number of
+        their dead owner."""
         headers: dict[bytes, list[ImportRecord]] = {}
         for record in imports:
             headers.setdefault(record.object, []).append(record)
@@ -138,7 +142,7 @@ class OrphanInventory:
                 lost.reported[object_id] = counted
         if lost is not None:
             for object_id in lost.former:
-                # Reported so that the manager names the object's owner to this node.
+                # Report the object so that the manager names its owner to this node.
                 if not self.imports.all_of(object_id) and len(objects) < HOLDINGS_MAX:
                     objects.append(object_id)
                     numbers.append(0)
@@ -154,29 +158,28 @@ class OrphanInventory:
 
 
 def is_kept(record: ImportRecord) -> bool:
-    """Whether only the node itself holds the object here, as a replica, complete or still
-    arriving."""
+    """Whether only the node itself holds the object here, as a complete or incomplete replica."""
     return record.kept and not record.number
 
 
 class OwnershipTransferEvents(Protocol):
-    """Reports and requests of this component to the components above it."""
+    """Reports and requests from this component to the components above it."""
 
     def backup_number(self, object_id: bytes, host_id: int) -> int | None:
         """See OrphanInventoryEvents."""
 
     def moved(self, record: ImportRecord) -> None:
-        """An import has a new owner, which may be this host."""
+        """Handles an import with a new owner, which may be this host."""
 
     def ownerless(self, record: ImportRecord) -> None:
-        """The manager has named no new owner for an import, and will not name one."""
+        """Handles an import for which the manager will never name a new owner."""
 
     def owners_handled(self) -> None:
-        """A manager's message about owners has been handled completely."""
+        """Called when a manager's message about owners has been handled completely."""
 
 
 class OwnershipTransfer:
-    """This node's part in finding new owners."""
+    """The transfer of ownership from dead owners, on this node."""
 
     def __init__(
         self,
@@ -191,8 +194,8 @@ class OwnershipTransfer:
         number_of: Callable[[int], int | None],
         events: OwnershipTransferEvents,
     ) -> None:
-        """host_id_at: the host id of a living node's number, perhaps of this node; number_of: the
-        reverse."""
+        """host_id_at: returns the host id for the number of a living node, which may be this node.
+        number_of: does the reverse."""
         self.imports = imports
         self.exports = exports
         self.remote_objects = remote_objects
@@ -206,13 +209,13 @@ class OwnershipTransfer:
         self.events = events
         self.orphan_inventory = OrphanInventory(imports, node, events)
         self.lost = self.orphan_inventory.lost  # by host id
-        self.numbers: dict[int, int] = {}  # numbers of all nodes that have died, by host id
-        # Holds on objects that were reported again to a new manager although they have a new owner,
-        # by the number of the first owner, until the manager has answered.
+        self.numbers: dict[int, int] = {}  # host id -> node number, for all nodes that have died
+        # Number of a first owner -> holds on objects that were reported again to a new manager even
+        # though they have a new owner. They are kept until the manager has answered.
         self._restated: dict[int, list[Any]] = {}
 
     def is_open(self, host_id: int) -> bool:
-        """Whether the host is dead and its objects have no new owners yet."""
+        """Whether the host is dead and new owners for its objects are still to be named."""
         return host_id in self.lost
 
     def is_decided(self, host_id: int) -> bool:
@@ -222,24 +225,25 @@ class OwnershipTransfer:
     # -- after a death -------------------------------------------------------------------------
 
     def begin(self, host_id: int, number: int) -> None:
-        """A host is gone. Must precede the release of objects of that host by any component."""
+        """Handles the loss of a host. Must be called before any component releases objects of that
+        host."""
         self.numbers[host_id] = number
         self.orphan_inventory.begin(host_id, number)
 
     def report(self, number: int) -> None:
-        """Reports this node's orphan inventory to the manager, which has declared the death and
-        waits for the report of every node."""
+        """Reports this node's orphan inventory to the manager, which has declared the death and is
+        waiting for a report from every node."""
         lost = self.orphan_inventory.lost_as(number)
         if lost is not None:
             lost.confirmed = True
-        # Includes objects that were first encountered after the death.
+        # These include objects that were first imported after the death.
         imports = [] if lost is None else self.orphan_inventory.of(lost.host_id)
         self.send_manager(self.orphan_inventory.report(number, imports, lost))
-        if lost is not None and not lost.reported:  # an empty report gets no answer
+        if lost is not None and not lost.reported:  # the manager does not answer an empty report
             self._close(lost)
 
     def report_again(self) -> Iterator[HoldingsReported | OwnersKnown | OwnerAsked]:
-        """Repeats this node's reports, and the known new owners, to a new manager."""
+        """Repeats this node's reports to a new manager, and reports the known new owners."""
         moved: dict[int, list[ImportRecord]] = {}
         owners: dict[bytes, int] = {}
         for record in list(self.imports.by_oid.values()):
@@ -253,8 +257,8 @@ class OwnershipTransfer:
                 if record.moved >= 0:  # other nodes may only know the first owner
                     owners[record.object] = number
             asks = is_kept(record) or (record.number and not record.described)
-            # Open questions are repeated even if the owner's host is now known: they were lost with
-            # the former manager.
+            # Open questions were lost with the former manager. They are repeated even if the
+            # owner's host is now known.
             if asks and (owner is None or record.asks) and record.owner not in self.lost:
                 yield OwnerAsked(self.node(), record.object)
         for begin in range(0, len(owners), HOLDINGS_MAX):
@@ -268,25 +272,24 @@ class OwnershipTransfer:
                 for object_id, before in lost.reported.items():
                     lost.former.setdefault(object_id, set()).add(before)
                 lost.reported.clear()
-                lost.asked.clear()  # the new manager has no open question; this report replaces it
+                lost.asked.clear()  # this report replaces the questions to the former manager
             inventory = self.orphan_inventory.report(number, moved.get(number, []), lost)
             if inventory.objects:
-                # The manager may name this node as the owner, if the present owner has died by
-                # then.
+                # The manager may name this node as the owner if the present owner dies before that.
                 restated[number] = [
                     self.client.hold(record.oid) for record in moved.get(number, ())
                 ]
             if inventory.objects or lost is not None:
                 yield inventory
-            # A manager that has not detected the death may name that host as an owner, and later
-            # declare it lost; then `report` follows.
+            # A manager that has not detected the death may name that host as an owner. When it
+            # later declares the host lost, `report` is called again.
             if lost is not None and lost.confirmed and not inventory.objects:
                 self._close(lost)
         self._restated = restated
 
     @property
     def manager_handlers(self) -> dict[type, ManagerHandler]:
-        """Handlers of messages of the manager about owners."""
+        """Handlers of messages from the manager about owners."""
 
         def owner_told(message: OwnerTold) -> None:
             self._told(message)
@@ -320,18 +323,19 @@ class OwnershipTransfer:
             self._close(lost)
 
     def back(self, host_id: int) -> None:
-        """A host that the last manager had declared lost is a member again without a restart,
-        because a user has promoted its standby (`promote --anyway`). Its objects get no other
-        owners, so this node acquires them from that host. Where the last manager had already named
-        another owner, both hosts count holders; values are read from either."""
+        """Handles the return of a host that the last manager had declared lost. The host is a
+        member again without a restart, because a user has promoted its standby (`promote
+        --anyway`). It keeps its objects, so this node acquires them from it. If the last manager
+        has already named another owner, both hosts count holders, and values are read from
+        either."""
         self._restated.pop(self.numbers.pop(host_id, -1), None)
         lost = self.lost.pop(host_id, None)
         if lost is None:
             return
         for record in self.orphan_inventory.of(host_id):
             self.events.moved(record)
-            # The owner counts an import once, however often it is acquired. It describes the object
-            # each time, which also answers readers of an absent value.
+            # The owner counts an import once, however often it is acquired. The owner describes the
+            # object each time, which also answers readers of an absent value.
             if record.number:
                 self._acquire(record)
             elif self.imports.is_whole(record) or is_kept(record):
@@ -342,8 +346,8 @@ class OwnershipTransfer:
         self.events.owners_handled()
 
     def _named(self, number: int) -> int | None:
-        """The host id of a node named by the manager, which may have died meanwhile. None: the
-        manager has named no owner."""
+        """The host id of a node that the manager has named, even if the node has died since. None
+        if the manager has named no owner."""
         owner = self.host_id_at(number)
         if owner is None:
             owner = next(
@@ -352,8 +356,8 @@ class OwnershipTransfer:
         return owner
 
     def _close(self, lost: Lost) -> None:
-        """Ends the search after the death of one owner: objects without a new owner are lost, and
-        holds that kept the headers meanwhile are released."""
+        """Ends the transfer after the death of one owner. Objects without a new owner are lost, and
+        the holds that have kept the headers are released."""
         del self.lost[lost.host_id]
         for record in self.orphan_inventory.of(lost.host_id):
             if record.number not in lost.asked:
@@ -361,11 +365,10 @@ class OwnershipTransfer:
         lost.holds.clear()
 
     def _lose(self, record: ImportRecord, lost: Lost) -> None:
-        """The object is lost, because no host has it completely, whatever holders are recorded
-        here."""
+        """Fails an object that no host has completely, even if holders are recorded here."""
         why = _no_copy(lost.number)
         remote = self.remote_objects.by_oid.get(record.oid)
-        if remote is not None and remote.payload:  # the running transfer decides whether it is lost
+        if remote is not None and remote.payload:  # the running transfer may still succeed
             hold = self.client.hold(record.oid)
             remote.waiting.append(lambda: _drop(hold))
         elif self.client.state(record.oid) in UNWRITTEN:
@@ -375,10 +378,10 @@ class OwnershipTransfer:
                 record.oid, ObjectLostError(f"object {record.object.hex()} is lost: {why}")
             )
         self.imports.answer(record)
-        self.events.ownerless(record)  # the value may be complete here, like that of an identity
+        self.events.ownerless(record)  # the value may be complete here, as for an actor's identity
 
     def _moved(self, lost: Lost, object_id: bytes, ours: list[ImportRecord], owner: int) -> None:
-        """Another node is the owner now, and counts this host's import as reported."""
+        """Follows a new owner on another node, which counts this host's import as reported."""
         number = lost.reported.get(object_id, 0)
         for record in ours:
             self._follow(record, owner)
@@ -388,9 +391,9 @@ class OwnershipTransfer:
         # Acquire precedes Release, because otherwise the object could be freed in between. Release
         # precedes ReplicaStored, because a Release makes the owner forget this host's replica.
         for record in ours:
-            # An owner named by a former manager does not count later imports, because it has closed
-            # its search and ignores OwnersNamed. So a reported import without a description is
-            # acquired as well; an owner that already counts it counts it once.
+            # An owner named by a former manager ignores a later OwnersNamed, because its transfer
+            # is closed, and so does not count newly reported imports. A reported import without a
+            # description is therefore acquired, too. The owner counts each import only once.
             if record.number and (record.number != number or not record.described):
                 self._acquire(record)
         # A header that OwnerTold has already moved may also have the reported number.
@@ -406,13 +409,14 @@ class OwnershipTransfer:
             self.ask_for_owner(record)
 
     def _keep_on(self, record: ImportRecord) -> None:
-        """Keeps a replica, here or arriving, and reports it to its new owner when complete."""
+        """Keeps a complete or incomplete replica, and reports it to the new owner when it is
+        complete."""
         hold = self.client.hold(record.oid)
         if hold is None:
             return
         record.kept = True
         self.replicas.keep_on(record.object, hold)
-        if self.imports.is_whole(record):  # it may have been completed after the report
+        if self.imports.is_whole(record):  # the replica may have been completed after the report
             self._tell(record)
 
     def _take_over(
@@ -422,9 +426,9 @@ class OwnershipTransfer:
         counted: tuple[int, ...],
         copies: tuple[int, ...],
     ) -> None:
-        """Makes this node the owner. counted: (node, number of its import) pairs, flat. copies:
-        numbers of nodes that have replicas."""
-        if not ours:  # a former manager, which died between two messages, made this node the owner
+        """Makes this node the owner. counted: pairs of (node, number of its import), flattened.
+        copies: numbers of nodes that have replicas."""
+        if not ours:  # a former manager, which then died, has already made this node the owner
             return
         mine = next((record for record in ours if self.imports.is_whole(record)), ours[0])
         object_id = mine.object
@@ -449,17 +453,17 @@ class OwnershipTransfer:
     # -- late messages -------------------------------------------------------------------------
 
     def released(self, peer: int, message: Release) -> None:
-        """A host has released an object of which this node is, or is about to become, the owner. In
-        the latter case the manager's message may still count that import, even if it was acquired
-        and released here already."""
+        """Handles the release of an object that this node owns or is about to own. In the latter
+        case the manager's message may still count that import, even if this node has already
+        counted and released it."""
         self.exports.release(peer, message)
         lost = self.lost.get(self.imports.owner_of(message.object))
         if lost is not None:
             lost.pending_releases.add((message.object, peer, message.number))
 
     def ask_for_owner(self, record: ImportRecord) -> bool:
-        """Asks the manager for the new owner of an object whose owner is gone, because a process
-        here has received a ref to it, or a replica here is complete."""
+        """Asks the manager for the new owner of an object whose owner is gone. Called when a
+        process here has received a ref to the object, or a replica here is complete."""
         if record.number and record.owner in self.lost:
             self.lost[record.owner].asked.add(record.number)
         self.send_manager(OwnerAsked(self.node(), record.object))
@@ -483,7 +487,7 @@ class OwnershipTransfer:
                 self._acquire(record)
 
     def _copy_answered(self, record: ImportRecord, owner: int | None) -> None:
-        """The manager's answer about a replica here that was unknown to the dead owner."""
+        """Handles the manager's answer about a replica here that was unknown to the dead owner."""
         if self.number_of(record.owner) is not None or record.owner in self.lost:
             return
         if owner is None:
@@ -494,18 +498,17 @@ class OwnershipTransfer:
                 self._keep_on(record)
 
     def _follow(self, record: ImportRecord, owner: int) -> None:
-        """Sets a new owner. If it is already dead, the import is held until the manager has named
-        the next owner."""
-        # The manager may name the same host again if it or this node missed the host's death.
+        """Sets a new owner. If the new owner is already dead, the import is held until the manager
+        has named the next one."""
+        # The manager may name the same host again if it or this node has missed the host's death.
         if owner != record.owner:
             record.owner, record.moved = owner, self.numbers.get(record.owner, -1)
         if owner in self.lost:
             self.orphan_inventory.hold(self.lost[owner], [record])
 
     def own(self, object_id: bytes) -> int:
-        """As Imports.own. Another host may learn before this node that the manager has made this
-        node the owner of an object, so objects of dead owners count as well if they are complete
-        here."""
+        """Like `Imports.own`, but objects of dead owners count as well if they are complete here,
+        because other hosts may be notified earlier than this node that it is the new owner."""
         found = self.imports.own(object_id)
         if found:
             return found
@@ -513,13 +516,13 @@ class OwnershipTransfer:
         return next((record.oid for record in ours if self.imports.is_whole(record)), 0)
 
     def freed(self, record: ImportRecord) -> None:
-        """A header here was freed. If it was the object's last header here, and this node has
-        become the owner, no host holds the object, and the manager is notified."""
+        """Handles a freed header. If it was the object's last header here and this node had become
+        the owner, no host holds the object any longer, and the manager is notified."""
         others = self.imports.all_of(record.object)
         other = next((other for other in others if other.owner == record.owner), None)
         if other is not None:
             if (is_kept(other) or not record.number) and self.imports.is_whole(other):
-                # A Release of the freed header makes the owner forget this host's replica.
+                # The Release for the freed header makes the owner forget this host's replica.
                 self._tell(other)
         elif record.owner == self.client.host_id != ids.unpack_id(record.object)[0]:
             self.send_manager(ObjectGone(record.object))
@@ -529,9 +532,9 @@ class OwnershipTransfer:
 
 
 def _drop(hold: Any) -> None:
-    """Holds its parameter until the call."""
+    """Does nothing. A closure that will call it keeps `hold` until the call."""
 
 
 def _no_copy(number: int | None) -> str:
     had = "its host" if number is None else f"node h{number}"
-    return f"{had} had it and is gone, and no other host has a copy; put(copies=2) keeps one"
+    return f"{had} had it and is gone, and no other host has a copy; put(copies=2) keeps two copies"

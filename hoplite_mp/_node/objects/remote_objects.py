@@ -1,9 +1,9 @@
 """Remote objects: values whose bytes are on other hosts, their holders, and their readers here.
 
-For a process of this host an object on another host looks like a spilled object: done, but its
-bytes must be requested. It is fetched once, however many readers request it. An object without a
-known living holder is *absent*: it stays done, and readers wait until the maker has found or
-reconstructed it. An object that is permanently lost gets an error, which readers raise.
+To a process on this host, an object on another host looks like a spilled object: it is done, but
+its bytes must be requested. The node fetches it once, however many readers request it. An object
+without a known living holder is *absent*: it stays done, and readers wait until the maker has found
+or reconstructed it. The value of a permanently lost object becomes an error, which readers raise.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ __all__ = [
 
 # Layouts: the shape and dtype of an array as text, for messages between nodes.
 #
-# A node that folds arrays of other hosts must know their sizes, and the manager must check that the
-# sources are compatible, before any byte is sent. The manager only compares these texts, and errors
+# Before any byte is sent, a node that folds arrays from other hosts must know their sizes, and the
+# manager must check that the sources are compatible. The manager only compares the texts. Errors
 # show them to users.
 
 
 _BETWEEN = " and dtype "
 _LAYOUT = re.compile(r"shape \((?:(\d{1,20}(?:, \d{1,20})*),?)?\) and dtype (.+)", re.ASCII)
-# How much of a spilled payload is read at first. The head is longer if it lists very many sources;
-# the size is multiplied by this factor until the head is complete.
+# The number of bytes of a spilled payload that are read at first. A head that lists very many
+# sources is longer, so the number is multiplied by HEAD_GROWTH until the head is complete.
 HEAD_BYTES, HEAD_GROWTH = 16 << 10, 8
 
 
 def payload_layout(payload: memoryview) -> bytes:
-    """The layout of an array or number; b"" for other objects, or if the text is too long."""
+    """The layout of an array or number. b"" for other objects, or if the text is too long."""
     info = _serialize.describe_array(payload)
     if info is None:
         return b""
@@ -63,7 +63,8 @@ def payload_layout(payload: memoryview) -> bytes:
 
 
 def parse_layout(layout: bytes) -> tuple[tuple[int, ...], str]:
-    """Returns (shape, name of the dtype). ValueError: not a result of payload_layout."""
+    """Returns (shape, name of the dtype). Raises ValueError if `layout` is not a result of
+    `payload_layout`."""
     found = _LAYOUT.fullmatch(layout.decode())
     if found is None:
         raise ValueError(f"not a layout: {layout!r}")
@@ -71,7 +72,7 @@ def parse_layout(layout: bytes) -> tuple[tuple[int, ...], str]:
 
 
 def layout_words(layout: bytes) -> str:
-    """A layout as text for errors, with NumPy's name of the dtype, as in local errors."""
+    """A layout as text for errors, with NumPy's name for the dtype as in local errors."""
     try:
         shape, name = parse_layout(layout)
         return f"shape {shape}{_BETWEEN}{_serialize.named_dtype(name)}"
@@ -94,54 +95,55 @@ def layout_of(results: ResultWriter, remote_objects: RemoteObjects, oid: int) ->
         try:
             return payload_layout(memoryview(head))
         except ValueError:
-            if len(head) < nbytes:  # that is the whole payload
+            if len(head) < nbytes:  # `head` is the whole payload
                 raise
         nbytes *= HEAD_GROWTH
     return b""
 
 
 def can_fold(op: str, layout: bytes) -> bool:
-    """Whether a kernel exists; otherwise NumPy folds the arrays on one node."""
+    """Whether there is a kernel for the fold. Otherwise NumPy folds the arrays on one node."""
     return bool(layout) and has_kernel(op, parse_layout(layout)[1]) is not None
 
 
-# Retry interval of a fetch while the store is full. Lower: more attempts.
+# Interval of retries for a fetch while the store is full. Lower: more attempts.
 MEMORY_POLL_S = 0.02
 FOREVER = float("inf")
-INDEX_SHIFT = 32  # a local id has the table and index above these bits, the generation in them
+INDEX_SHIFT = 32  # the low 32 bits of a local id are the generation, the others table and index
 
 
 @dataclass(slots=True)
 class RemoteObject:
-    """The location of an object's bytes."""
+    """The locations of an object's bytes, and the state of its fetch."""
 
     object: bytes
     nbytes: int
     holders: tuple[int, ...]  # numbers of nodes that hold the whole value
     waiting: list[Callable[[], None]] = field(default_factory=list)
     payload: int = 0  # the block that is being filled; 0: no fetch has begun
-    # Notifies the node that ran the task that this host no longer needs its copy.
+    # Notifies the node that ran the task that this host no longer needs that node's copy.
     released: Callable[[], Any] | None = None
-    layout: bytes = b""  # see _node/objects/remote_objects.py
+    layout: bytes = b""
     filler: Filler | None = None  # fills the block
-    engine_buffer: EngineBuffer = field(default_factory=EngineBuffer)  # of the block
-    arrived: Ranges = field(default_factory=Ranges)  # bytes that earlier plans have written there
+    engine_buffer: EngineBuffer = field(default_factory=EngineBuffer)  # for cells over the block
+    arrived: Ranges = field(default_factory=Ranges)  # bytes that earlier plans wrote to the block
     why: str = ""  # reason why no living holder is known
     making: bool = False  # the maker was called
-    asked: int = 0  # number of requests to its owner for the holders
+    asked: int = 0  # number of times that the owner was asked for the holders
     copies_failed: int = 0  # number of failed fetches from replicas
-    # Why the last holder cannot read it from its disk now, and until when readers get that reason.
+    # The reason why the last holder cannot read the object from its disk, and the time until which
+    # readers receive that reason.
     full: str = ""
     full_until: float = 0.0
-    copied: bool = False  # its holders have replicas, which may be released there at any time
+    copied: bool = False  # the holders have replicas, which they may release at any time
 
 
 class Filler(Protocol):
-    """Fills a block."""
+    """Fills a block with an object's bytes."""
 
     def forget(self, oid: int, remote: RemoteObject) -> None:
-        """Stops filling the block: the object is no longer needed, or its value arrives in another
-        way."""
+        """Stops filling the block, because the object is no longer needed or its value arrives in
+        another way."""
 
 
 class Fetcher(Filler, Protocol):
@@ -155,20 +157,20 @@ class Maker(Protocol):
     """Finds a value without a known holder, or reconstructs it."""
 
     def why_not(self, oid: int, remote: RemoteObject) -> str:
-        """Why that is impossible; "" if an attempt can be made."""
+        """The reason why `make` cannot succeed, or "" if an attempt can be made."""
 
     def make(self, oid: int, remote: RemoteObject) -> None:
         """Eventually calls `found`, `replace` or `fail`, but never before it returns."""
 
     def forget(self, oid: int) -> None:
-        """The value is no longer needed."""
+        """Stops looking for a value that is no longer needed."""
 
 
 class RemoteObjectsEvents(Protocol):
-    """Reports and requests of this component to the components above it."""
+    """Requests from this component to the components above it."""
 
     def near(self, object_id: bytes, oid: int) -> memoryview | None:
-        """The payload, if this host has it under another header than `oid`."""
+        """The payload if this host has it under a header other than `oid`, else None."""
 
 
 class RemoteObjects:
@@ -178,14 +180,14 @@ class RemoteObjects:
         self.results = results
         self.client = results.client
         self.store = results.store
-        self.fetcher: Fetcher | None = None  # set if there are other hosts
-        self.maker: Maker | None = None  # likewise
+        self.fetcher: Fetcher | None = None  # None in a cluster of one host
+        self.maker: Maker | None = None  # None in a cluster of one host
         self.loop = loop
         self.events = events
         self.by_oid: dict[int, RemoteObject] = {}
-        # A header's table and index, as returned by take_gone() -> the header's id.
+        # A header's table and index, as returned by `take_gone` -> the header's id.
         self._at: dict[int, int] = {}
-        self._gone: list[int] = []  # objects that were already freed or deleted at add()
+        self._gone: list[int] = []  # objects that were already freed or deleted in `add`
 
     def __contains__(self, oid: int) -> bool:
         return oid in self.by_oid
@@ -199,7 +201,7 @@ class RemoteObjects:
         layout: bytes = b"",
         refs: bool = False,
     ) -> bool:
-        """Marks a CLAIMED header as done, with its value on these nodes. False: it was
+        """Marks a CLAIMED header as done, with its value on these nodes. Returns False if it was
         cancelled."""
         done = self.client.finish_elsewhere(oid, nbytes, refs)
         if done:
@@ -211,7 +213,7 @@ class RemoteObjects:
     def add(
         self, oid: int, object_id: bytes, nbytes: int, holders: tuple[int, ...], layout: bytes
     ) -> None:
-        """Adds an object whose header is SPILLED although its bytes are not on the disk."""
+        """Adds an object whose header is SPILLED but whose bytes are on other hosts."""
         self.by_oid[oid] = RemoteObject(object_id, nbytes, holders, layout=layout)
         before = self._at.get(oid >> INDEX_SHIFT, oid)
         if before != oid:  # the header has been reused for another object
@@ -226,8 +228,8 @@ class RemoteObjects:
         return self.by_oid.pop(oid, None)
 
     def want(self, oid: int, done: Callable[[], None]) -> bool:
-        """Fetches the object, and calls `done` when its bytes are here or have become unavailable.
-        False: no fetch has begun, because there is no free memory now."""
+        """Fetches the object. Calls `done` when its bytes are here or have become unavailable.
+        Returns False, without starting a fetch, if memory is short."""
         remote = self.by_oid[oid]
         if self.absent(oid):
             remote.waiting.append(done)
@@ -245,14 +247,15 @@ class RemoteObjects:
         return True
 
     def refuse(self, oid: int, why: str) -> None:
-        """The last holder lacked memory for put_wait_s to read the object from its disk. The object
-        is not lost: the fetch continues, and readers of this host get the reason."""
+        """Records why the last holder could not read the object from its disk: memory was short for
+        put_wait_s. The object is not lost. The fetch continues, and readers on this host receive
+        the reason."""
         remote = self.by_oid[oid]
         remote.full = why
         remote.full_until = self.loop.now() + 2 * self.store.config.put_wait_s
 
     def refusal(self, oid: int) -> str:
-        """Why a holder has recently refused the object; or ""."""
+        """The reason why a holder has recently refused to send the object, or ""."""
         remote = self.by_oid.get(oid)
         return "" if remote is None or self.loop.now() > remote.full_until else remote.full
 
@@ -262,8 +265,8 @@ class RemoteObjects:
         return remote is not None and not remote.holders and not remote.payload
 
     def needs_making(self, oid: int) -> bool:
-        """Whether the object has no known holder. If so, this call also requests it from the maker,
-        unless a fetch is still running."""
+        """Whether the object has no known holder. If so, also requests it from the maker unless a
+        fetch is still running."""
         remote = self.by_oid.get(oid)
         if remote is None or remote.holders:
             return False
@@ -286,8 +289,8 @@ class RemoteObjects:
         layout: bytes = b"",
         copied: bool = False,
     ) -> None:
-        """These nodes hold an object that was absent. nbytes, layout: of a reconstructed value,
-        which may differ from the first one. copied: as in RemoteObject."""
+        """Records the holders of an absent object. nbytes, layout: the size and layout of a
+        reconstructed value, which may differ from the first one. copied: as in RemoteObject."""
         if not self.absent(oid):
             return
         remote = self.by_oid[oid]
@@ -304,8 +307,8 @@ class RemoteObjects:
             remote.holders = holders
 
     def bring(self, oid: int, full: Callable[[], None]) -> None:
-        """Fetches an object once it fits, although no reader waits for it. full: called if it does
-        not fit for put_wait_s."""
+        """Fetches an object even if no reader is waiting for it. If memory is short, retries for
+        put_wait_s and then calls `full`."""
         remote = self.by_oid[oid]
         remote.waiting.append(_nothing)
         if self.absent(oid):
@@ -317,8 +320,8 @@ class RemoteObjects:
     def _fetch_when_free(
         self, oid: int, remote: RemoteObject, until: float, full: Callable[[], None]
     ) -> None:
-        """Begins the fetch, or retries it until the time `until` and then calls `full`. An object
-        that can never fit fails."""
+        """Begins the fetch. If memory is short, retries until the time `until` and then calls
+        `full`. Fails an object that can never fit."""
         if self.by_oid.get(oid) is not remote or remote.payload or not remote.holders:
             return
         payload = self.store.lease(remote.nbytes, NODE_SLOT)
@@ -346,7 +349,8 @@ class RemoteObjects:
         self.fetcher.fetch(oid, remote)
 
     def let_go(self, oid: int) -> None:
-        """The filler has stopped. If a reader waits for the object, it is fetched."""
+        """Handles that the filler has stopped. If a reader is waiting for the object, fetches
+        it."""
         remote = self.by_oid.get(oid)
         if remote is not None and remote.waiting:
             self._fetch(oid, remote)
@@ -354,7 +358,7 @@ class RemoteObjects:
             self._forget(oid, remote)
 
     def give_up(self, oid: int) -> None:
-        """Stops the present fetch; the next request begins a new one."""
+        """Stops the present fetch. The next request begins a new one."""
         self._forget(oid, self.by_oid[oid])
 
     def _forget(self, oid: int, remote: RemoteObject) -> None:
@@ -367,8 +371,8 @@ class RemoteObjects:
             remote.engine_buffer, remote.arrived = EngineBuffer(), Ranges()
 
     def restore(self, oid: int) -> bool | None:
-        """As Store.restore. None: it is being fetched, or memory is short now; False: it is not
-        here."""
+        """Like `Store.restore`. Returns None if the object is being fetched or memory is short, and
+        False if it is not a remote object."""
         remote = self.by_oid.get(oid)
         if remote is None:
             return False
@@ -377,7 +381,7 @@ class RemoteObjects:
         return None
 
     def arrived(self, oid: int) -> None:
-        """Seals the object, whose block holds the whole payload."""
+        """Finishes the fetch of an object whose block contains the whole payload."""
         remote = self._take(oid)
         assert remote is not None
         if not self.client.restore(oid, remote.payload, remote.nbytes):
@@ -386,15 +390,15 @@ class RemoteObjects:
         _close(remote)
 
     def brought(self, oid: int, payload: int) -> None:
-        """Takes over a block with the whole value, which has arrived in another way."""
+        """Makes a block with the whole value, which has arrived in another way, the object's."""
         remote = self.by_oid[oid]
         self._forget(oid, remote)
         remote.payload = payload
         self.arrived(oid)
 
     def lost(self, oid: int, why: str) -> None:
-        """No living holder of the object is known. It becomes absent, or fails if the maker cannot
-        help."""
+        """Handles that no living holder of the object is known. The object becomes absent, or fails
+        if the maker cannot help."""
         remote = self.by_oid[oid]
         why = remote.why or f"object {remote.object.hex()} is lost: {why}"
         not_again = "" if self.maker is None else self.maker.why_not(oid, remote)
@@ -411,7 +415,7 @@ class RemoteObjects:
             self.make(oid)
 
     def fail(self, oid: int, error: BaseException) -> None:
-        """The object is permanently lost; readers raise this error."""
+        """Makes readers raise this error, because the object is permanently lost."""
         self.replace(oid, _serialize.encode_error(error, "").tobytes())
 
     def replace(self, oid: int, data: bytes | memoryview) -> None:
@@ -422,7 +426,7 @@ class RemoteObjects:
         self._forget(oid, remote)
         mem = memoryview(data)
         payload = self.results.lease(mem.nbytes)
-        if payload is None:  # not even that fits: readers find a deleted object
+        if payload is None:  # not even the payload fits, so delete the object
             self.client.delete(oid)
         else:
             self.client.memory(payload, mem.nbytes)[:] = mem
@@ -432,14 +436,14 @@ class RemoteObjects:
         _close(remote)
 
     def settled(self, oid: int) -> None:
-        """Stops fetching an object whose header has received its value in another way."""
+        """Stops fetching an object whose header has its value from another source."""
         remote = self._take(oid)
         if remote is not None:
             self._forget(oid, remote)
             _close(remote)
 
     def drop(self, oid: int) -> RemoteObject | None:
-        """Removes an object whose header is gone, or now has other content."""
+        """Removes an object whose header is gone or now has other content."""
         remote = self._take(oid)
         if remote is None:
             return None
@@ -450,7 +454,7 @@ class RemoteObjects:
         return remote
 
     def purge(self) -> list[RemoteObject]:
-        """Drops objects whose headers were freed or deleted, by visiting only headers in the `gone`
+        """Drops objects whose headers were freed or deleted. Visits only headers in the `gone`
         bitmaps of their tables."""
         gone, self._gone = self._gone, []
         for key in self.client.take_gone():
@@ -467,18 +471,18 @@ class RemoteObjects:
         return found
 
     def peer_lost(self, member: Member) -> None:
-        """A node is gone, and with it the objects that only it held. If an object is being fetched,
-        the manager decides whether other holders remain."""
+        """Handles the loss of a host and of the objects that only its node held. If an object is
+        being fetched, the manager decides whether other holders remain."""
         for oid in list(self.by_oid):
             self.lose_holder(oid, member.node)
 
     def lose_copy(self, oid: int, number: int) -> None:
-        """A node has released its replica of an object."""
+        """Handles that a node has released its replica of an object."""
         if oid in self.by_oid and self.by_oid[oid].copied:
             self.lose_holder(oid, number)
 
     def lose_holder(self, oid: int, number: int) -> None:
-        """A node no longer has the object's bytes."""
+        """Handles that a node no longer has the object's bytes."""
         remote = self.by_oid.get(oid)
         if remote is None or number not in remote.holders:
             return

@@ -1,10 +1,10 @@
-"""Replicas: copies of other hosts' objects that are kept here even without a holder here.
+"""Replicas: copies of other hosts' objects that the node keeps even if no process here holds them.
 
-`to=` and broadcast place values on hosts that hold no ref yet. The hold of such a host's node keeps
-the copy, and the owner does not count it. When the object has no holder left in the cluster, the
-owner sends DropReplica (_node/objects/exports.py), and the replicas are released. When a process
-here requests the object, the replica becomes an import like any other while the process holds it,
-so this file polls whether its own hold is the only one left.
+`to=` and broadcast place values on hosts that hold no ref yet. Such a host's node keeps the copy
+with its own hold, which the owner does not count. When the object has no holder left in the
+cluster, the owner sends DropReplica (_node/objects/exports.py), and the replicas are released. When
+a process here requests the object, the replica becomes an import like any other while the process
+holds it. This file therefore polls whether the node's own hold is the only one left.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class Replicas:
         self.loop = loop
         self.exports = exports
         self.holds: dict[bytes, Any] = {}
-        # Results of other hosts' tasks that are kept here until those hosts release them, and that
-        # processes here also hold, which the owners count.
+        # Results of other hosts' tasks that the node keeps until those hosts release them, and for
+        # which the owners also count this host because processes here hold them.
         self._results: set[int] = set()
         self._polling = False
 
     def expect(
         self, object_id: bytes, nbytes: int, holders: tuple[int, ...], layout: bytes = b""
     ) -> int:
-        """The header of a ready object here. Its value is here, or can be fetched from the nodes
-        `holders`. If this host owns the object, it may be gone."""
+        """Returns the header here of a ready object. Its value is here or can be fetched from the
+        nodes `holders`. If this host owns the object, the object may be gone."""
         oid = self._header(object_id)
         if oid and self.client.state(oid) == STATE["CLAIMED"] and self._is_foreign(object_id):
             self.remote_objects.complete(oid, object_id, nbytes, holders, layout)
@@ -71,11 +71,11 @@ class Replicas:
             self.tell(object_id, nbytes)
 
     def seal(self, object_id: bytes, payload: int, nbytes: int) -> None:
-        """Turns a block with the whole value into the replica here."""
+        """Turns a block with the whole value into a replica."""
         oid = self._header(object_id)
         if self.client.state(oid) == STATE["CLAIMED"]:
             self.results.store_block(oid, payload, nbytes)
-        # the owner's description has preceded the manager's commit
+        # The owner's description has preceded the manager's commit.
         elif oid in self.remote_objects:
             self.remote_objects.brought(oid, payload)
         else:
@@ -111,7 +111,7 @@ class Replicas:
         return int(self.holds[object_id].oid)
 
     def let_go(self, object_id: bytes) -> None:
-        """Releases a replica, for example after a DropReplica of the owner."""
+        """Releases a replica, for example after a DropReplica from the owner."""
         self.holds.pop(object_id, None)
 
     def only_kept(self, object_id: bytes) -> bool:
@@ -120,8 +120,8 @@ class Replicas:
         return hold is not None and self.exports.only_ours(hold.oid)
 
     def peer_lost(self, member: Member) -> None:
-        """A host is gone: releases the replicas of its objects. _node/lineage/ has taken its own
-        holds on them earlier."""
+        """Releases the replicas of a lost host's objects. The lineage components have already taken
+        their own holds on them."""
         for object_id in [
             object_id
             for object_id in self.holds
@@ -130,13 +130,14 @@ class Replicas:
             del self.holds[object_id]
 
     def keep_on(self, object_id: bytes, hold: Any) -> None:
-        """Keeps a replica of a lost owner's object, which has a new owner."""
+        """Keeps a replica of an object whose lost owner has been replaced by a new one."""
         self.holds[object_id] = hold
         self._poll_later()
 
     def watch_result(self, oid: int) -> None:
-        """The owner counts that processes here hold the result of its task. The node also keeps the
-        result for the owner, so it polls whether its own hold is the only one left."""
+        """Polls whether the node's own hold on the result of another host's task is the only one
+        left here. The node keeps the result for the owner, which also counts this host because
+        processes here hold the result."""
         self._results.add(oid)
         self._poll_later()
 
@@ -165,17 +166,17 @@ class Replicas:
             self.loop.call_later(KEPT_POLL_S, self._poll)
 
     def _result_ended(self, oid: int) -> bool:
-        """Whether polling of a result can stop. If the node keeps nothing of it, the owner is
-        notified when its header is freed."""
+        """Whether polling of a result can stop. If the node does not keep the result, the owner is
+        notified when the result's header is freed."""
         record = self.imports.by_oid.get(oid)
         if record is None or not record.number or not self.client.private_counts(oid)[0]:
             return True
-        replica = self.holds.get(record.object)  # perhaps on another header of the same object
+        replica = self.holds.get(record.object)  # may be a hold on another header of the object
         ours = self.exports.holds_only(oid, int(replica is not None and replica.oid == oid))
         return ours and self.imports.release_kept(oid, keeps=False)
 
     def _cannot_arrive(self, oid: int) -> bool:
-        """Whether the value can no longer arrive: it is lost, an error, or its task was
+        """Whether the value can no longer arrive, because it is lost or an error, or its task was
         cancelled."""
         remote = self.remote_objects.by_oid.get(oid)
         nowhere = remote is not None and not remote.payload

@@ -1,7 +1,7 @@
 """Values and errors that the node itself writes: results of collectives, errors of dead tasks.
 
-A header is finished by its claimant: by the node for every collective, and after the death of a
-process. The node never unpickles, so errors of sources are passed on as bytes.
+A header is finished by its claimant. The node is the claimant for every collective, and after the
+death of a process. The node never unpickles, so it passes errors of sources on as bytes.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ class ResultWriter:
         self.store = store
         self.config = config
         # Local id of a result -> holds on the refs inside it, kept until the owner of the result's
-        # table has its own.
+        # table has its own holds.
         self.untaken: dict[int, list[Any]] = {}
-        # The local id of an object of any host; 0 if it has no header here.
+        # Returns the local id of an object of any host, or 0 if it has no header here.
         self.local: Callable[[bytes], int] = self.made_here
-        # The ids of all headers here of an object; its owner may count any of them.
+        # Returns the ids of all headers here for an object. Its owner may count any of them.
         self.headers: Callable[[bytes], list[int]] = self.all_made_here
 
     def made_here(self, object_id: bytes) -> int:
-        """The local id of an object of this host; 0 if it belongs to another host."""
+        """The local id of an object that was made on this host; 0 for other objects."""
         host_id, oid = ids.unpack_id(object_id)
         return oid if host_id == self.client.host_id else 0
 
     def all_made_here(self, object_id: bytes) -> list[int]:
-        """The same, as a list."""
+        """The result of `made_here` as a list, empty instead of 0."""
         oid = self.made_here(object_id)
         return [oid] if oid else []
 
     def hold(self, object_id: bytes) -> Any:
-        """A hold on an object of any host; None if it has no header here, or is gone."""
+        """A hold on an object of any host. None if the object has no header here or is gone."""
         oid = self.local(object_id)
         return self.client.hold(oid) if oid else None
 
@@ -63,8 +63,8 @@ class ResultWriter:
 
     def pin(self, oid: int) -> memoryview | int | None:
         """The payload of an object, restored from the disk if necessary. The object is not spilled
-        while the view exists. None: it does not fit into memory now, or is being fetched from
-        another host. An int: the state of a header without a value."""
+        while the view exists. Returns None if the object does not fit in memory now or is being
+        fetched from another host, and the state (an int) of a header without a value."""
         got = self.client.view(oid)
         if got in AWAY:
             if self.store.restore(oid) is None:
@@ -76,14 +76,14 @@ class ResultWriter:
 
     @staticmethod
     def is_gone(got: Any) -> bool:
-        """Whether `got`, from `pin` or `view`, shows that there will never be a value: the object
-        is deleted, or has an error instead."""
+        """Whether `got`, a result of `pin` or `view`, shows that there will never be a value,
+        because the object is deleted or contains an error."""
         if isinstance(got, int):
             return got not in AWAY
         return _serialize.payload_kind(memoryview(got)) == _serialize.ERROR
 
     def lease(self, nbytes: int, failed: bool = False) -> int | None:
-        """Leases a block. `failed`: for an error, for which some memory is reserved."""
+        """Leases a block. failed: the block is for an error, for which some memory is reserved."""
         if failed and nbytes <= self.config.error_bytes_max:
             return self.store.lease_error(nbytes, NODE_SLOT)
         return self.store.lease(nbytes, NODE_SLOT)
@@ -96,9 +96,9 @@ class ResultWriter:
         error: BaseException | None = None,
         instead: Callable[[], _serialize.Encoded] | None = None,
     ) -> None:
-        """Stores a small payload (None, or an error). A short form replaces an error that does not
-        fit. `error`: the error itself, if known. `instead`: a value that fits into the header,
-        stored if this one does not fit."""
+        """Stores a small payload (None, or an error). An error that does not fit is replaced by a
+        short form. error: the exception, if known. instead: returns a value that fits in the
+        header, which is stored if the payload does not fit."""
         if self.store_if_fits(oid, encoded, failed):
             return
         if instead is not None:
@@ -110,8 +110,8 @@ class ResultWriter:
         self.store_value(oid, short_form, True)
 
     def store_if_fits(self, oid: int, encoded: _serialize.Encoded, failed: bool) -> bool:
-        """Writes a payload and finishes the header. False: it does not fit, and the header is
-        unchanged."""
+        """Writes a payload and finishes the header. Returns False and leaves the header unchanged
+        if the payload does not fit."""
         refs = bool(encoded.refs)
         payload = 0
         if encoded.nbytes <= _shm.INLINE_BYTES_MAX:
@@ -135,7 +135,8 @@ class ResultWriter:
         self._finish(oid, payload, False)
 
     def _finish(self, oid: int, payload: int, failed: bool) -> bool:
-        """Finishes the header. False: it was cancelled or deleted, and the block is freed."""
+        """Finishes the header. Frees the block and returns False if the header was cancelled or
+        deleted."""
         if self.tasks.finish(oid, failed):
             return True
         if payload:
@@ -144,14 +145,14 @@ class ResultWriter:
         return False
 
     def store_error(self, oid: int, error: BaseException, text: str = "") -> None:
-        """Fails the header. `text`: the traceback of the cause, if a worker raised it."""
+        """Fails the header. text: the traceback of the cause, if a worker raised it."""
         self.store_value(oid, _serialize.encode_error(error, text), True, error)
 
     def replace_spilled(self, oid: int, error: BaseException) -> None:
-        """Replaces the content of a spilled object, whose bytes are lost, with the error."""
+        """Replaces the content of a spilled object whose bytes are lost with the error."""
         data = _serialize.encode_error(error, "").tobytes()
         payload = self.lease(len(data), True)
-        if payload is None:  # not even that fits: readers find a deleted object
+        if payload is None:  # not even the error fits, so delete the object
             self.client.delete(oid)
             return
         self.client.memory(payload, len(data))[:] = data
@@ -159,7 +160,7 @@ class ResultWriter:
             self.store.free(payload)
 
     def raw_error(self, oid: int) -> _serialize.Encoded | None:
-        """The error payload of a failed source; None if it is not here, too large, or no error."""
+        """The error payload of a failed source. None if it is not here, too large, or no error."""
         state = self.client.state(oid)
         if state in CANCELLED:
             return _serialize.encode_error(CancelledError(), "")
