@@ -1,1 +1,1 @@
-"""The store of one host: its memory budget, spilling, pages, and growing blocks."""
+"""The store of one host: its memory budget, spilling, pages and growing blocks."""

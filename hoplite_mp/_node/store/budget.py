@@ -3,8 +3,8 @@
 The kernel does not free shared memory when one of its users dies, so one process must keep track of
 all allocations. Before the store grows, memory=, MemAvailable and the limits of every enclosing
 control group are checked. When memory is short, the store first frees objects that only lineage
-keeps, returned blocks, and objects without a holder. Then it takes empty spans, then warm pages,
-and then it spills the least recently used unpinned objects.
+keeps, objects without a holder, and returned blocks. Then it revokes empty spans, then returns warm
+pages to the system, and then spills the least recently used unpinned objects.
 """
 
 from __future__ import annotations
@@ -25,44 +25,46 @@ if TYPE_CHECKING:
     from hoplite_mp._node.trace_events import TraceEvents
     from hoplite_mp.config import Config
 
-    Candidate = tuple[int, int, int, int]  # when it was last used, its id, payload offset, bytes
+    Candidate = tuple[int, int, int, int]  # time of the last use, object id, payload offset, bytes
 
 __all__ = ["Pages", "Store"]
 
 
 ADOPTED = -1
-PROMISED = -2  # in place of a slot; see sync_actors.py
+PROMISED = -2  # in place of a slot: a reserved block (see groups/group_results.py)
 LEASED = (1 << 64) - 1
 HEAD = _shm.BLOCK_HEAD_BYTES
 # Spill in batches of 1/32 of the store's limit. Smaller batches: fewer objects leave memory before
 # they must. Larger: more objects share the cost of one scan of all headers.
 SPILL_BATCHES = 32
-# A reader that has requested a spilled object needs a moment to pin it. For this time the object is
-# not spilled again; otherwise readers of more objects than fit into memory would displace each
-# other's objects forever. Longer: others wait longer for memory after a reader has died.
+# A reader that has requested a spilled object needs a moment to pin it, so the object is not
+# spilled again for this time. Otherwise readers of more objects than fit in memory would displace
+# each other's objects indefinitely. Longer: others wait longer for memory after a reader has died.
 HANDED_S = 0.02
 ERROR_SHARE = 16  # the reserve for errors is at most 1/16 of the limit
-# the spill file is purged once the writes since the last purge equal 1/16 of its objects
+# The spill file is purged when the number of writes since the last purge exceeds 1/16 of the number
+# of spilled objects.
 PURGE_SHARE = 16
 SPILL_AGAIN_S = 1.0  # no spilling for this long after a failed write to the disk
 
 
 class StoreEvents(Protocol):
-    """Reports and requests of this component to the components above it."""
+    """Requests from this component to the components above it."""
 
     def restore_elsewhere(self, oid: int) -> bool | None:
-        """Fetches an object whose bytes may be on another host. None: it is being fetched, or
-        memory is short; False: it is gone."""
+        """Fetches an object whose bytes may be on another host. Returns None if the object is being
+        fetched or memory is short, and False if it is gone."""
 
     def unreadable(self, oid: int, why: str) -> None:
-        """Replaces a spilled object, whose bytes cannot be read from the disk, with an error."""
+        """Replaces a spilled object with an error, because its bytes cannot be read from the
+        disk."""
 
     def drop_unneeded(self) -> None:
-        """Drops unneeded bytes that lineage keeps."""
+        """Drops objects that only lineage keeps and that are not needed."""
 
 
 class Store:
-    """The leases of the store's memory, and the memory in use."""
+    """The leases of the store's memory, and the amount of memory in use."""
 
     def __init__(
         self,
@@ -90,22 +92,23 @@ class Store:
         self.trace_events = trace_events
         self.spill = disk
         self.spilled: dict[int, tuple[int, int]] = {}  # oid -> (position, bytes)
-        self._handed: dict[int, float] = {}  # restored oid -> when it may be spilled again
+        # restored oid -> time at which it may be spilled again
+        self._handed: dict[int, float] = {}
         self.spill_error = ""  # reason why the last write to the disk failed
         self._spill_again = 0.0
-        self._writes = 0  # number of writes into the spill file since it was purged
-        # The client in whose own spans the last call has freed memory by spilling small objects.
+        self._writes = 0  # number of writes to the spill file since it was purged
+        # Slot of the client in whose spans the last allocation freed memory by spilling objects.
         self.returned_to = NODE_SLOT
-        self.ahead = 0  # bytes of reserve()
-        self.call_buffer_bytes = 0  # leased for the calls of Groups, until the Groups end
+        self.ahead = 0  # bytes in ranges from `reserve`
+        self.call_buffer_bytes = 0  # bytes leased for call buffers of Groups, until the Groups end
         self.clients: Iterable[int] = ()  # slots of processes that may request spans
         self.promised = 0  # bytes reserved for clients other than the one being served
 
     # -- leasing -------------------------------------------------------------------------------
 
     def lease(self, nbytes: int, slot: int, preallocated: bool = False) -> int | None:
-        """Leases a big block; returns its payload offset. None: memory is short. preallocated: the
-        block may never be needed, so it takes no memory from others."""
+        """Leases a big block. Returns its payload offset, or None if memory is short. preallocated:
+        the block may never be needed, so it must not take memory from others."""
         self.take_returns()
         if (start := self._allocate(nbytes + HEAD, 4096, slot, preallocated)) is None:
             return None
@@ -114,7 +117,7 @@ class Store:
         return payload
 
     def has_spare(self, nbytes: int) -> bool:
-        """Whether a block that may never be needed fits, and leaves as much memory for others."""
+        """Whether a block that may never be needed fits and leaves as much memory for others."""
         if self.used_bytes() + nbytes > self.limit // 2:
             return False
         # A range whose pages are in memory takes nothing from others. Checked first, because
@@ -122,7 +125,8 @@ class Store:
         return not self.arena.growth(nbytes + HEAD) or self.fits(2 * nbytes, 4096)
 
     def lease_error(self, nbytes: int, slot: int) -> int | None:
-        """Leases a block for an error: within the limit, or else from the reserve beyond it."""
+        """Leases a block for an error, within the limit or else from the reserve beyond it. Returns
+        the payload offset, or None if memory is short."""
         payload = self.lease(nbytes, slot)
         if payload is not None:
             return payload
@@ -136,16 +140,16 @@ class Store:
         return payload
 
     def size_of(self, payload: int) -> int:
-        """Size of a leased big block, in bytes."""
+        """The size of a leased big block, in bytes."""
         return self.arena.size_of(payload - HEAD) - HEAD
 
     def lease_span(self, slot: int) -> int | None:
-        """Leases a span for small objects, aligned to its size. None: memory is short."""
+        """Leases a span for small objects, aligned to its size. Returns None if memory is short."""
         size = self.config.span_bytes
         self.take_returns()
         lessees = set(self.spans.values())
-        # A client with a span leaves memory for clients without one: its small objects can be
-        # spilled, whereas a client without a span cannot put anything.
+        # A client with a span leaves memory for clients without one, which cannot put anything. The
+        # small objects of the former can be spilled.
         self.promised = 0
         if slot in lessees:
             self.promised = size * sum(client not in lessees for client in self.clients)
@@ -186,13 +190,12 @@ class Store:
             growth = self.arena.growth(nbytes, align)  # higher if pages of the range were returned
             if self.arena.resident + growth > self.limit:
                 return False
-        # Spans may use most of the reserve, because a worker without a span could not report
-        # errors.
+        # Spans may use most of the reserve, because a worker without a span cannot report errors.
         reserve = self.reserve_bytes if align < self.config.span_bytes else self.reserve_bytes // 4
         return not growth or growth + self._untouched() + reserve <= available_bytes()
 
     def _untouched(self) -> int:
-        """Bytes that count as resident before their pages are first touched."""
+        """The number of bytes that count as resident but whose pages have not been touched."""
         return max(0, self.arena.resident - resident_bytes(self.store_fd))
 
     def _free_memory(self, nbytes: int, align: int, slot: int) -> bool:
@@ -244,7 +247,7 @@ class Store:
             self.arena.free(offset)
 
     def orphan(self, slot: int) -> None:
-        """After a client's death: frees its blocks without a live object, and adopts its spans."""
+        """Frees the blocks of a dead client that contain no live object, and adopts its spans."""
         live = self.client.live_blocks()
         for payload, lessee in list(self.leases.items()):
             if lessee == slot:
@@ -271,7 +274,7 @@ class Store:
                 self.arena.free(offset)
 
     def revoke_spans(self, enough: Callable[[], bool]) -> None:
-        """Takes empty spans from living clients, because an idle client returns nothing."""
+        """Takes empty spans from living clients, because an idle client returns none."""
         for offset, lessee in list(self.spans.items()):
             if lessee != ADOPTED and self.client.revoke_span(offset):
                 del self.spans[offset]
@@ -280,30 +283,31 @@ class Store:
                     return
 
     def reserve(self, nbytes: int) -> int | None:
-        """Reserves a range whose pages are touched ahead of demand; None: memory is short."""
+        """Reserves a range whose pages will be touched ahead of demand. Returns its offset, or None
+        if memory is short."""
         if not self.fits(nbytes, 4096):
             return None
         self.ahead += nbytes
         return self.arena.allocate(nbytes, 4096)
 
     def release(self, start: int) -> None:
-        """Frees such a range, whose pages are now warm."""
+        """Frees a range from `reserve`, whose pages are now warm."""
         self.ahead -= self.arena.size_of(start)
         self.arena.free(start)
 
     def used_bytes(self) -> int:
-        """Bytes of big objects and of spans."""
+        """The number of bytes in big blocks and spans."""
         return self.arena.used - self.ahead
 
     # -- spilling ------------------------------------------------------------------------------
 
     def _spill_until(self, nbytes: int, align: int, slot: int) -> None:
-        """Spills until the bytes fit, and then to the end of a batch: finding the least recently
-        used objects scans all headers, which the next requests need not repeat."""
+        """Spills until the bytes fit, and then to the end of a batch. The search for the least
+        recently used objects scans all headers, which the next requests then need not repeat."""
         size = self.config.span_bytes
         # Spilling a small object only helps the client that leases its span, and only if that
-        # client requests a span; all others need whole spans. Big objects are spilled before whole
-        # spans, because fewer of them make up the same number of bytes.
+        # client requests a span. All others need whole spans. Big objects are spilled before whole
+        # spans, because fewer objects free the same number of bytes.
         own = {offset for offset, lessee in self.spans.items() if lessee == slot and align >= size}
         others: dict[int, list[Candidate]] = {}
         small = spilled = 0
@@ -338,14 +342,14 @@ class Store:
     def _empty_spans(
         self, found: dict[int, list[Candidate]], enough: Callable[[], bool], count: int
     ) -> None:
-        """Spills all objects of a span and takes the span from its lessee. Repeats this, starting
-        with the least recently used span, until there is enough memory and `count` objects are
-        spilled."""
+        """Spills all objects in a span and takes the span from its lessee. Repeats this, starting
+        with the least recently used span, until there is enough memory and `count` objects have
+        been spilled."""
         used = Counter(payload & -self.config.span_bytes for payload in self.client.live_blocks())
         done = 0
         for offset, inside in sorted(found.items(), key=lambda item: item[1][-1][0]):
             if used[offset] != len(inside):
-                continue  # an object in it is pinned, or is an error
+                continue  # an object in the span is pinned or is an error
             if self.loop.now() < self._spill_again or (done >= count and enough()):
                 return
             done += len(inside)
@@ -356,7 +360,7 @@ class Store:
                     self.arena.free(offset)
 
     def spill_one(self, oid: int, payload: int, nbytes: int) -> bool:
-        """Moves one object into the spill file. False: it is pinned, or the write fails."""
+        """Moves one object to the spill file. Returns False if it is pinned or the write fails."""
         if not self.client.spill_begin(oid):
             return False
         begun = self.loop.now_ns() if self.trace_events.on else 0
@@ -370,8 +374,8 @@ class Store:
         return True
 
     def _write(self, data: memoryview) -> int | None:
-        """Writes into the spill file; returns the position. None: the write failed; spill_error is
-        the reason."""
+        """Writes to the spill file. Returns the position, or None if the write failed for the
+        reason in `spill_error`."""
         self._writes += 1
         if self._writes > len(self.spilled) // PURGE_SHARE:
             self.purge_spilled()
@@ -391,7 +395,8 @@ class Store:
         return None
 
     def restore(self, oid: int, slot: int = NODE_SLOT) -> bool | None:
-        """Restores a spilled object for `slot`. None: memory is short; False: it is gone."""
+        """Restores a spilled object for the process in the slot. Returns None if memory is short,
+        and False if the object is gone."""
         if oid not in self.spilled or self.client.state(oid) != STATE["SPILLED"]:
             return self.events.restore_elsewhere(oid)
         position, nbytes = self.spilled[oid]
@@ -417,11 +422,11 @@ class Store:
         return False
 
     def spilled_bytes(self, oid: int) -> bytes | None:
-        """The payload of a spilled object, read from the file; None if it is not there."""
+        """The payload of a spilled object, read from the spill file. None if it is not there."""
         return self.read_spilled(oid, 0, self.spilled[oid][1]) if oid in self.spilled else None
 
     def read_spilled(self, oid: int, offset: int, nbytes: int) -> bytes | None:
-        """A part of a spilled object's payload."""
+        """A range of a spilled object's payload, or None if it cannot be read."""
         if oid not in self.spilled or self.client.state(oid) != STATE["SPILLED"]:
             return None
         position, whole = self.spilled[oid]
@@ -438,14 +443,14 @@ class Store:
         self.spill.free(self.spilled.pop(oid)[0])
 
     def forget_spilled(self, oid: int) -> bool:
-        """Frees an object's bytes in the file. False: it is not there."""
+        """Frees an object's bytes in the spill file. Returns False if it is not there."""
         if oid not in self.spilled or self.client.state(oid) != STATE["SPILLED"]:
             return False
         self.spill.free(self.spilled.pop(oid)[0])
         return True
 
     def purge_spilled(self) -> None:
-        """Frees bytes in the file of objects that are no longer spilled."""
+        """Frees the bytes in the spill file of objects that are no longer spilled."""
         self._writes = 0
         for oid, (position, _) in list(self.spilled.items()):
             if self.client.state(oid) != STATE["SPILLED"]:
@@ -455,8 +460,8 @@ class Store:
     # -- giving memory back --------------------------------------------------------------------
 
     def give_unneeded_back(self) -> bool:
-        """Returns warm pages that have not been needed since the last call to the system. Returns
-        whether any page is left."""
+        """Gives warm pages back to the system that have not been needed since the last call to this
+        method. Returns whether any pages are left."""
         self.client.reclaim_freed()
         self.take_returns()
         self.purge_spilled()
@@ -468,7 +473,7 @@ class Store:
     # -- messages for users --------------------------------------------------------------------
 
     def usage_message(self) -> str:
-        """The fill level of the store, without a scan of all objects."""
+        """The fill level of the store as text, determined without a scan of all objects."""
         used = f"store of h{self.client.number} holds {format_bytes(self.arena.used)}"
         return f"{used} of {format_bytes(self.limit)}"
 
@@ -480,8 +485,8 @@ class Store:
         )
 
     def full_message(self) -> str:
-        """The reason why memory is short, with the memory that each process pins: the text of
-        StoreFullError."""
+        """The text of StoreFullError: why memory is short, and how much memory each process
+        pins."""
         pinned: dict[int, int] = {}
         queued = small = 0
         for header in self.client.scan():
@@ -512,23 +517,24 @@ class Store:
             parts.append(f"{format_bytes(spans - small)} free between small objects")
         free = available_bytes()
         if self.arena.used < self.limit // 2 and free < 2 * self.config.memory_reserve_bytes:
-            parts.append(f"only {format_bytes(free)} of the host's memory are available")
+            parts.append(f"only {format_bytes(free)} of the host's memory is available")
         if self.spill_error:
             parts.append(self.spill_error)
         detail = f" ({', '.join(parts)})" if parts else ""
         return f"{self.usage_message()}{detail}. Free arrays, or raise memory=."
 
 
-# Pages of the store: touched ahead of the first large objects, returned after a long idle time.
+# Pages of the store: touched ahead of the first large objects, and returned after a long idle time.
 #
-# The first write to a fresh page costs a page fault and the zeroing of the page. Unused pages
+# The first write to a fresh page causes a page fault and the zeroing of the page. Unused pages
 # should be available to other programs.
 
 
-# Delay after the start of the host, so that its workers start first. Higher: large objects are
+# Delay after the start of the host, so that its workers start first. Higher: large objects may be
 # written before the pages have been touched.
 POPULATE_DELAY_S = 0.3
-# Bytes in one system call. Other threads get the lock of the address space between calls.
+# The number of bytes in one system call. Between calls other threads can take the lock of the
+# address space.
 POPULATE_STEP_BYTES = 2 << 20
 IDLE_POLL_S = 0.1  # minimum interval of checks, even if memory_idle_s is shorter
 
@@ -539,7 +545,7 @@ class Pages:
     def __init__(
         self, config: Config, loop: LoopPort, client: _shm.NodeClient, store: Store, workers: int
     ) -> None:
-        """workers: number of workers at the start of the host."""
+        """workers: the number of workers at the start of the host."""
         self.config = config
         self.loop = loop
         self.client = client
@@ -548,7 +554,7 @@ class Pages:
         self._watching = False
 
     def begin(self) -> None:
-        """Called at the start of the host."""
+        """Schedules the touching of pages. Called at the start of the host."""
         if self.config.populate_ahead_bytes and self.workers:
             self.loop.call_later(POPULATE_DELAY_S, self._populate)
 
@@ -572,7 +578,7 @@ class Pages:
 
     def watch_idle(self) -> None:
         """Starts to check every memory_idle_s for pages that have not been needed since the last
-        check, because the store has grown."""
+        check. Called when the store has grown."""
         if not self._watching:
             self._watching = True
             self._check_later()

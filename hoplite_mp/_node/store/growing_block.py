@@ -1,9 +1,10 @@
 """Growing blocks: blocks that are sent while members of Groups are still writing them.
 
-Copying an array into the store takes a large part of the time of sending it, so sending begins with
-the first bytes. The member reports the bytes that it has written, and the engine's cells over the
-block advance. The node leases the block from the beginning. The block is freed when no call needs
-it, no plan has cells in it, and its writer has written everything or is dead.
+Copying an array into the store takes a large share of the time needed to send it, so sending begins
+with the first bytes. The member reports the bytes that it has written, and the engine's cells over
+the block advance. The node takes over the lease when the member passes the block to a call. The
+block is freed when no call needs it, no plan has cells in it, and its writer has written everything
+or is dead.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ __all__ = ["BLOCK", "EngineBuffer", "GrowingBlock", "GrowingBlocks", "Ranges"]
 
 # Sets of byte ranges: the bytes of a block that have arrived or been written.
 #
-# A block that a process is still writing, and a copy whose transfer was replanned, are filled in
-# pieces in any order. Bytes that have arrived are not transferred again.
+# A block that a process is still writing is filled in pieces in any order, and so is a copy whose
+# transfer was replanned. Bytes that have arrived are not transferred again.
 
 
-# How many gaps of one stripe are filled individually. Higher: more requests to a parent. Lower:
-# more bytes after the last gap are sent again although they have arrived.
+# The number of gaps in one stripe that are filled individually. Higher: more requests to a parent.
+# Lower: more bytes after the last gap are sent again even though they have arrived.
 GAPS_MAX = 8
 
 
@@ -57,15 +58,15 @@ class Ranges:
         self.found[first:last] = [(begin, end)]
 
     def reach(self, begin: int, end: int) -> int:
-        """How many bytes from `begin` on, up to `end`, are present without a gap."""
+        """The number of bytes present without a gap from `begin` on, up to `end`."""
         place = bisect.bisect_right(self.found, begin, key=lambda one: one[0]) - 1
         if place < 0 or self.found[place][1] <= begin:
             return 0
         return min(self.found[place][1], end) - begin
 
     def gaps(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """The missing parts of [begin, end): at most GAPS_MAX ranges. The last one may include
-        present bytes."""
+        """The missing ranges in [begin, end), at most GAPS_MAX. The last one may include present
+        bytes."""
         missing: list[tuple[int, int]] = []
         while begin < end:
             begin += self.reach(begin, end)
@@ -86,23 +87,23 @@ class Ranges:
 
 @dataclass(slots=True, eq=False)
 class EngineBuffer:
-    """The memory of some cells of the engine. The engine's thread may write into a cell briefly
+    """The memory of some engine cells. The engine's thread may write to a cell for a short time
     after the cell was closed, so a block with cells is freed through its EngineBuffer. `keep`:
     objects that must outlive these cells."""
 
     keep: list[Any] = field(default_factory=list)
-    closing: int = 0  # closed cells that the engine may still write
+    closing: int = 0  # number of closed cells to which the engine may still write
     then: list[Callable[[], None]] = field(default_factory=list)
 
     def when_free(self, action: Callable[[], None]) -> None:
-        """Calls `action` when the engine no longer writes any closed cell."""
+        """Calls `action` when the engine no longer writes to any closed cell."""
         if self.closing:
             self.then.append(action)
         else:
             action()
 
     def let_go(self) -> None:
-        """The engine has released a closed cell."""
+        """Handles that the engine has released a closed cell."""
         self.closing -= 1
         if not self.closing:
             actions, self.then = self.then, []
@@ -110,16 +111,16 @@ class EngineBuffer:
                 action()
 
 
-BLOCK = 1 << 63  # marks a growing block in a local id; no table has so high a number
+BLOCK = 1 << 63  # marks a growing block in a local id; table numbers never use this bit
 
 
 @dataclass(slots=True, eq=False)
 class GrowingBlock:
-    """One growing block. Ranges and offsets are bytes in its payload."""
+    """One growing block. Ranges and offsets are in bytes from the start of its payload."""
 
     payload: int
     nbytes: int
-    slot: int  # of the writing process; NODE_SLOT: that process is dead, or has left
+    slot: int  # slot of the writing process; NODE_SLOT: that process is dead or has left
     written: Ranges = field(default_factory=Ranges)
     cells: dict[int, tuple[int, int]] = field(default_factory=dict)  # cell -> (begin, bytes)
     needed: bool = True  # a running call needs it
@@ -142,7 +143,7 @@ class GrowingBlocks:
         self.blocks: dict[int, GrowingBlock] = {}  # by payload
 
     def name(self, payload: int) -> bytes:
-        """The id of the block in plans; no object has that id."""
+        """The id of the block in plans. No object has this id."""
         return ids.pack_id(self.client.host_id, payload | BLOCK)
 
     def get(self, object_id: bytes) -> GrowingBlock | None:
@@ -151,12 +152,13 @@ class GrowingBlocks:
         return self.blocks.get(payload ^ BLOCK) if host_id == self.client.host_id else None
 
     def take(self, slot: int, payload: int, nbytes: int, written: int) -> GrowingBlock:
-        """A member hands over a block that it continues to write; the first `written` bytes are
-        present. ValueError: the block is not leased to the member, or too small."""
+        """Takes over a block that a member continues to write. written: the number of bytes already
+        written, from the start. Raises ValueError if the block is not leased to the member or is
+        too small."""
         if self.store.leases.get(payload) != slot:
-            raise ValueError("that block is not the member's to give")
+            raise ValueError("the block is not leased to this member")
         if not 0 < written <= nbytes <= self.store.size_of(payload):
-            raise ValueError(f"{written} of {nbytes} bytes are not in that block")
+            raise ValueError(f"the block cannot hold {nbytes} bytes of which {written} are written")
         self.store.leases[payload] = NODE_SLOT
         source = self.blocks[payload] = GrowingBlock(payload, nbytes, slot)
         source.written.add(0, written)
@@ -188,29 +190,32 @@ class GrowingBlocks:
             action()
 
     def lose(self, slot: int) -> None:
-        """A process has ended, so the rest of its blocks will never be written."""
+        """Abandons the blocks of a process that has ended."""
         for source in [block for block in self.blocks.values() if block.slot == slot]:
             self.abandon(source)
 
     def abandon(self, source: GrowingBlock) -> None:
-        """The block's writer has left the Group, so the rest will never be written."""
+        """Handles that a block's writer has left or died, so that the rest will never be
+        written."""
         source.slot = NODE_SLOT
         self.maybe_free(source)
 
     def let_go(self, source: GrowingBlock) -> None:
-        """No call needs the block."""
+        """Handles that no call needs the block any longer."""
         source.needed = False
         source.then = []
         self.maybe_free(source)
 
     def leave(self, source: GrowingBlock) -> None:
-        """One plan execution no longer has cells in the block."""
+        """Handles that a plan execution no longer has cells in the block."""
         source.users -= 1
         self.maybe_free(source)
 
     def keep(self, source: GrowingBlock) -> tuple[int, int]:
-        """Removes a complete block that becomes an object or a member's: (payload, bytes)."""
-        if self.blocks.get(source.payload) is source:  # otherwise it was freed, and may be reused
+        """Removes a complete block that becomes an object or is leased to a member. Returns
+        (payload, number of bytes)."""
+        # Otherwise the block was freed, and its memory may have been reused.
+        if self.blocks.get(source.payload) is source:
             del self.blocks[source.payload]
         return source.payload, source.nbytes
 
