@@ -1,1 +1,1 @@
-"""Workers, pools, resources, tasks of and for other hosts, cleanup after dead processes."""
+"""Workers, pools, resources, inbound and outbound tasks, and cleanup after dead processes."""

@@ -1,9 +1,9 @@
 """Draining: a node leaves the cluster while work is running.
 
-The leaving node accepts no more tasks, returns tasks that have not begun and finishes the rest. Its
-actors finish their pending calls and accept no more. The other nodes fetch the objects that they
-use and that only this node holds. Then it announces its departure to the manager, and exits when no
-operation involves it. Objects that no other host uses are lost with it.
+The leaving node accepts no more tasks, returns tasks that have not begun, and finishes the rest.
+Its actors finish their pending calls and accept no more. The other nodes fetch the objects that
+they use if only this node holds them. Then the leaving node announces its departure to the manager,
+and exits when no operation involves it. Objects that no other host uses are lost.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 __all__ = ["Draining"]
 
 # Interval of checks for running tasks and transfers while a node drains. Lower: more scans of all
-# headers. Higher: a removal takes that much longer.
+# headers. Higher: a removal takes up to this much longer.
 POLL_S = 0.05
 
 
 class DrainingEvents(Protocol):
-    """Reports and requests of this component to the components above it."""
+    """Reports and requests from this component to the components above it."""
 
     def leaves_now(self) -> None:
-        """This node accepts no more work."""
+        """Makes this node accept no more work."""
 
     def drained(self) -> bool:
-        """The cluster no longer needs this host, so the node may leave. False: it cannot leave yet,
-        because no manager has admitted it."""
+        """Lets this node leave, because the cluster no longer needs this host. Returns False if the
+        node cannot leave yet because no manager has admitted it."""
 
     def has_calls(self, host_id: int) -> bool:
-        """Whether calls from here to actors of the host are pending."""
+        """Whether calls from here to actors on the host are pending."""
 
 
 class Draining:
-    """Both sides of draining, on one node: leaving, and helping others to leave."""
+    """Both sides of draining on one node: leaving, and helping other nodes to leave."""
 
     def __init__(
         self,
@@ -63,18 +63,18 @@ class Draining:
         self.events = events
         self.since_ns = 0
         self.waiting: set[int] = set()  # ids of hosts that still need objects of this node
-        # Ids of other hosts that leave -> whether this node has sent Evacuated.
+        # Id of another host that is leaving -> whether this node has sent Evacuated to it.
         self.leaving: dict[int, bool] = {}
         self._evacuating = False  # a timer checks again for objects that only leaving nodes hold
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the leaving nodes known to this node."""
+        """The numbers of the leaving nodes that this node knows."""
         found = map(self.roster.number_of, self.leaving)
         own = [self.client.number] if self.roster.leaves else []
         return own + [number for number in found if number is not None]
 
-    # -- if this node leaves -------------------------------------------------------------------
+    # -- this node is leaving ------------------------------------------------------------------
 
     def begin(self) -> None:
         """Begins to drain this node."""
@@ -88,14 +88,14 @@ class Draining:
         self._poll()
 
     def tell(self, host_id: int) -> None:
-        """Announces this node's departure to another node, at once or when that node has joined."""
+        """Announces this node's departure to another node, if this node is leaving."""
         if self.roster.leaves:
             self.waiting.add(host_id)
             self.send(host_id, Leaving())
             self.inbound_tasks.recall_all(host_id)
 
     def evacuated(self, host_id: int) -> None:
-        """Another node needs no more objects of this node."""
+        """Records that another node needs no more objects from this node."""
         self.waiting.discard(host_id)
 
     def _poll(self) -> None:
@@ -104,7 +104,7 @@ class Draining:
             self.loop.call_later(POLL_S, self._poll)
 
     def _works(self) -> bool:
-        """Whether tasks of this host's processes are still running or queued."""
+        """Whether tasks submitted by this host's processes are still running or queued."""
         return any(
             self._counts(header)
             for header in self.client.scan()
@@ -114,22 +114,22 @@ class Draining:
         )
 
     def _is_elsewhere(self, oid: int) -> bool:
-        """Whether the task was to run here and has been returned to its owner. Its header remains
-        for processes of this host that hold its result."""
+        """Whether the task is an inbound task that has been returned to its owner. Its header
+        remains for processes on this host that hold its result."""
         return oid in self.imports.by_oid and oid not in self.inbound_tasks
 
     def _counts(self, header: dict[str, Any]) -> bool:
-        """Whether the node waits for the task. Later tasks of this host's drivers do not count,
-        because they might never end."""
+        """Whether the node waits for the task. Tasks that this host's drivers submit later do not
+        count, because there might be no end of them."""
         owner = header["owner"]
         if owner == NODE_SLOT or owner in self.workers.all:
             return True
         return self.tasks.submitted_ns(header["id"]) <= self.since_ns
 
-    # -- if another node leaves ----------------------------------------------------------------
+    # -- another node is leaving ---------------------------------------------------------------
 
     def leaves(self, host_id: int) -> None:
-        """Another node has announced its departure."""
+        """Handles another node's announcement of its departure."""
         if host_id not in self.leaving:
             self.leaving[host_id] = False
             self.roster.leaving.add(host_id)
@@ -137,13 +137,13 @@ class Draining:
                 self._evacuate()
 
     def peer_lost(self, member: Member) -> None:
-        """Forgets a lost host, whether it was drained or not."""
+        """Forgets a lost host, whether or not it was drained."""
         self.leaving.pop(member.host_id, None)
         self.waiting.discard(member.host_id)
 
     def _evacuate(self) -> None:
-        """Fetches the objects that only leaving nodes hold. Continues until those nodes are gone,
-        because their last tasks may still leave results there."""
+        """Fetches the objects that only leaving nodes hold. Repeats this until those nodes are
+        gone, because their last tasks may still produce results."""
         self._evacuating = bool(self.leaving)
         if not self._evacuating:
             return
@@ -157,7 +157,7 @@ class Draining:
                 continue
             if self.store.impossible(remote.nbytes):
                 why = (
-                    f"the node that had it is leaving, and {remote.nbytes} bytes can never fit here"
+                    f"its node is leaving, and its {remote.nbytes} bytes can never fit on this host"
                 )
                 self.remote_objects.lost(oid, why)
                 continue

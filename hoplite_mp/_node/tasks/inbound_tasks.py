@@ -1,8 +1,9 @@
-"""Inbound tasks: tasks of other hosts that workers of this host run.
+"""Inbound tasks: tasks from other hosts that run on this host's workers.
 
-A task of another host becomes a task in the node's own table once this host holds every object that
-it names. Workers cannot tell the difference. When the task ends, its host gets a message, with the
-result if that is small; a large result stays here until that host releases it.
+A task from another host becomes a task in the node's own table once this host holds every object
+that the task names. Workers treat it like any other task. When the task ends, its host receives a
+message, which contains the result if that is small. A large result stays here until the task's host
+releases it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _log = logging.getLogger("hoplite_mp")
 
 @dataclass(slots=True)
 class InboundTask:
-    """One task of another host; `holds` are on its result and on the objects that it names."""
+    """One task from another host. `holds`: holds on the task's result and the objects that the task
+    names."""
 
     peer: int
     task: bytes
@@ -47,52 +49,52 @@ class InboundTask:
     oid: int = 0  # its header here; 0: this host does not hold all named objects yet
     ended: bool = False
     unwanted: bool = False
-    ready: bool = False  # for a call of an actor: this host holds all named objects
+    ready: bool = False  # for a call to an actor: this host holds all named objects
     pool: int = POOL
-    late: bool = False  # a call that arrived after its actor was closed
-    target: bytes = b""  # the lost result that it reconstructs
+    late: bool = False  # for a call to an actor: the call arrived after the actor was closed
+    target: bytes = b""  # the lost result that the task reconstructs
 
 
 class InboundTasksEvents(Protocol):
-    """Reports and requests of this component to the components above it."""
+    """Reports and requests from this component to the components above it."""
 
     def queue_of(self, pool: int) -> int:
         """The node's hint queue to the pool's workers on this host."""
 
     def post_inbound(self, oid: int) -> None:
-        """Announces a task to workers of this host once its hint fits into a queue."""
+        """Announces a task to workers on this host once its hint fits in a queue."""
 
     def interrupt(self, oid: int, slot: int) -> None:
         """Interrupts the worker in the slot if it is running the task."""
 
     def is_actor(self, pool: int) -> bool:
-        """Whether the pool belongs to an actor of this host, which every other host may call."""
+        """Whether the pool belongs to an actor on this host, which every other host may call."""
 
     def refuse_calls(self, pool: int) -> None:
         """Fails the queued calls to the pool's actor if the actor has ended."""
 
     def is_round(self, pool: int) -> bool:
-        """See _node/tasks/worker_broadcast.py."""
+        """Whether the pool belongs to a worker broadcast (_node/tasks/worker_broadcast.py)."""
 
     def arrived(self, pool: int) -> None:
-        """A task has been added to the pool."""
+        """Called when a task has been added to the pool."""
 
     def task_ends(self, slot: int) -> None:
-        """A task of the worker in the slot has ended: forwards the worker's output, which must
-        precede the report of the end."""
+        """Forwards the output of the worker in the slot, because a task there has ended. The output
+        must precede the report of the end."""
 
     def admit(self, peer: int, task: bytes, demand: Demand, needed: bool) -> bool:
-        """Reserves resources for a task; False: they are not free."""
+        """Reserves resources for a task. Returns False if they are not free."""
 
     def admitted(self, oid: int, task: bytes, demand: Demand) -> None:
-        """The task for which resources were reserved has this header."""
+        """Records the header of a task for which resources were reserved."""
 
     def dropped(self, task: bytes) -> None:
-        """The task for which resources were reserved will not run here."""
+        """Releases resources that were reserved for a task that will not run here."""
 
 
 class InboundTasks:
-    """All tasks of other hosts on this one."""
+    """All tasks from other hosts on this host."""
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class InboundTasks:
         self.by_task: dict[bytes, InboundTask] = {}
         self.by_oid: dict[int, InboundTask] = {}
         self.pools: dict[int, int] = {}  # pool for a single other host -> id of that host
-        # (host id, pool of an actor) -> calls that have not begun, in their order.
+        # (host id, pool of an actor) -> calls that have not begun, in the order of arrival.
         self.rows: dict[tuple[int, int], deque[tuple[InboundTask, RunTask]]] = {}
         self.trace_events = trace_events
         trace_events.ask_at_start(
@@ -123,7 +125,7 @@ class InboundTasks:
         return oid in self.by_oid
 
     def run(self, peer: int, message: RunTask) -> None:
-        """Accepts a task; a duplicate is ignored."""
+        """Accepts a task. Ignores a duplicate."""
         if message.task in self.by_task:
             return
         if message.demand:
@@ -151,20 +153,21 @@ class InboundTasks:
     def _ask(self, inbound_task: InboundTask, message: RunTask, named: list[bytes]) -> None:
         """Begins the task when this host holds every object that it names."""
         if not self.events.is_actor(message.pool):
-            # The sender keeps the objects that its own task names until the task has ended.
+            # The sender keeps the objects named by its own task until the task has ended.
             self.imports.ask(
                 named, lambda holds: self._begin(inbound_task, message, holds), inbound_task.peer
             )
             return
-        # Calls of one host to one actor begin in the order of their arrival, even if the objects of
-        # a later call are available first.
+        # Calls from one host to one actor begin in the order of their arrival, even if the objects
+        # of a later call are available first.
         row = self.rows.setdefault((inbound_task.peer, message.pool), deque())
         row.append((inbound_task, message))
         inbound_task.late = self.tasks.pool_state(message.pool) == POOL_CLOSING
         self.imports.ask(named, lambda holds: self._ready(inbound_task, holds), inbound_task.peer)
 
     def _ready(self, inbound_task: InboundTask, holds: list[Any]) -> None:
-        """This host holds every object that the actor's call names."""
+        """Begins the call to an actor whose named objects this host now holds, and later calls that
+        were waiting for it."""
         inbound_task.holds = holds
         inbound_task.ready = True
         for key, row in list(self.rows.items()):
@@ -261,12 +264,12 @@ class InboundTasks:
         self.events.dropped(inbound_task.task)
 
     def has_pending_calls(self, pool: int) -> bool:
-        """Whether calls to the actor have arrived and still wait for objects."""
+        """Whether calls to the actor have arrived and are still waiting for objects."""
         return any(key[1] == pool for key in self.rows)
 
     def output_owner_here(self, peer: int, output_owner: int) -> int:
-        """Translates the output owner (the driver that gets the output) in a message of another
-        host. 0 is the driver of the host that sent the message."""
+        """Translates the output owner (the driver that receives the output) in a message from
+        another host. In such a message 0 means the driver of the sending host."""
         output_owner = output_owner or peer
         return 0 if output_owner == self.client.host_id else output_owner
 
@@ -289,7 +292,7 @@ class InboundTasks:
     # -- ends of tasks -------------------------------------------------------------------------
 
     def completed(self, oids: list[int]) -> None:
-        """Tasks in the node's tables have ended: reports the inbound tasks among them."""
+        """Reports the inbound tasks among these ended tasks in the node's tables."""
         for oid in oids:
             inbound_task = self.by_oid.get(oid)
             if inbound_task is not None and not inbound_task.ended:
@@ -298,7 +301,7 @@ class InboundTasks:
     def _end(self, inbound_task: InboundTask) -> None:
         state = self.client.state(inbound_task.oid)
         if state == STATE["ABORTED"]:
-            return  # still running: reported when it has stopped
+            return  # the task is still running, and is reported when it has stopped
         inbound_task.ended = True
         inbound_task.holds = inbound_task.holds[:1]
         self.events.task_ends(self.tasks.claimant(inbound_task.oid))
@@ -326,7 +329,8 @@ class InboundTasks:
         return TaskEnded(inbound_task.task, "ready", mem.nbytes, refs, small, payload_layout(mem))
 
     def release(self, peer: int, message: Release) -> bool:
-        """Releases a result that the sender no longer needs. False: not an inbound task."""
+        """Releases a result that the sender no longer needs. Returns False if the message is not
+        about an inbound task."""
         inbound_task = self.by_task.get(message.object)
         if inbound_task is None or inbound_task.peer != peer:
             return False
@@ -341,7 +345,7 @@ class InboundTasks:
     # -- cancelling and returning --------------------------------------------------------------
 
     def cancel(self, task: bytes) -> None:
-        """Cancels a task by force: if it is running, its worker is interrupted."""
+        """Cancels a task. If the task is running, interrupts its worker."""
         inbound_task = self.by_task.get(task)
         if inbound_task is None or inbound_task.ended:
             return
@@ -360,14 +364,14 @@ class InboundTasks:
                 self.tasks.cancel(inbound_task.oid, False)
 
     def recall(self, peer: int, tasks: list[bytes]) -> None:
-        """Returns the listed tasks that have not begun to their host."""
+        """Returns those of the listed tasks to their host that have not begun."""
         for task in tasks:
             inbound_task = self.by_task.get(task)
             if inbound_task is not None and inbound_task.peer == peer:
                 self._return(inbound_task)
 
     def recall_all(self, peer: int) -> None:
-        """Returns all tasks of the host that have not begun, except calls of actors and tasks of
+        """Returns all tasks to the host that have not begun, except calls to actors and tasks of
         worker broadcasts, which only this host can run."""
         for inbound_task in [task for task in self.by_task.values() if task.peer == peer]:
             pool = self.tasks.pool_of(inbound_task.oid) if inbound_task.oid else POOL
@@ -379,7 +383,7 @@ class InboundTasks:
         self._return(self.by_oid[oid])
 
     def try_again(self, oid: int) -> None:
-        """Returns a task that will run again after a delay, which its host measures."""
+        """Returns a task to its host, which measures the delay before the task runs again."""
         self._return(self.by_oid[oid], "again")
 
     def _return(self, inbound_task: InboundTask, outcome: str = "returned") -> None:
@@ -389,8 +393,8 @@ class InboundTasks:
         if self._is_held(oid):  # its holders must not read that the task was cancelled
             if not self.client.take_over(oid, NODE_SLOT):
                 return  # it is running
-            # The owner must count this host as a holder before it receives the task, because the
-            # result may have no holder on another host.
+            # The result may have no holder on another host, so the owner must count this host as a
+            # holder before it receives the task.
             self.imports.follow_owner(oid)
             self.events.dropped(inbound_task.task)
         elif self.tasks.cancel(oid, False) != 1:
@@ -400,12 +404,12 @@ class InboundTasks:
         self._forget(inbound_task)
 
     def _is_held(self, oid: int) -> bool:
-        """Whether a process or another component of this host also holds the task's result."""
+        """Whether a process on this host or another component also holds the task's result."""
         refs = self.client.inspect(oid)["refs"]
         return refs != [NODE_SLOT] or self.client.private_counts(oid)[0] > 1
 
     def peer_lost(self, member: Member) -> None:
-        """Cancels the tasks of a lost host, and forgets them."""
+        """Cancels and forgets the tasks from a lost host."""
         for inbound_task in [task for task in self.by_task.values() if task.peer == member.host_id]:
             if not inbound_task.ended:
                 self.cancel(inbound_task.task)

@@ -1,8 +1,8 @@
-"""Outbound tasks: tasks of this host that workers of other hosts (runners) run.
+"""Outbound tasks: tasks of this host that run on other hosts' workers (runners).
 
 The node claims tasks of this host as its workers do, and sends each to another host when a runner
-can accept it. The result is written into the task's own header, or the header records that the
-result is on the runner, so submitters cannot tell where a task has run. A task that no runner can
+can accept it. The result is written to the task's own header, or the header records that the result
+is on the runner. Submitters therefore need not know where a task has run. A task that no runner can
 accept stays queued for the first free worker anywhere.
 """
 
@@ -44,16 +44,17 @@ __all__ = [
 
 # The runners of one pool, ordered by free capacity, so that a choice does not visit all of them.
 #
-# When a runner changes, a new entry is pushed onto each of the two heaps to which it belongs.
-# Outdated entries are dropped when they reach the top. So choosing or changing a runner takes a few
-# steps, however many runners there are.
+# When a runner changes, a new entry is pushed onto each of the two heaps to which the runner
+# belongs. Outdated entries are dropped when they reach the top. Choosing or changing a runner
+# therefore takes a few steps, however many runners there are.
 
 
 COMMON_POOL = 0
-# How many tasks a runner gets beyond its number of workers; they can begin without another message.
-# Higher: no worker waits for the network. Lower: fewer tasks are queued at a slow host.
+# The number of tasks that a runner receives beyond its number of workers. They can begin without
+# another message. Higher: no worker waits for the network. Lower: fewer tasks are queued at a slow
+# host.
 AHEAD_TASKS = 2
-# Entries that a heap may have for each runner before outdated entries are removed.
+# The number of entries that a heap may have for each runner before outdated ones are removed.
 STALE_MAX = 4
 
 Entry = tuple[int, int, int, int, "Runner"]  # -capacity, ended, order, stamp
@@ -68,17 +69,17 @@ class Runner:
     workers: int
     pool: int = COMMON_POOL  # number of the pool on that host
     ahead: int = AHEAD_TASKS
-    running: dict[int, Any] = field(default_factory=dict)  # oid -> holds on its named objects
+    running: dict[int, Any] = field(default_factory=dict)  # task -> holds on its named objects
 
-    recalled: bool = False  # tasks were recalled; the answer is outstanding
-    ended: int = 0  # orders runners by the end of their last task; 0: none has ended
+    recalled: bool = False  # tasks were recalled, and the host has not answered yet
+    ended: int = 0  # orders runners by the end of their last task; 0: no task has ended
     home: Runners | None = None
-    order: int = 0  # the number of runners added before it
-    stamp: int = 0  # version of its state; changes with `workers`, `running` and `ended`
+    order: int = 0  # position of this runner in the order of addition
+    stamp: int = 0  # version of the state, which changes with `workers`, `running` and `ended`
 
     @property
     def free(self) -> int:
-        """Workers without a task."""
+        """The number of workers without a task."""
         return max(0, self.workers - len(self.running))
 
     @property
@@ -98,11 +99,11 @@ class Runners:
         self._all: dict[int, list[Runner]] = {}  # node number -> its runners
         self._added = 0
         self._count = 0
-        self._free: list[Entry] = []  # of runners with an idle worker
-        self._with_capacity: list[Entry] = []  # of runners with capacity
+        self._free: list[Entry] = []  # heap of runners with an idle worker
+        self._with_capacity: list[Entry] = []  # heap of runners with capacity
         self.crowded: dict[Runner, None] = {}  # runners with more tasks than workers
-        self._counted: dict[Runner, int] = {}  # runner -> its idle workers, if any
-        self.free = 0  # idle workers
+        self._counted: dict[Runner, int] = {}  # runner -> number of its idle workers, if above 0
+        self.free = 0  # number of idle workers
         self.visits = 0  # number of heap entries visited
 
     def __len__(self) -> int:
@@ -130,7 +131,8 @@ class Runners:
             heapq.heapify(heap)
 
     def close(self) -> None:
-        """The pool has ended: drops all runners, so that no reference cycle keeps one alive."""
+        """Drops all runners of a pool that has ended, so that no reference cycle keeps them
+        alive."""
         for some in self._all.values():
             for runner in some:
                 self._forget(runner)
@@ -145,7 +147,7 @@ class Runners:
         self.crowded.pop(runner, None)
 
     def changed(self, runner: Runner) -> None:
-        """Lists the runner under its present state."""
+        """Updates the heaps and counts after a change of the runner's state."""
         runner.stamp += 1
         free = runner.free
         self.free += free - self._counted.pop(runner, 0)
@@ -160,18 +162,18 @@ class Runners:
             self.crowded.pop(runner, None)
 
     def suitable(self, idle: Callable[[], bool]) -> list[Entry] | None:
-        """The heap of runners that may get a task now; None if no runner may get one. idle: whether
-        this host has an idle worker; while it does, no task is queued behind another task on a
+        """The heap of runners that may receive a task now, or None if no runner may. idle: returns
+        whether this host has an idle worker. If so, no task is queued behind another task on a
         runner."""
         if self.free:
             return self._free
         return None if self._top(self._with_capacity) is None or idle() else self._with_capacity
 
     def best(self, heap: list[Entry], near: Mapping[int, int]) -> Runner:
-        """Chooses the runner for the next task: the runner whose node has the most bytes of the
-        task's arguments (`near`, by node number); then the runner with the most free capacity; then
-        the runner whose last task ended first, because recent results may still be using the links
-        of the others."""
+        """Chooses the runner for the next task. A node with more bytes of the task's arguments
+        (`near`, by node number) comes first, then a runner with more free capacity, then a runner
+        whose last task ended earlier, because recent results may still be using the links of the
+        others."""
         queues_ahead = heap is self._with_capacity
         at = [
             runner
@@ -205,8 +207,8 @@ class Runners:
 
 
 class OneRunner:
-    """Replaces Runners for a pool that is bound to a host. Its only runner is that host's runner of
-    the common pool."""
+    """Replaces Runners for a pool that is bound to a host. The only runner is that host's common
+    pool."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -215,70 +217,73 @@ class OneRunner:
         return 1
 
     def remove(self, runner: Runner) -> None:
-        """The host is gone, and with it the pool."""
+        """Does nothing, because the pool ends together with its host."""
 
     def close(self) -> None:
-        """The pool has ended."""
+        """Does nothing."""
 
     def suitable(self, idle: Callable[[], bool]) -> list[Entry] | None:
-        """As Runners.suitable(), with an empty heap."""
+        """Like `Runners.suitable`, but with an empty heap."""
         runner = self._runner
         return [] if runner.free or (runner.capacity > 0 and not idle()) else None
 
     def best(self, heap: list[Entry], near: Mapping[int, int]) -> Runner:
-        """As Runners.best()."""
+        """Like `Runners.best`."""
         return self._runner
 
 
 AnyRunners = Runners | OneRunner
 
 
-NONE = Runners()  # of a pool without workers on other hosts
+NONE = Runners()  # for a pool without workers on other hosts
 _log = logging.getLogger("hoplite_mp")
 
 
 class OutboundTasksEvents(Protocol):
-    """Reports and requests of this component to the components above it."""
+    """Reports and requests from this component to the components above it."""
 
     def post(self, oid: int) -> None:
-        """Announces a requeued task to all workers, once it has its resources."""
+        """Announces a requeued task to all workers once it has its resources."""
 
     def delay(self, oid: int) -> None:
         """Starts the delay before a task's next try."""
 
     def pool_deserted(self, pool: int, why: str) -> None:
-        """No other host runs tasks of the pool."""
+        """Called when no other host runs tasks of the pool any longer."""
 
     def remote_workers_lost(self, pool: int) -> None:
-        """A pool has lost workers on another host, which is gone or accepts no more tasks."""
+        """Called when a pool has lost its workers on another host, which is gone or accepts no more
+        tasks."""
 
     def sends_on(self, output_owner: int, host_id: int) -> None:
-        """A task with this output owner is sent to the host."""
+        """Called when a task with this output owner is sent to the host."""
 
     def ends_elsewhere(self, oid: int) -> None:
-        """Only another host has the task's result. Called before the task is marked as done."""
+        """Called when only another host has the task's result, before the task is marked as
+        done."""
 
     def holds_inner(self, oid: int, holds: list[Any]) -> None:
-        """Keeps holds on the refs inside a result until its owner has its own."""
+        """Keeps holds on the refs inside a result until the result's owner has its own."""
 
     def lost_call(self, oid: int, name: str, number: int) -> Exception | None:
-        """The error of a call to an actor of a lost host; None if the task is not such a call."""
+        """The error of a call to an actor on a lost host, or None if the task is not such a
+        call."""
 
     def is_remote_actor(self, pool: int) -> bool:
-        """Whether the pool stands for an actor of another host."""
+        """Whether the pool represents an actor on another host."""
 
     def demand_of(self, oid: int) -> Demand:
         """The resources that are reserved for the task at its runner."""
 
     def target_of(self, oid: int) -> bytes:
-        """The lost result that the task reconstructs; see RunTask."""
+        """The lost result that the task reconstructs (see RunTask)."""
 
     def was_full(self, oid: int, host_id: int) -> None:
-        """The runner has refused the task because its resources are in use."""
+        """Called when the runner has refused the task because its resources are in use."""
 
 
 class OutboundTasks:
-    """All tasks of this host that other hosts run."""
+    """All tasks of this host that run on other hosts."""
 
     def __init__(
         self,
@@ -305,13 +310,13 @@ class OutboundTasks:
         self.ranked = _tasks.Ranked(self.tasks)
         self._offered: set[int] = set()  # pools in which the node counts as an idle worker
         self._ends = 0  # number of tasks that have ended on other hosts
-        self.capacity = 0  # workers of all runners
-        self.retried = 0  # tasks that were requeued because their host was lost
+        self.capacity = 0  # number of workers of all runners
+        self.retried = 0  # number of tasks that were requeued because their host was lost
 
     # -- runners -------------------------------------------------------------------------------
 
     def set_runner(self, host_id: int, number: int, workers: int) -> None:
-        """A host has joined, or its number of workers has changed."""
+        """Adds the common pool of a host that has joined, or updates its number of workers."""
         known = self.runners.get(host_id)
         if known is None:
             self.runners[host_id] = runner = Runner(host_id, number, workers)
@@ -328,7 +333,7 @@ class OutboundTasks:
         self.lose_runner(member.host_id)
 
     def lose_runner(self, host_id: int) -> None:
-        """A host is gone: its tasks are queued again, or fail."""
+        """Handles the loss of a host: its tasks are queued again, or fail."""
         runner = self.runners.pop(host_id, None)
         if runner is None:
             return
@@ -351,8 +356,8 @@ class OutboundTasks:
                 self._lost(oid, one.number)
 
     def drain(self, host_id: int) -> None:
-        """A host is leaving: it accepts no more tasks except calls of its actors, and finishes its
-        running tasks."""
+        """Handles a leaving host, which finishes its running tasks and accepts no more tasks except
+        calls to its actors."""
         for pool, runners in list(self.remote_runners.items()):
             if self.events.is_remote_actor(pool):
                 continue
@@ -372,7 +377,8 @@ class OutboundTasks:
                 self.events.remote_workers_lost(pool)
 
     def bind(self, pool: int, number: int) -> bool:
-        """Binds a pool to a node, which then runs all its tasks. False: the node is gone."""
+        """Binds a pool to a node, which then runs all tasks of the pool. Returns False if the node
+        is gone."""
         for runner in self.runners.values():
             if runner.number == number:
                 self.remote_runners[pool] = [runner]
@@ -382,7 +388,7 @@ class OutboundTasks:
         return False
 
     def bound_to(self, pool: int) -> int | None:
-        """The id of the host to which the pool is bound; None if it is not bound."""
+        """The id of the host to which the pool is bound, or None if it is not bound."""
         runners = self.remote_runners.get(pool)
         return runners[0].host_id if runners and runners[0].pool == COMMON_POOL else None
 
@@ -396,8 +402,8 @@ class OutboundTasks:
         first: Iterable[int] = (),
     ) -> None:
         """Adds workers on another host to a pool. there: the number of their pool on that host.
-        ahead: how many more tasks than workers they get. first: queued tasks that precede all
-        others."""
+        ahead: the number of tasks that they receive beyond the number of workers. first: queued
+        tasks that precede all others."""
         if first:
             self.first[pool] = deque(first)
         number = self.runners[host_id].number
@@ -410,13 +416,13 @@ class OutboundTasks:
         self.hand_out()
 
     def close_remote(self, pool: int, kill: bool) -> None:
-        """Ends the pool's workers on other hosts."""
+        """Stops the pool's workers on other hosts."""
         for runner in list(self.remote_runners.get(pool, ())):
             if runner.pool != COMMON_POOL:
                 self.send(runner.host_id, CloseRemotePool(runner.pool, kill))
 
     def forget_pool(self, pool: int) -> None:
-        """A pool has been closed."""
+        """Forgets a pool that has been closed."""
         self.remote_runners.pop(pool, None)
         if pool in self._of_pool:
             self._of_pool.pop(pool).close()
@@ -433,12 +439,13 @@ class OutboundTasks:
             runners = self._runners_of(pool)
             suitable = self._suitable(pool, runners)
             if suitable is not None:
-                # The offer precedes the claims; otherwise a task posted in between would miss both.
+                # The offer must precede the claims. Otherwise a task posted in between would not be
+                # claimed, and its submitter would not wake this node.
                 self.tasks.offer(pool, True)
                 self._offered.add(pool)
                 while suitable is not None and (oid := self._take(pool)):
-                    # `suitable` is from before the claim, because claiming the last task would make
-                    # a worker of this host count as idle.
+                    # `suitable` was determined before the claim, because the claim of the last task
+                    # would make a worker on this host count as idle.
                     near = self.bytes_near(oid) if len(runners) > 1 else {}
                     self.delegate(oid, runners.best(suitable, near))
                     runners = self._runners_of(pool)
@@ -448,7 +455,7 @@ class OutboundTasks:
                 self._offered.discard(pool)
 
     def _take(self, pool: int) -> int:
-        """Claims the next queued task of the pool; 0 if there is none."""
+        """Claims and returns the next queued task of the pool, or returns 0 if there is none."""
         row = self.first.get(pool)
         while row:
             oid = row.popleft()
@@ -463,12 +470,12 @@ class OutboundTasks:
         return self._of_pool.get(pool, NONE)
 
     def _suitable(self, pool: int, runners: AnyRunners) -> list[Entry] | None:
-        """The heap of runners that may get a task of the pool; None if no runner may get one."""
+        """The heap of runners that may receive a task of the pool, or None if no runner may."""
         return runners.suitable(lambda: self.tasks.idle(pool) > 0)
 
     def steal(self) -> bool:
-        """Recalls tasks that wait at busy runners while other workers are idle. Returns whether any
-        tasks wait there."""
+        """Recalls tasks that are waiting at busy runners while other workers are idle. Returns
+        whether any tasks are waiting at runners."""
         ahead = [r for r in self._common.crowded if self._behind(r)]
         if not ahead:
             return False
@@ -479,13 +486,13 @@ class OutboundTasks:
         return True
 
     def _behind(self, runner: Runner) -> list[int]:
-        """Tasks that the runner has probably not begun (assuming that it runs them in order), and
-        that other hosts may run."""
+        """The tasks that other hosts may run, and that the runner has probably not begun (if it
+        runs its tasks in order)."""
         later = list(runner.running)[runner.workers :]
         return [oid for oid in later if self.tasks.pool_of(oid) == COMMON_POOL]
 
     def delegate(self, oid: int, runner: Runner) -> None:
-        """Sends a task that this node has claimed to the runner."""
+        """Sends the runner a task that this node has claimed."""
         function, args_oid, args, flags, timeout_ns, _ = self.tasks.task(oid)
         header = self.client.inspect(oid)
         holds = [self.client.hold(local_id) for local_id in (function, args_oid) if local_id]
@@ -522,7 +529,7 @@ class OutboundTasks:
         return ids.pack_id(self.client.host_id, oid) if record is None else record.object
 
     def bytes_near(self, oid: int) -> dict[int, int]:
-        """The bytes of the task's arguments on each other node, by node number."""
+        """The number of bytes of the task's arguments on each other node, by node number."""
         _, args_oid, args, *_ = self.tasks.task(oid)
         if args_oid:
             got = self.client.view(args_oid)
@@ -544,7 +551,8 @@ class OutboundTasks:
     # -- ends of tasks -------------------------------------------------------------------------
 
     def ended(self, peer: int, message: TaskEnded) -> None:
-        """A runner reports the end of a task; ignored unless that runner has the task."""
+        """Handles a runner's report of the end of a task. Ignored unless that runner has the
+        task."""
         _, oid = ids.unpack_id(message.task)
         if not self._is_with(oid, peer):
             return
@@ -564,9 +572,8 @@ class OutboundTasks:
                 self.tasks.settle(oid)
         elif message.outcome == "cancelled":
             self._take_back(oid)
-            if not self.tasks.settle(
-                oid
-            ):  # not aborted here: a process on that host has cancelled or deleted it
+            if not self.tasks.settle(oid):
+                # Not aborted here: a process on that host has cancelled or deleted the task.
                 self.tasks.cancel(oid, True)
                 self.tasks.settle(oid)
         elif message.payload is None:
@@ -600,9 +607,9 @@ class OutboundTasks:
             self.send(peer, Release(message.task, 0))
 
     def _release(self, oid: int, peer: int, message: TaskEnded) -> None:
-        """The runner may free its copy of a result, because this host has the bytes or the result
-        is not needed. That copy's refs are dropped with it, so this node first takes holds on
-        them."""
+        """Lets the runner free its copy of a result, because this host has the bytes or the result
+        is not needed. The refs in that copy are dropped with it, so this node first takes holds on
+        their objects."""
 
         def release(holds: list[Any]) -> None:
             if holds:
@@ -614,7 +621,7 @@ class OutboundTasks:
         self._ask(refs, release)
 
     def _ask(self, refs: list[bytes], done: Callable[[list[Any]], None]) -> None:
-        """As Imports.ask. Holds no ref if memory for the headers of the refs is short."""
+        """Like `Imports.ask`, but passes no holds to `done` if memory for headers is short."""
         try:
             self.imports.ask(refs, done)
         except Exception:
@@ -623,7 +630,7 @@ class OutboundTasks:
 
     def _store(self, oid: int, peer: int, message: TaskEnded, holds: list[Any]) -> None:
         if not self._is_with(oid, peer):
-            return  # the runner was lost meanwhile: the task runs again
+            return  # the runner was lost in the meantime, and the task runs again
         payload = message.payload
         assert payload is not None
         self._take_back(oid)
@@ -651,7 +658,8 @@ class OutboundTasks:
             )
 
     def _try_again(self, oid: int) -> bool:
-        """Queues a runner's task again, with one retry fewer. False: it was cancelled."""
+        """Queues a runner's task again, with one fewer retry. Returns False if the task was
+        cancelled."""
         if not self.client.requeue(oid, NODE_SLOT):
             return False
         if self.client.state(oid) == STATE["WAITING"]:
@@ -663,7 +671,8 @@ class OutboundTasks:
     # -- cancelling and recalling --------------------------------------------------------------
 
     def cancel(self, oid: int) -> bool:
-        """Cancels a task by force after its submitter has aborted it. False: no runner has it."""
+        """Cancels a task on its runner, after the submitter has aborted the task. Returns False if
+        no runner has it."""
         runner = self.where.get(oid)
         if runner is None:
             return False
@@ -671,7 +680,8 @@ class OutboundTasks:
         return True
 
     def recall(self, runner: Runner, most: int) -> int:
-        """Recalls tasks that the runner has not begun. Returns the number of tasks named."""
+        """Recalls at most `most` tasks that the runner has probably not begun. Returns their
+        number."""
         tasks = self._behind(runner)[-most:]
         runner.recalled = True
         self.send(

@@ -1,9 +1,9 @@
-"""Requests for pools and workers; the workers of a pool on other hosts.
+"""Requests for pools and workers, and a pool's workers on other hosts.
 
 The peers of an `spmd` wait for one another, so each needs its own process. When a peer's host is
-lost or leaves, a process is started elsewhere; otherwise the peer would begin only after another
-peer, which may be waiting for it, has ended. After the first loss the node compares the pool's
-tasks with its workers once a second, so losses need not be counted.
+lost or leaves, a process is started elsewhere. Otherwise the peer could only begin after the end of
+another peer, which may be waiting for it. After the first loss the node compares the pool's tasks
+with its workers once a second, so losses need not be counted.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Short:
     """A pool of peers that has lost workers."""
 
     pool: Pool
-    since: float  # when it lost its last worker anywhere
+    since: float  # time at which it lost its last worker on any host
     asked: Counter[int] = field(default_factory=Counter)  # requested workers, by host id
     refused: set[int] = field(default_factory=set)  # hosts that have refused in this second
 
@@ -86,11 +86,11 @@ class RemoteWorkers:
     def is_open(self, pool: Pool) -> bool:
         return self.workers.pools.get(pool.number) is pool and not pool.closing
 
-    # -- with the pool -------------------------------------------------------------------------
+    # -- opening a pool ------------------------------------------------------------------------
 
     def start(self, pool: Pool, wanted: dict[int, int], done: Callable[[str, bool], None]) -> None:
-        """Starts workers on other hosts. wanted: their number, by host id. `done` gets the reason
-        of a failure, or "", and whether a lost host is the reason."""
+        """Starts workers on other hosts. wanted: the number of workers, by host id. Calls `done`
+        with the reason for a failure, or "", and with whether a lost host is the reason."""
 
         def opened(found: dict[int, Answer]) -> None:
             error = ""
@@ -102,7 +102,8 @@ class RemoteWorkers:
         self.questions.ask_each(makes, opened)
 
     def _make(self, pool: Pool, count: int, at_once: bool) -> Callable[[int], OpenRemotePool]:
-        """Returns a function that makes the request for `count` workers from its number."""
+        """Returns a function that makes the request for `count` workers from a question's
+        number."""
         setup = ids.pack_id(self.client.host_id, pool.setup) if pool.setup else NO_OBJECT
         return lambda number: OpenRemotePool(
             number=number,
@@ -118,7 +119,7 @@ class RemoteWorkers:
         )
 
     def _opened(self, pool: Pool, host_id: int, count: int, there: RemotePoolOpened) -> str:
-        """A host has answered. Returns why it cannot start the workers, or ""."""
+        """Handles a host's answer. Returns the reason why it cannot start the workers, or ""."""
         if there.error:
             return there.error
         if not self.is_open(pool):  # the pool's owner has died, or has closed it
@@ -134,7 +135,7 @@ class RemoteWorkers:
     # -- after a loss --------------------------------------------------------------------------
 
     def lost(self, number: int) -> None:
-        """The pool has lost workers on another host."""
+        """Handles the loss of a pool's workers on another host."""
         pool = self.workers.pools.get(number)
         if pool is None or not pool.peers:
             return
@@ -143,11 +144,11 @@ class RemoteWorkers:
             self._check_later(known)
             return
         short = self.short[number] = _Short(pool, self.loop.now())
-        # Later, because tasks of the lost host must be queued again first.
+        # Check later, because tasks of the lost host must be queued again first.
         self.loop.call_later(0.0, lambda: self._check_repeatedly(short))
 
     def forget(self, pool: Pool) -> None:
-        """A pool has ended."""
+        """Forgets a pool that has ended."""
         short = self.short.get(pool.number)
         if short is not None and short.pool is pool:
             del self.short[pool.number]
@@ -165,7 +166,7 @@ class RemoteWorkers:
             self.loop.call_later(POLL_AGAIN_S, lambda: self._check_repeatedly(short))
 
     def _check(self, short: _Short) -> bool:
-        """Starts workers for peers without one. False: the pool has ended."""
+        """Starts workers for peers without one. Returns False if the pool has ended."""
         pool = short.pool
         if not self.is_open(pool) or pool.broken:
             self.forget(pool)
@@ -184,14 +185,14 @@ class RemoteWorkers:
         return True
 
     def _free(self, pool: Pool) -> int:
-        """How many of the pool's workers have no task."""
+        """The number of the pool's workers without a task."""
         running = sum(bool(self.client.client_info(slot)["running"]) for slot in pool.workers)
         remote = self.outbound_tasks.remote_runners.get(pool.number, ())
         return max(0, pool.target - running) + sum(runner.free for runner in remote)
 
     def _place(self, short: _Short) -> int | None:
-        """The id of the host for the next worker: the host with the fewest of them, relative to its
-        common pool if the pool may use any host. None if no host is left."""
+        """The id of the host for the next worker: the host with the fewest workers of the pool, in
+        relation to the host's common pool if the pool may use any host. None if no host is left."""
         pool, own = short.pool, self.client.host_id
         now = {own: pool.target}
         for runner in self.outbound_tasks.remote_runners.get(pool.number, ()):
@@ -221,7 +222,7 @@ class RemoteWorkers:
         return ledger is not None and ledger.could_ever(pool.demand)
 
     def _start_here(self, pool: Pool) -> bool:
-        """Starts a worker here. False: its resources are in use."""
+        """Starts a worker here. Returns False if its resources are in use."""
         if pool.demand and not self.resources.is_available(pool.demand):
             return False
         pool.target += 1
@@ -244,8 +245,8 @@ class RemoteWorkers:
         self.questions.ask(host_id, self._make(short.pool, 1, True), answered)
 
     def _give_up(self, short: _Short) -> None:
-        """No host can start a worker now. Fails the pool's tasks if it has no workers left and can
-        expect none."""
+        """Handles that no host can start a worker now. Fails the pool's tasks if the pool has no
+        workers left and none can be expected."""
         pool, now = short.pool, self.loop.now()
         remote = self.outbound_tasks.remote_runners.get(pool.number, ())
         if pool.target or any(runner.workers for runner in remote):
@@ -255,7 +256,7 @@ class RemoteWorkers:
             self.workers.fail_queued(pool)
 
 
-# Requests for pools and workers, from processes of this host and from other nodes.
+# Requests for pools and workers, from processes on this host and from other nodes.
 #
 # An executor's workers, or the peers of an spmd, may be on any node. The pool has a number on this
 # host, and perhaps some workers here. Every other node that provides workers opens its own pool,
@@ -263,16 +264,16 @@ class RemoteWorkers:
 
 
 class PoolRequestsEvents(Protocol):
-    """Reports and requests of this component to the components above it."""
+    """Reports and requests from this component to the components above it."""
 
     def output_owner_of(self, slot: int) -> int:
-        """The driver that gets the output of the process in the slot."""
+        """The driver that receives the output of the process in the slot."""
 
     def tell_workers(self, count: int) -> None:
         """Announces this host's number of workers in the common pool."""
 
     def grow_remote(self, number: int, count: int) -> bool:
-        """Asks another node to start more workers; False if there is no such node."""
+        """Asks another node to start more workers. Returns False if there is no such node."""
 
 
 class PoolRequests:
@@ -304,7 +305,7 @@ class PoolRequests:
         self.resources = resources
         self.remote_workers = RemoteWorkers(host, workers, outbound_tasks, resources)
         self.events = events
-        self._teams = 0  # number of spmd calls of this host
+        self._teams = 0  # number of spmd calls made on this host
 
     @property
     def handlers(self) -> dict[type, Handler]:
@@ -321,7 +322,7 @@ class PoolRequests:
         }
 
     def interrupt(self, slot: int, request: Request) -> None:
-        """Interrupts the worker of a task, here or on another host."""
+        """Interrupts a task's worker, here or on another host."""
         ask: Any = request.ask
         if not self.outbound_tasks.cancel(ask.oid):
             self.workers.interrupt(ask.oid, ask.slot)
@@ -367,8 +368,8 @@ class PoolRequests:
         self._open_remote(number, ask, done)
 
     def _open_remote(self, pool: int, ask: OpenPool, done: Callable[[str, bool], None]) -> None:
-        """Opens pools on other nodes for a pool of this host. `done` gets the reason of a failure,
-        or "", and whether a lost node is the reason."""
+        """Opens pools on other nodes for a pool of this host. Calls `done` with the reason for a
+        failure, or "", and with whether a lost node is the reason."""
         local, members = self.workers.pools[pool], self.roster.by_number
         gone = next((number for number, _ in ask.remote if number not in members), None)
         if gone is not None:
@@ -390,7 +391,7 @@ class PoolRequests:
         self.remote_workers.start(local, wanted, opened)
 
     def add_workers(self, slot: int, request: Request) -> None:
-        """Starts more workers on this node, or has another node do so."""
+        """Starts more workers on this node, or asks another node to do so."""
         ask: Any = request.ask
         error, gone = "", False
         if ask.node == self.client.number:
@@ -416,22 +417,23 @@ class PoolRequests:
             self.reply(slot, Reply(request.number, number))
 
     def close(self, slot: int, request: Request) -> None:
-        """A process closes its pool."""
+        """Closes a process's pool."""
         ask: Any = request.ask
         self.workers.close(ask.pool, ask.kill)
 
     def set_up(self, slot: int, request: Request) -> None:
-        """A worker's initializer has returned."""
+        """Records that a worker's initializer has returned."""
         self.workers.set_up(slot)
 
     def setup_failed(self, slot: int, request: Request) -> None:
-        """A worker's initializer has raised."""
+        """Records that a worker's initializer has raised an exception."""
         ask: Any = request.ask
         self.workers.setup_failed(slot, ask.summary, ask.text)
         self.reply(slot, Reply(request.number))
 
     def try_again(self, slot: int, request: Request) -> None:
-        """A task has raised an error for which it is retried as after its worker's death."""
+        """Handles a task's error after which the task is retried, as after its worker's death.
+        Replies whether a retry is granted."""
         ask: Any = request.ask
         header = self.client.inspect(ask.task)
         claimed = (header["id"], header["state"], header["claimant"]) == (ask.task, "CLAIMED", slot)
@@ -448,10 +450,10 @@ class PoolRequests:
                 self.workers.post_queued(pool.number, [ask.task])
         self.reply(slot, Reply(request.number, granted))
 
-    # -- requests of other nodes ---------------------------------------------------------------
+    # -- requests from other nodes -------------------------------------------------------------
 
     def asked(self, host_id: int, message: OpenRemotePool) -> None:
-        """Another node requests a pool here that runs only tasks from that node."""
+        """Opens a pool here that runs only tasks from the requesting node."""
         if message.setup == NO_OBJECT:
             self._start(host_id, message, 0)
             return
@@ -486,7 +488,7 @@ class PoolRequests:
             )
             pool = opened.number if self.workers.open(opened) else None
             if pool is not None and message.at_once and len(opened.workers) < message.workers:
-                self.workers.close(pool, True)  # they would wait for resources
+                self.workers.close(pool, True)  # the other workers would wait for resources
                 pool = None
         error = ""
         if pool is None:

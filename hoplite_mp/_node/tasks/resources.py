@@ -1,14 +1,15 @@
-"""Resources: grants them to tasks and workers of this host that wait for them.
+"""Resources: grants them to tasks and workers of this host that are waiting for them.
 
-A task with resources may only begin where enough are free, which no worker can know, so its
-submitter announces the task to its node. The node keeps the task until some host has enough free
-resources, and then posts its hint to workers of this host only, or sends the task to another host.
-Workers of executors, and actors, wait in the same order, and keep their resources for life.
+A task with resources may only begin on a host with enough free ones. No worker can know that, so
+the submitter announces the task to its node. The node keeps the task until some host has enough
+free resources. Then it posts the task's hint to workers on this host only, or sends the task to
+another host. Workers of executors and actors wait in the same order, and keep their resources until
+they exit.
 
 **Invariant: each node alone decides about its own resources.** It accepts or refuses another host's
-task at once. A refused task ("full") returns to its host, which is notified when resources become
-free. A node's view of other hosts may therefore be wrong, which costs a message but never overbooks
-a resource. A task that waits for resources waits on the host of its submitter.
+task immediately. A refused task ("full") returns to its host, which is notified when resources
+become free. A node's view of other hosts may therefore be wrong. This costs a message but never
+overbooks a resource. A task always waits for resources on its submitter's host.
 """
 
 from __future__ import annotations
@@ -43,20 +44,20 @@ COMMON_POOL = 0
 ANYWHERE = 0
 GONE = -1  # the host to which the task was bound is gone
 WORKERS_MAX = 200
-# How many tasks get resources here beyond the number of idle workers. Higher: workers wait less
-# often for the node. Lower: fewer resources are reserved for tasks that have not begun.
+# The number of tasks that receive resources here beyond the number of idle workers. Higher: workers
+# wait less often for the node. Lower: fewer resources are reserved for tasks that have not begun.
 AHEAD_TASKS = 2
 
 
 @dataclass(slots=True)
 class HeldResources:
-    """The resources of a task that runs here, or of a task of this host that runs elsewhere."""
+    """The resources of a task that runs here, or of an outbound task."""
 
     demand: Demand
     host_id: int  # id of the host where the task runs
-    token: Any  # its key in the ledger of that host
+    token: Any  # the task's key in the ledger of that host
     assigned: Assigned = field(default_factory=dict)
-    slot: int = 0  # of a generator's worker, which keeps running after the task is done
+    slot: int = 0  # slot of a generator's worker, which keeps running after the task is done
 
 
 class Resources:
@@ -76,29 +77,30 @@ class Resources:
         text = host.config.resources
         self.ledger = ResourceLedger(parse_amounts(text) if text else ())
         self.totals: Demand = tuple(self.ledger.totals.items())
-        # Host id -> its resources, less those in use by tasks of this host.
+        # Host id -> its resources, of which tasks of this host count as in use.
         self.others: dict[int, ResourceLedger] = {}
         self.full: dict[int, set[str]] = {}  # host id -> names of resources that it has refused
         self.refused: set[int] = set()  # ids of hosts to notify when resources become free here
         self.rows = WaitingRows()
         self.held: dict[int, HeldResources] = {}  # by task
         self.slots: dict[int, tuple[Any, Assigned]] = {}  # lifelong resources of workers
-        self.pools: dict[int, int] = {}  # pool -> how many of its workers wait for resources
+        # pool -> number of its workers that are waiting for resources
+        self.pools: dict[int, int] = {}
         self._order = 0
         self._serving = False
-        # Set if, since the last turn, resources of this host were returned, or a task or worker
-        # stopped waiting for reserved ones.
+        # Whether resources of this host have been returned since the last turn, or a task or worker
+        # has stopped waiting for reserved ones.
         self._freed = False
 
-    # -- requests of clients -------------------------------------------------------------------
+    # -- requests from clients -----------------------------------------------------------------
 
     def take(self, slot: int, request: Request) -> None:
-        """A process announces a task whose arguments are ready."""
+        """Handles a process's announcement of a task whose arguments are ready."""
         ask: Any = request.ask
         self.wait(ask.oid, ask.demand)
 
     def wait(self, oid: int, demand: Demand) -> None:
-        """Lets a task wait for these resources. It begins when it gets them."""
+        """Lets a task wait for these resources. The task begins when it receives them."""
         self._wait(oid, demand)
         self.serve()
 
@@ -142,14 +144,14 @@ class Resources:
     # -- other hosts ---------------------------------------------------------------------------
 
     def peer_joined(self, member: Member) -> None:
-        """Another host has joined, or its number of workers has changed."""
+        """Handles a host that has joined or whose number of workers has changed."""
         if member.host_id not in self.others:
             self.others[member.host_id] = ResourceLedger(member.resources)
         self.ranked.resources_changed()
         self.serve()
 
     def peer_lost(self, member: Member) -> None:
-        """Forgets the resources and the requests of a lost host."""
+        """Forgets the resources and requests of a lost host."""
         self.others.pop(member.host_id, None)
         self.full.pop(member.host_id, None)
         self.refused.discard(member.host_id)
@@ -157,7 +159,7 @@ class Resources:
         self.loop.call_later(0.0, self.serve)  # later, because its tasks must be queued again first
 
     def freed_there(self, host_id: int) -> None:
-        """A host that had refused a task of this host has free resources again."""
+        """Handles the notification that a host that had refused a task has free resources."""
         self.full.pop(host_id, None)
         self.serve()
 
@@ -167,8 +169,8 @@ class Resources:
         return () if held is None else held.demand
 
     def again(self, oid: int, refused_by: int = 0) -> None:
-        """A task that had resources waits again. `refused_by`: the id of the host that refused the
-        task; 0 if none did."""
+        """Lets a task that had resources wait again. refused_by: the id of the host that refused
+        the task, or 0 if none did."""
         held = self.held.pop(oid, None)
         if held is None:
             return
@@ -190,19 +192,20 @@ class Resources:
         return held.demand
 
     def admit(self, peer: int, task: bytes, demand: Demand, needed: bool) -> bool:
-        """Reserves resources for another host's task; False if they are in use. Tasks and workers
-        of this host come first, unless another task may be waiting for this one (`needed`)."""
+        """Reserves resources for another host's task. Returns False if they are in use. Tasks and
+        workers of this host come first, unless another task may be waiting for this one
+        (`needed`)."""
         if (self._is_kept(demand) and not needed) or self.ledger.take(task, demand) is None:
             self.refused.add(peer)
             return False
         return True
 
     def is_available(self, demand: Demand) -> bool:
-        """Whether a request for these resources would be granted at once."""
+        """Whether a request for these resources would be granted immediately."""
         return self.ledger.fits(demand) and not self._is_kept(demand)
 
     def _is_kept(self, demand: Demand) -> bool:
-        """Whether some of these are reserved for a task or worker that waits on this host."""
+        """Whether some of these are reserved for a task or worker that is waiting on this host."""
         names = {name for name, _ in demand}
         return any(
             (row.where in (ANYWHERE, self.client.host_id) or isinstance(row.where, tuple))
@@ -213,14 +216,15 @@ class Resources:
         )
 
     def admitted(self, oid: int, task: bytes, demand: Demand) -> None:
-        """Records the header of an accepted task of another host."""
+        """Records the header of an accepted inbound task."""
         self.held[oid] = HeldResources(
             demand, self.client.host_id, task, self.ledger.assigned(task)
         )
 
     def dropped(self, task: bytes) -> None:
-        """An accepted task of another host will not run here. Its header may remain, and must not
-        release the resources of the same task if it is sent here again later."""
+        """Releases the resources of an accepted inbound task that will not run here. Its header may
+        remain, and must not release the resources of the same task if the task is sent here again
+        later."""
         for oid in [oid for oid, held in self.held.items() if held.token == task]:
             del self.held[oid]
         if self._give_back_here(task):
@@ -229,7 +233,7 @@ class Resources:
     # -- workers -------------------------------------------------------------------------------
 
     def wait_workers(self, pool: Pool, count: int) -> None:
-        """Lets `count` workers of the pool wait. Each starts when it gets its resources."""
+        """Lets `count` workers of the pool wait. Each starts when it receives its resources."""
         who = ("pool", pool.number)
         if not count:
             self.pools.pop(pool.number, None)
@@ -244,7 +248,7 @@ class Resources:
         self.serve()
 
     def worker_gone(self, slot: int) -> None:
-        """Takes back the resources of the ended worker in the slot."""
+        """Takes back the resources of the worker in the slot, which has exited."""
         token, _ = self.slots.pop(slot, (None, None))
         if token is not None:
             self._give_back_here(token)
@@ -252,7 +256,7 @@ class Resources:
             if held.slot != slot:
                 continue
             if self.client.state(oid) in UNFINISHED:
-                held.slot = 0  # the generator is retried, with its resources
+                held.slot = 0  # the generator is retried and keeps its resources
             else:
                 self._release(oid)
         if self._freed:
@@ -277,7 +281,7 @@ class Resources:
         self.rows.add(oid, demand, self._where(oid), rank, near == 2)
 
     def _where(self, oid: int) -> int:
-        """The id of the host to which the task is bound, or ANYWHERE, or GONE."""
+        """The id of the host to which the task is bound, ANYWHERE, or GONE."""
         if self.tasks.task(oid)[3] & TASK_HERE:
             return self.client.host_id
         pool = self.tasks.pool_of(oid)
@@ -287,7 +291,7 @@ class Resources:
         return GONE if bound is None else bound
 
     def poll(self) -> None:
-        """Polls for tasks that have ended, and workers that have become idle."""
+        """Polls for ended tasks and idle workers."""
         for oid, held in list(self.held.items()):
             if not held.slot and self.client.state(oid) not in UNFINISHED:
                 self._release(oid)
@@ -302,10 +306,11 @@ class Resources:
             self.full.pop(held.host_id, None)
 
     def serve(self) -> None:
-        """Grants free resources by rank, then in order. To avoid deadlock, a task must not take
-        resources for which an earlier task waits, unless another task may be waiting for it. A
-        worker of an actor or an executor takes any free resources: its program may hold the
-        resources for which the earlier worker waits, until this worker has begun."""
+        """Grants free resources by rank, then in order. To avoid starvation, a task must not take
+        resources for which an earlier task is waiting, unless another task may be waiting for this
+        task. A worker of an actor or an executor takes any free resources. Otherwise there could be
+        a deadlock: its program may hold the resources for which an earlier worker is waiting until
+        this worker has begun."""
         if self._serving:
             return
         self._serving = True
@@ -326,14 +331,14 @@ class Resources:
         while (row := self.rows.first(skip)) is not None:
             who = row.members[0][1]
             if isinstance(who, int) and self.client.state(who) not in UNCLAIMED:
-                self._stop_waiting(who)  # cancelled, or its submitter has died
+                self._stop_waiting(who)  # the task was cancelled, or its submitter has died
                 continue
             if not (self._start(row, who) if isinstance(who, tuple) else turn.begin(row, who)):
                 skip.add(row.key)
                 turn.reserve(row)
 
     def _start(self, row: WaitingRow, who: tuple[str, int]) -> bool:
-        """Starts a waiting worker; False if there are not enough resources."""
+        """Starts a waiting worker. Returns False if there are not enough resources."""
         pool = self.workers.pools.get(who[1])
         if pool is None or not self.pools.get(who[1]):
             self._stop_waiting(who)
@@ -354,7 +359,8 @@ class Resources:
         return True
 
     def give_here(self, oid: int, demand: Demand) -> bool:
-        """Gives a task resources of this host, and announces it to this host's workers."""
+        """Grants a task resources of this host, and announces the task to this host's workers.
+        Returns False if there are not enough resources."""
         assigned = self.ledger.take(oid, demand)
         if assigned is None:
             return False
@@ -364,12 +370,12 @@ class Resources:
         return True
 
     def give_there(self, oid: int, demand: Demand, runner: Runner) -> bool:
-        """Sends a task to another host."""
+        """Sends a task to another host. Returns False if there are not enough resources there."""
         ledger = self.others[runner.host_id]
         if ledger.take(oid, demand) is None:
             return False
         self._stop_waiting(oid)
-        if not (self.tasks.take(oid) or self.tasks.claim(oid)):  # cancelled just now
+        if not (self.tasks.take(oid) or self.tasks.claim(oid)):  # the task has just been cancelled
             ledger.give_back(oid)
             return True
         self.held[oid] = HeldResources(demand, runner.host_id, oid)
@@ -379,8 +385,9 @@ class Resources:
     # -- demands that no node can meet ---------------------------------------------------------
 
     def lost(self, row: WaitingRow, why: str) -> bool:
-        """No node has these resources. True: all tasks of the row were failed, because they have
-        waited for resource_wait_s, or are bound to a lost node."""
+        """Handles a row whose resources no node has. why: describes that. Returns True if all tasks
+        of the row have failed, because they have waited for resource_wait_s or are bound to a lost
+        node."""
         patience = self.config.resource_wait_s
         if row.where == GONE:
             self._fail(row, "the node to which it is bound is gone")
@@ -398,8 +405,7 @@ class Resources:
             return False
         self._fail(
             row,
-            f"{why} has {demand_words(row.demand)} any longer, and no such node has "
-            f"joined within {patience:g} s (resource_wait_s)",
+            f"{why}, and no such node has joined within {patience:g} s (resource_wait_s)",
         )
         return True
 
@@ -410,7 +416,7 @@ class Resources:
 
 
 class _Turn:
-    """The state of one pass over all waiting tasks and workers: the number of idle workers, and the
+    """The state of one pass over all waiting tasks and workers: the number of idle workers and the
     reservations on each host."""
 
     def __init__(self, resources: Resources) -> None:
@@ -427,7 +433,8 @@ class _Turn:
         self.near: dict[int, Any] = {}
 
     def reserve(self, row: WaitingRow) -> None:
-        """Reserves the resources for which this row waits, so that later rows do not take them."""
+        """Reserves the resources for which this row is waiting, so that later rows do not take
+        them."""
         names = {name for name, _ in row.demand}
         for host_id in self._hosts(row):
             ledger = self.of.ledger if host_id == self.own else self.of.others[host_id]
@@ -435,7 +442,7 @@ class _Turn:
                 self.kept.setdefault(host_id, set()).update(names)
 
     def _hosts(self, row: WaitingRow) -> list[int]:
-        """Ids of the hosts where the task may run."""
+        """The ids of the hosts where the task may run."""
         if isinstance(row.where, tuple):
             return [self.own]
         runners = self.of.outbound_tasks.runners
@@ -447,15 +454,16 @@ class _Turn:
         return [host_id for host_id in (self.own, *able) if host_id == row.where]
 
     def begin(self, row: WaitingRow, oid: int) -> bool:
-        """Starts the first task of the row on a host with enough resources, if there is one."""
+        """Starts the first task of the row on a host with enough resources. Returns False if there
+        is no such host now."""
         of, names = self.of, {name for name, _ in row.demand}
         hosts = self._hosts(row)
         able = [host_id for host_id in hosts if self._ledger(host_id).could_ever(row.demand)]
         if not able:
-            where = (
-                "no node" if row.where == ANYWHERE else "the node to which it is bound no longer"
-            )
-            return of.lost(row, where)
+            words = demand_words(row.demand)
+            if row.where == ANYWHERE:
+                return of.lost(row, f"no node has {words} any longer")
+            return of.lost(row, f"the node to which it is bound no longer has {words}")
         row.lost, row.given_up = None, False
         found = []
         for host_id in able:
@@ -479,7 +487,8 @@ class _Turn:
         return self.of.ledger if host_id == self.own else self.of.others[host_id]
 
     def _has_free_worker(self, host_id: int) -> bool | None:
-        """Whether a worker of the host is idle; None if too many tasks already wait for one."""
+        """Whether a worker on the host is idle. None if too many tasks are already waiting for
+        one."""
         if host_id != self.own:
             runner = self.of.outbound_tasks.runners[host_id]
             return None if runner.capacity <= 0 else runner.free > 0
@@ -488,8 +497,9 @@ class _Turn:
         return self.waiting < self.idle
 
     def _best(self, oid: int, found: list[tuple[bool, int]]) -> int:
-        """The best host: first by whether a worker is idle, then by the arguments' bytes there;
-        then this host; then the host whose last task ended first (see OutboundTasks.delegate)."""
+        """The best host. A host with an idle worker comes first, then a host with more bytes of the
+        arguments, then this host, then a host whose last task ended earlier (see
+        `Runners.best`)."""
         near = self.of.outbound_tasks.bytes_near(oid)
         number = self.of.roster.number_of
         runners = self.of.outbound_tasks.runners
@@ -505,7 +515,7 @@ class _Turn:
 
 
 def _times(ledger: ResourceLedger, demand: Demand) -> tuple[int, int]:
-    """How many times the demand fits into all resources, and into the free ones."""
+    """The number of times that the demand fits in all resources, and in the free ones."""
     if not ledger.could_ever(demand):
         return 0, 0
     return ledger.times(demand, WORKERS_MAX, False), ledger.times(demand, WORKERS_MAX, True)

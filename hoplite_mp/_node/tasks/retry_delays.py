@@ -1,9 +1,9 @@
 """Delays between the tries of a task (`options(retry_delay=)`).
 
-A task that failed because a service is overloaded would fail again at once. During its delay a task
-is WAITING, like a task whose arguments are missing: it occupies no worker and no resources, has no
-hint, and can be cancelled at once. The node of its submitter measures the delay, so the loss of
-another host does not affect it.
+A task that failed because a service is overloaded would fail again immediately. During its delay a
+task is WAITING, like a task whose arguments are missing: it occupies no worker and no resources,
+has no hint, and can be cancelled immediately. The submitter's node measures the delay, so the loss
+of another host does not affect it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["RetryDelays"]
 
 
 class RetryDelays:
-    """The tasks of this host that wait for a retry."""
+    """The tasks of this host that are waiting for a retry."""
 
     def __init__(
         self, host: HostContext, workers: Workers, inbound_tasks: InboundTasks, resources: Resources
@@ -35,11 +35,12 @@ class RetryDelays:
         self.workers = workers
         self.inbound_tasks = inbound_tasks
         self.resources = resources
-        # By task: when the delay ends, and the resources that the task needs then.
+        # Task -> (time at which the delay ends, resources that the task needs then).
         self._by_oid: dict[int, tuple[float, Demand]] = {}
 
     def begin(self, oid: int) -> None:
-        """Starts the delay of a task that will run again. A task of another host waits there."""
+        """Starts the delay of a task that will run again. Returns an inbound task to its host,
+        where it waits."""
         if oid in self.inbound_tasks:
             self.inbound_tasks.try_again(oid)
             return
@@ -50,7 +51,7 @@ class RetryDelays:
         self.loop.call_later(pause, functools.partial(self._over, oid))
 
     def waiting(self) -> dict[int, float]:
-        """Tasks whose delay is not over, and the remaining seconds."""
+        """The remaining seconds of each task whose delay is not over."""
         now = self.loop.now()
         return {
             oid: max(0.0, until - now)
@@ -66,7 +67,7 @@ class RetryDelays:
     def _over(self, oid: int) -> None:
         entry = self._by_oid.pop(oid, None)
         if entry is None or self.client.state(oid) != STATE["WAITING"]:
-            return  # cancelled, or its submitter or pool has ended
+            return  # the task was cancelled, or its submitter or pool has ended
         demand = entry[1]
         workers = self.workers
         pool = workers.pools.get(self.tasks.pool_of(oid))
@@ -79,4 +80,4 @@ class RetryDelays:
         else:
             pool.stuck_since = None  # its workers could not have run this task earlier
             workers.announce(oid, workers.events.may_leave() and workers.is_bound(oid))
-            self.client.wake_waiters(oid)  # a worker that waits for it may run it in place
+            self.client.wake_waiters(oid)  # a worker that is waiting for it may run it in place

@@ -1,8 +1,9 @@
-"""Cleans up shared memory after a dead process: its tasks, its holds, its blocks.
+"""Cleans up shared memory after a dead process: its tasks, holds, and blocks.
 
-A killed process leaves claims, holds, half-written blocks and leases. The order is essential: the
-node first takes holds on the objects that living processes still need, then settles the dead
-process's claims, clears its holder bits, and frees its blocks. Each step may be repeated.
+A killed process leaves claims, holds, half-written blocks and leases behind. The order of the
+cleanup is essential: the node first takes holds on the objects that living processes still need,
+then settles the dead process's claims, clears its holder bits, and frees its blocks. Each step may
+be repeated.
 """
 
 from __future__ import annotations
@@ -32,24 +33,25 @@ __all__ = ["Sweeper", "how_it_ended", "is_ending"]
 
 
 class SweeperEvents(Protocol):
-    """Reports and requests of this component to the components above it."""
+    """Reports and requests from this component to the components above it."""
 
     def freed(self, oid: int) -> None:
-        """The object has no holder left on this host."""
+        """Called when the object has no holder left on this host."""
 
     def is_inbound(self, oid: int) -> bool:
-        """Whether the task, in one of the node's tables, is an inbound task or a reconstruction, so
-        that its result is needed. The submitters of all other tasks there are dead."""
+        """Whether a task in the node's tables is an inbound task or a reconstruction, so that its
+        result is needed. The submitters of all other tasks there are dead."""
 
     def delay(self, oid: int) -> None:
         """Starts the delay before a task's next try."""
 
     def lost_actor_call(self, worker: WorkerInfo, how: str) -> Exception | None:
-        """The error of a call during which its actor's process ended; None if not an actor."""
+        """The error of a call during which the actor's process exited. None if the worker is not an
+        actor's."""
 
 
 class Sweeper:
-    """Cleans up after a client of this host."""
+    """Cleans up after the clients on this host."""
 
     def __init__(self, results: ResultWriter, events: SweeperEvents) -> None:
         self.results = results
@@ -58,14 +60,15 @@ class Sweeper:
         self.tasks = results.tasks
         self.inner: dict[int, list[Any]] = {}  # refs inside adopted objects
         self.own_tables: set[int] = set(self.client.tables)
-        self.retried = self.failed = 0  # requeued tasks; tasks failed by their worker's death
+        # Numbers of requeued tasks, and of tasks that failed because their worker died.
+        self.retried = self.failed = 0
 
     def sweep(
         self, slot: int, worker: WorkerInfo | None, code: int, reads_on: bool = False
     ) -> list[int]:
         """Cleans up after the client in the slot. Returns the requeued tasks. reads_on: the client
-        has left, but its process still reads pinned and leased blocks, which a second sweep
-        frees."""
+        has left, but its process still reads pinned and leased blocks. A second sweep frees
+        them."""
         again: list[int] = []
         concerned = self.client.concerned(slot)
         for header in concerned:
@@ -80,7 +83,7 @@ class Sweeper:
         return again
 
     def _keep_inner(self, header: dict[str, Any], slot: int) -> None:
-        """Takes holds on the refs inside a remaining object, before the dead client's holder bits
+        """Takes holds on the refs inside a remaining object before the dead client's holder bits
         are cleared."""
         oid = header["id"]
         if not header["flags"] & FLAG_REFS or STATE[header["state"]] not in STORED:
@@ -106,7 +109,7 @@ class Sweeper:
     def _settle(
         self, header: dict[str, Any], slot: int, worker: WorkerInfo | None, code: int
     ) -> bool:
-        """Settles one header of the dead client; True if its task is queued again."""
+        """Settles one header of the dead client. Returns whether its task is queued again."""
         oid, state = header["id"], header["state"]
         orphan = header["owner"] == slot
         claimed = header["claimant"] == slot
@@ -132,14 +135,14 @@ class Sweeper:
         task = header["kind"] == KIND_TASK
         if task and not timed_out and header["owner"] != slot and self.requeue(header, slot):
             return True
-        if self.client.state(oid) == STATE["ABORTED"]:  # cancelled just now
+        if self.client.state(oid) == STATE["ABORTED"]:  # the task has just been cancelled
             self.client.settle(oid, slot)
             return False
         if not self.client.take_over(oid, slot):
             return False
         name = self.client.task_name(oid)
         tries = self.client.add_try(oid)
-        runs = task or header["kind"] == KIND_STREAM  # or a generator that was making its next item
+        runs = task or header["kind"] == KIND_STREAM  # a generator that was making its next item
         self.failed += runs
         error: Exception
         if not runs:
@@ -148,7 +151,7 @@ class Sweeper:
             limit = self.tasks.task(oid)[4] / 1e9
             error = HopliteTimeoutError(
                 f"{name}() ran longer than its timeout of {limit:g} s on worker "
-                f"{slot}@h{self.tasks.node_number}, which was killed for it; give it more "
+                f"{slot}@h{self.tasks.node_number}, which was therefore killed; allow more "
                 "with options(timeout=)"
             )
         elif worker is not None and (
@@ -165,9 +168,9 @@ class Sweeper:
         return False
 
     def requeue(self, header: dict[str, Any], slot: int) -> bool:
-        """Queues the process's claimed task again, if a retry is left. A task in the node's tables
-        must be an inbound task or a reconstruction; the submitters of all other tasks there are
-        dead."""
+        """Queues the process's claimed task again if a retry is left. A task in the node's tables
+        must be an inbound task or a reconstruction, because the submitters of all other tasks there
+        are dead."""
         oid, wanted = header["id"], header["owner"] != NODE_SLOT
         if not (wanted or self.events.is_inbound(oid)) or not header["retries_left"]:
             return False
@@ -188,7 +191,8 @@ class Sweeper:
         self.tasks.watch_only(self.client.tables)
 
     def completed(self, oids: list[int]) -> None:
-        """Tasks of dead submitters have ended: the node takes holds on the refs in the results."""
+        """Takes holds on the refs in the results of these ended tasks, whose submitters are
+        dead."""
         for oid in oids:
             stored = self.client.state(oid) in STORED
             if stored and oid not in self.inner and self.client.flags(oid)[0]:
@@ -200,12 +204,12 @@ _DONE = (*STORED, STATE["CANCELLED"], STATE["DELETED"])
 
 
 def how_it_ended(code: int, worker: WorkerInfo | None = None) -> str:
-    """Describes the end of a process. After a signal this includes the memory in use, because the
-    kernel kills processes when memory runs out."""
+    """Describes how a process exited. After a signal the description includes the memory in use,
+    because the kernel kills processes when memory runs out."""
     if code == LINE_LOST or (worker is not None and worker.verdict == "line"):
         return (
-            "lost its connection to the node, as when user code has closed file descriptors that "
-            "are not its own (os.closerange?)"
+            "lost its connection to the node, perhaps because user code has closed file "
+            "descriptors that it does not own (os.closerange?)"
         )
     if code < 0:
         return f"was killed by {signal_name(-code)} ({_memory_in_use()})"
@@ -213,13 +217,13 @@ def how_it_ended(code: int, worker: WorkerInfo | None = None) -> str:
 
 
 def is_ending(pid: int) -> bool:
-    """Whether a process has ended, even if its parent has not waited for it yet."""
+    """Whether a process has exited, even if its parent has not reaped it yet."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] in "ZX"
     except ProcessLookupError:
         return True
-    except OSError as error:  # FileNotFoundError: it is gone; other errors: unknown
+    except OSError as error:  # FileNotFoundError: the process is gone; other errors: unknown
         return isinstance(error, FileNotFoundError)
 
 

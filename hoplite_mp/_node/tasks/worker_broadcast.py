@@ -1,10 +1,10 @@
 """Worker broadcasts: one task for each worker of the common pool, between two other tasks.
 
-`Cluster.run` must reach every worker once, but queued tasks go to the first idle worker. So the
-tasks of a broadcast are queued in a pool without workers. The node sets a bit in the slots of the
-participating workers; each then requests its task from the node. Other nodes do the same with their
-own pools, to which this node sends one task for each of their workers. When a worker ends before
-its turn, one task of the broadcast fails.
+`Cluster.run` must reach every worker once, but queued tasks go to the first idle worker. The tasks
+of a broadcast are therefore queued in a pool without workers. The node sets a bit in the slots of
+the participating workers; each then requests its task from the node. Other nodes do the same with
+their own pools, to which this node sends one task for each of their workers. When a worker exits
+before its turn, one task of the broadcast fails.
 """
 
 from __future__ import annotations
@@ -43,32 +43,34 @@ POLL_S = 0.05
 # How long a caller that cancels a broadcast waits for other nodes. Higher: an unresponsive node
 # delays the caller. Lower: a slow node may begin a task after the caller has returned.
 END_PATIENCE_S = 1.0
-ENDED = "its worker ended before its turn in this broadcast"
+ENDED = "its worker exited before its turn in this broadcast"
 
 
 @dataclass(slots=True)
 class WorkerBroadcast:
-    """This node's part of one call of `Cluster.run`."""
+    """This node's share in one call to `Cluster.run`."""
 
     pool: int
     waiting: set[int]  # slots of workers that have not requested their task
-    begun: bool = False  # all tasks for this host are queued here, or were sent here
+    begun: bool = False  # all tasks for this host have been queued in the pool
     given: dict[int, int] = field(default_factory=dict)  # slot -> the worker's task
-    surplus: int = 0  # tasks that must fail, one for each worker that ended before its turn
-    # Host id -> number of the pool there, and how many workers take part.
+    # number of tasks that must fail, one for each worker that exited before its turn
+    surplus: int = 0
+    # Host id -> (number of the pool there, number of participating workers).
     remote: dict[int, tuple[int, int]] = field(default_factory=dict)
-    unsent: dict[int, int] = field(default_factory=dict)  # host id -> tasks still to be sent there
+    # host id -> number of tasks still to be sent there
+    unsent: dict[int, int] = field(default_factory=dict)
 
 
 class WorkerBroadcastsEvents(Protocol):
-    """Reports and requests of this component to the components above it."""
+    """Requests from this component to the components above it."""
 
     def output_owner_of(self, slot: int) -> int:
-        """The driver that gets the output of the process in the slot."""
+        """The driver that receives the output of the process in the slot."""
 
 
 class WorkerBroadcasts:
-    """All broadcasts of one node, for its own callers and for other nodes."""
+    """All broadcasts on one node, for its own callers and for other nodes."""
 
     def __init__(
         self,
@@ -98,7 +100,7 @@ class WorkerBroadcasts:
     # -- on the caller's node --------------------------------------------------------------------
 
     def open(self, slot: int, request: Request) -> None:
-        """Opens a broadcast: each node now determines which of its workers participate."""
+        """Opens a broadcast. Each node determines which of its workers participate."""
         ask: Any = request.ask
         workers = self.workers
         reply = self.replier(slot)
@@ -137,12 +139,12 @@ class WorkerBroadcasts:
         self.questions.ask_all(others, OpenRemoteBroadcast, opened, patience)
 
     def opened(self, host_id: int, message: RemoteBroadcastOpened) -> None:
-        """Another node has opened its pool."""
+        """Handles another node's reply that it has opened its pool."""
         if not self.questions.answered(host_id, message) and message.pool:  # the answer is too late
             self.send_peer(host_id, CloseRemotePool(message.pool, False))
 
     def begin(self, slot: int, request: Request) -> None:
-        """The caller has submitted all tasks: each node gets its share of them."""
+        """Distributes the tasks to the nodes, after the caller has submitted all of them."""
         broadcast = self.by_pool.get(request.ask.pool)  # type: ignore[union-attr]
         if broadcast is not None:
             broadcast.unsent = {
@@ -161,7 +163,7 @@ class WorkerBroadcasts:
                 broadcast.surplus += broadcast.unsent.pop(host_id)
                 continue
             oid = self.tasks.take_queued(broadcast.pool)
-            if not oid:  # more tasks than the hint ring holds
+            if not oid:  # the hint ring cannot hold all tasks at once
                 self.loop.call_later(POLL_S, functools.partial(self._distribute, broadcast))
                 return
             there, workers = broadcast.remote[host_id]
@@ -174,7 +176,7 @@ class WorkerBroadcasts:
         self._fail_surplus(broadcast)
 
     def end(self, slot: int, request: Request) -> None:
-        """Ends a broadcast that its caller has cancelled, here and on other nodes."""
+        """Ends a broadcast on all nodes, because its caller has cancelled it."""
         reply = self.replier(slot)
         broadcast = self.by_pool.get(request.ask.pool)  # type: ignore[union-attr]
         remote = {} if broadcast is None else broadcast.remote
@@ -189,7 +191,7 @@ class WorkerBroadcasts:
     # -- on the workers' nodes -------------------------------------------------------------------
 
     def asked(self, host_id: int, message: OpenRemoteBroadcast) -> None:
-        """Another node opens a broadcast for the workers of this host."""
+        """Opens another node's broadcast for the workers on this host."""
         number, roster = None, self._roster()
         if roster:
             number = self.workers.open_bound(NODE_SLOT, 0)
@@ -200,12 +202,12 @@ class WorkerBroadcasts:
         self.send_peer(host_id, RemoteBroadcastOpened(message.number, number or 0, workers))
 
     def end_here(self, host_id: int, message: EndRemoteBroadcast) -> None:
-        """Ends a broadcast that its caller on the other node has cancelled."""
+        """Ends a broadcast whose caller on the other node has cancelled it."""
         self.workers.close_lent(host_id, message.pool, False)
         self.send_peer(host_id, RemoteBroadcastEnded(message.number))
 
     def arrived(self, pool: int) -> None:
-        """Signals the workers of a broadcast that a task of another node is queued in its pool."""
+        """Signals a broadcast's workers that a task from another node is queued in its pool."""
         broadcast = self.by_pool.get(pool)
         if broadcast is not None:
             self._call(broadcast)
@@ -218,8 +220,8 @@ class WorkerBroadcasts:
         )
 
     def _roster(self) -> set[int]:
-        """Slots of the present workers of the common pool. Superfluous stand-ins end at once, so
-        that they need not participate."""
+        """The slots of the present workers in the common pool. Superfluous stand-ins retire first,
+        so that they need not participate."""
         if self.roster.leaves:
             return set()
         pool = self.workers.pools[COMMON_POOL]
@@ -236,7 +238,7 @@ class WorkerBroadcasts:
 
     def _call(self, broadcast: WorkerBroadcast) -> None:
         """Signals the workers that have not had their turn. They request their task between two
-        other tasks, or while they wait for a broadcast of their own."""
+        other tasks, or while they are waiting for a broadcast that they have called."""
         if not (broadcast.begun and broadcast.waiting and self._free(broadcast)):
             return
         for slot in broadcast.waiting:
@@ -250,7 +252,7 @@ class WorkerBroadcasts:
         """A worker requests its tasks."""
         found: list[int] = []
         worker = self.workers.all.get(slot)
-        if worker is not None:  # cleared first, so that a task that arrives later signals it again
+        if worker is not None:  # cleared first, so that a later task signals the worker again
             worker.called = False
             self.client.set_retire(slot, worker.retire_bits)
         for broadcast in self.by_pool.values():
@@ -263,7 +265,7 @@ class WorkerBroadcasts:
     # -- ends ------------------------------------------------------------------------------------
 
     def exited(self, slot: int) -> None:
-        """Fails the task of a worker that ended before it began the task."""
+        """Fails the task of a worker that exited before it began the task."""
         for broadcast in list(self.by_pool.values()):
             if slot in broadcast.waiting:
                 broadcast.waiting.discard(slot)
@@ -274,7 +276,7 @@ class WorkerBroadcasts:
                 self.workers.fail(oid, ENDED)
 
     def _fail_surplus(self, broadcast: WorkerBroadcast) -> None:
-        """Fails one task for each worker that ended before its turn."""
+        """Fails one task for each worker that exited before its turn."""
         if not broadcast.surplus or self.by_pool.get(broadcast.pool) is not broadcast:
             return
         if broadcast.begun:
@@ -285,7 +287,7 @@ class WorkerBroadcasts:
             self.loop.call_later(POLL_S, functools.partial(self._fail_surplus, broadcast))
 
     def forget(self, pool: int) -> None:
-        """The broadcast's pool was closed: its caller has finished or died."""
+        """Forgets a broadcast whose pool was closed, because its caller has finished or died."""
         broadcast = self.by_pool.pop(pool, None)
         if broadcast is None:
             return

@@ -1,10 +1,10 @@
-"""Pools of workers: their actual and their required numbers of workers.
+"""Pools of workers: their actual and required numbers of workers.
 
-A pool maintains its number of workers that can run a task. A dead worker is replaced. A worker that
-waits inside a task counts as blocked and gets a stand-in, up to a limit. Surplus workers retire
-when they are idle. Workers that die before their first task are restarted without limit, after
-growing pauses, because the cause may be temporary. This file only counts; workers.py acts on the
-counts, and the supervisor forks.
+A pool maintains the number of workers that can run a task. A dead worker is replaced. A worker that
+is waiting inside a task counts as blocked and gets a stand-in, up to a limit. Surplus workers
+retire when they are idle. Workers that die before their first task are restarted without limit,
+after growing pauses, because the cause may be temporary. This file only counts; workers.py acts on
+the counts, and the supervisor forks.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ class WorkerInfo:
     slot: int
     pool: int
     pid: int = 0
-    # the reason why the node killed it: "timeout", "cancelled", "closing", "line"
+    # the reason why the node killed the worker: "timeout", "cancelled", "closing", "line"
     verdict: str = ""
     verdict_oid: int = 0
     retiring: bool = False
     worked: bool = False
-    stands_in: bool = False  # a stand-in for a worker that waits inside a task
-    # asked to fetch a broadcast's task between two tasks (_node/tasks/worker_broadcast.py)
+    stands_in: bool = False  # a stand-in for a worker that is waiting inside a task
+    # must fetch a broadcast's task between two tasks (_node/tasks/worker_broadcast.py)
     called: bool = False
     born: float = 0.0
 
     @property
     def retire_bits(self) -> int:
-        """What the worker must do between two tasks, as bits."""
+        """The worker's duties between two tasks, as bits."""
         return (RETIRE_ENDS if self.retiring else 0) | (RETIRE_ASKS if self.called else 0)
 
 
@@ -58,38 +58,38 @@ class Pool:
     """One pool: its parameters, its workers, and the state of their starts."""
 
     number: int
-    target: int  # how many workers should be able to run a task
+    target: int  # the number of workers that should be able to run a task
     owner: int  # client slot
     max_tasks: int = 0
     setup: int = 0  # object with the initializer and its arguments; 0: none
-    actor: bool = False  # its only worker has a state, so it gets no stand-in
-    output_owner: int = 0  # the driver that gets the output of its workers before their first task
-    env: Environment = ()  # changes of the workers' environment
+    actor: bool = False  # the pool of an actor, whose only worker has a state and gets no stand-in
+    output_owner: int = 0  # the driver that receives the workers' output before their first task
+    env: Environment = ()  # changes to the workers' environment
     demand: Demand = ()  # lifelong resources of each worker; such workers get no stand-in
     peers: bool = False  # its tasks wait for one another, so each needs its own worker
-    anywhere: bool = False  # its tasks may go to hosts that have no workers of it yet
+    anywhere: bool = False  # hosts without workers of this pool may run its tasks
     team: bytes = NO_OBJECT  # the id of the spmd call whose peers its workers run
-    team_size: int = 0  # how many peers that call has, on all hosts
+    team_size: int = 0  # the number of peers in that call, on all hosts
     workers: dict[int, WorkerInfo] = field(default_factory=dict)
     closing: bool = False
     broken: str = ""  # reason why no more workers will be started
-    host_lost: bool = False  # whether a lost host is the reason
+    host_lost: bool = False  # the pool is broken because a host was lost
     failing: bool = False  # a timer fails tasks that are queued from now on
-    attempts: int = 0  # consecutive starts whose workers died before their first task
+    attempts: int = 0  # number of consecutive starts whose workers died before their first task
     start_again_at: float = 0.0
     keeps_failing: bool = False  # after many failed attempts: queued tasks fail as well
     proven: bool = False  # the initializer has returned in some worker
-    why: str = ""  # how the last worker ended that died before its first task
+    why: str = ""  # how the last worker exited that died before its first task
     surplus_since: float | None = None
     stuck_since: float | None = None
     setup_hold: object = None
-    descriptors: list[int] = field(default_factory=list)  # required by its initializer's arguments
-    setup_error: str = ""  # what the initializer raised, as text
-    setup_text: str = ""  # its traceback
+    descriptors: list[int] = field(default_factory=list)  # needed by the initializer's arguments
+    setup_error: str = ""  # the exception raised by the initializer, as text
+    setup_text: str = ""  # the traceback of that exception
 
     @property
     def living(self) -> int:
-        """How many workers are not retiring."""
+        """The number of workers that are not retiring."""
         living = 0
         for worker in self.workers.values():
             if not worker.retiring:
@@ -98,14 +98,14 @@ class Pool:
 
     @property
     def own(self) -> int:
-        """How many workers are neither retiring nor stand-ins."""
+        """The number of workers that are neither retiring nor stand-ins."""
         return sum(not (worker.retiring or worker.stands_in) for worker in self.workers.values())
 
     def is_settled(self, blocked: int) -> bool:
-        """If True, `missing` and `surplus` are 0 and `stuck` is False at any time: the usual case,
-        detected with a single count. A pool with a demand is never settled, because the resources
-        component must learn that the pool lacks no workers. blocked: how many workers wait inside a
-        task."""
+        """Whether `missing` and `surplus` would return 0 and `stuck` False at any time. This is the
+        usual case, detected with a single count. A pool with a demand is never settled, because the
+        resources component must be notified that the pool lacks no workers. blocked: the number of
+        workers that are waiting inside a task."""
         return not (
             blocked
             or self.demand
@@ -116,7 +116,8 @@ class Pool:
         )
 
     def missing(self, blocked: int, blocked_max: int, now: float) -> int:
-        """How many workers to start now. blocked: how many wait inside a task."""
+        """The number of workers to start now. blocked: the number of workers that are waiting
+        inside a task."""
         if self.closing or self.broken or now < self.start_again_at:
             return 0
         wanted = self.target + (0 if self.actor or self.demand else min(blocked, blocked_max))
@@ -126,8 +127,9 @@ class Pool:
         )  # one worker shows whether starts succeed
 
     def stuck(self, blocked: int, blocked_max: int, now: float) -> bool:
-        """Whether all workers have waited inside tasks for a while, and no stand-in may be started.
-        Tasks that they have submitted to this pool could then never run: a deadlock."""
+        """Whether the pool is in a deadlock: all workers have been waiting inside tasks for a
+        while, and no stand-in may be started, so tasks that they have submitted to this pool could
+        never run."""
         limit = 0 if self.demand else blocked_max
         if self.closing or self.actor or blocked <= limit or blocked < self.living:
             self.stuck_since = None
@@ -136,7 +138,7 @@ class Pool:
         return self.stuck_since is not None and now - self.stuck_since >= STUCK_PATIENCE_S
 
     def surplus(self, blocked: int, now: float) -> int:
-        """How many idle workers may retire, once the surplus has lasted for a while."""
+        """The number of idle workers that may retire, once the surplus has lasted for a while."""
         extra = self.living - blocked - self.target
         if extra <= 0 or self.closing:
             self.surplus_since = None
@@ -148,9 +150,9 @@ class Pool:
     def died(
         self, worker: WorkerInfo, code: int, setup_failed: int, how: str, now: float, limits: Config
     ) -> bool:
-        """Records the end of a worker. If several workers in a row end before their first task, the
-        next start is delayed. how: a description of the end. True: after so many failed attempts,
-        tasks should not wait for the next one."""
+        """Records the exit of a worker. If several workers in a row exit before their first task,
+        the next start is delayed. how: a description of the exit. Returns True if so many attempts
+        have failed that tasks should not wait for the next one."""
         if code == setup_failed and self.setup and not worker.worked:
             self.broken = f"its initializer raised {self.setup_error or 'an exception'}"
             return False
@@ -169,26 +171,26 @@ class Pool:
         if self.attempts >= limits.start_attempts_max:
             self.keeps_failing = True
             if self.setup and not self.proven:
-                self.broken = f"its workers end in the initializer ({how})"
+                self.broken = f"its workers exit in the initializer ({how})"
         return self.keeps_failing
 
     def idle_again(self, limits: Config) -> None:
-        """A worker is idle, so other workers may start. After one more failure, queued tasks fail
-        again."""
+        """Allows further starts, because a worker is idle. After one more failure, queued tasks
+        fail again."""
         if self.keeps_failing:
             self.keeps_failing = False
             self.attempts = limits.start_attempts_max - 1
             self.start_again_at = 0.0
 
     def recovered(self) -> None:
-        """Forgets failed starts, because a worker has run a task or has lived long enough."""
+        """Forgets failed starts, because a worker has run a task or stayed alive long enough."""
         if self.attempts:
             self.attempts, self.keeps_failing = 0, False
             self.start_again_at = 0.0
 
 
 def next_number(last: int, taken: Set[int]) -> int | None:
-    """The number of the next pool; None if all are taken. Numbers are assigned in turn, because
-    messages about a number's previous pool may still arrive."""
+    """The number of the next pool, or None if all are taken. Numbers are assigned in turn, because
+    messages about the previous pool with a number may still arrive."""
     turn = ((last + step) % (POOLS_MAX - 1) + 1 for step in range(POOLS_MAX - 1))
     return next((number for number in turn if number not in taken), None)

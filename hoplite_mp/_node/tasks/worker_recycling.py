@@ -1,11 +1,11 @@
 """Replaces workers once all drivers that they have served have left.
 
-A function brings the globals of its program along, and a task's imports and settings stay in its
+A function is sent with the globals of its program, and a task's imports and settings remain in its
 worker for the next task. A node that serves one program after another would otherwise keep remains
-of each program forever, in the workers' memory and in the store. A worker of the common pool ends
-when it is idle and all drivers whose tasks it has run are gone; a new one takes its place. A worker
-that has also served a remaining driver stays, because that driver may rely on its tasks' settings.
-The marks in a worker's output show which drivers it has served.
+of each program indefinitely, in the workers' memory and in the store. A worker of the common pool
+exits when it is idle and all drivers whose tasks it has run are gone. A new worker replaces it. A
+worker that has also served a remaining driver stays, because that driver may rely on settings made
+by its tasks. The marks in a worker's output show which drivers the worker has served.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 __all__ = ["WorkerRecycling"]
 
 COMMON_POOL = 0
-# Interval of checks of workers that are busy, or whose marks may still be unread. Higher: memory of
+# Interval of checks for workers that are busy or whose marks may still be unread. Higher: memory of
 # ended programs is freed later.
 POLL_S = 0.5
-# Number of checks after a driver's end during which a mark that names it may still be read.
+# The number of checks after a driver's end during which a mark that names it may still be read.
 POLLS_MAX = 20
 
 
 class WorkerRecycling:
-    """The ended drivers that some worker has served."""
+    """The ended drivers that any worker here may have served."""
 
     def __init__(
         self,
@@ -48,16 +48,16 @@ class WorkerRecycling:
         self.workers = workers
         self.worker_broadcasts = worker_broadcasts
         self._gone: dict[int, int] = {}  # name of a driver -> remaining checks
-        self._hosts: dict[int, int] = {}  # the same by host id, for hosts with all their drivers
+        self._hosts: dict[int, int] = {}  # id of a host whose drivers are gone -> remaining checks
         self._check_pending = False
 
     def driver_ended(self, name: int) -> None:
-        """The attached driver of that name has ended."""
+        """Records that the attached driver with that name has ended."""
         self._gone[name] = POLLS_MAX
         self._check_later()
 
     def peer_lost(self, member: Member) -> None:
-        """A host is gone, with all its drivers."""
+        """Records the loss of a host with all its drivers."""
         self._hosts[member.host_id] = POLLS_MAX
         self._check_later()
 
@@ -67,7 +67,7 @@ class WorkerRecycling:
             self.loop.call_later(POLL_S, self._check)
 
     def _check(self) -> None:
-        for host_id in self.roster.by_host_id:  # was lost, and is a member again
+        for host_id in self.roster.by_host_id:  # a lost host may be a member again
             self._hosts.pop(host_id, None)
         busy = False
         self.output.read_marks()

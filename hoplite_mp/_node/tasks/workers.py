@@ -1,8 +1,8 @@
 """The node's side of worker processes: starts, replacements, interrupts, deadlines.
 
 The module `pools` counts; this file acts on the counts, on deadlines in the workers' slots, and on
-requests to interrupt. It only kills a worker; the cleanup follows when the supervisor reports the
-exit.
+requests to interrupt. It only kills workers. The cleanup follows when the supervisor reports that a
+worker has exited.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = ["Workers"]
 POOL_FREE, POOL_OPEN, POOL_CLOSING = 0, 1, 2
 POLL_AGAIN_S = 0.5
 LINE_GRACE_S = 0.05  # grace period for the exit of a worker whose connection has ended
-# Pause before a forced cancel's signal is first repeated; each later pause is twice as long. Python
-# handles a signal that arrives just before a blocking call only after that call. Higher: such a
-# task keeps running for longer. Lower: system calls of cleanup code are interrupted more often.
+# Pause before a forced cancel's signal is first repeated. Each later pause is twice as long. If a
+# signal arrives just before a blocking call, Python handles it only after that call. Higher: such a
+# task keeps running for longer. Lower: system calls in cleanup code are interrupted more often.
 INTERRUPT_AGAIN_S = 0.05
 # How long tasks wait for a worker while none can be started. Higher: a longer shortage of
-# descriptors or processes only delays them. Lower: tasks fail sooner, with the reason.
+# descriptors or processes only delays tasks. Lower: tasks fail sooner, with the reason.
 START_PATIENCE_S = 10.0
 FEWER = (
     "close executors, end actors (an actor ends with its last handle, or by Actor.kill), keep "
@@ -48,29 +48,29 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class WorkersEvents(hints.HintsEvents, Protocol):
-    """Reports and requests of this component to the components above it."""
+    """Reports and requests from this component to the components above it."""
 
     def is_round(self, pool: int) -> bool:
-        """See _node/tasks/worker_broadcast.py."""
+        """Whether the pool belongs to a worker broadcast (_node/tasks/worker_broadcast.py)."""
 
     def pool_forgotten(self, pool: Pool) -> None:
-        """A closed pool has no workers left; its number may be reused."""
+        """Called when a closed pool has no workers left, so that its number may be reused."""
 
     def fail_delayed(self, pool: int) -> None:
-        """Fails the tasks of a broken pool that wait for a retry."""
+        """Fails the tasks of a broken pool that are waiting for a retry."""
 
     def wait_for_resources(self, pool: Pool, count: int) -> None:
         """Starts `count` workers of the pool once there are resources for them."""
 
     def actor_died(self, pool: Pool, worker: WorkerInfo, how: str) -> None:
-        """The process of an actor of this host has ended."""
+        """Called when the process of an actor on this host has exited."""
 
     def workers_are(self, count: int) -> None:
-        """Announces the number of workers of this host for which other hosts may send tasks."""
+        """Announces the number of workers on this host for which other hosts may send tasks."""
 
 
 class Workers(hints.Hints):
-    """All workers of this host, by pool."""
+    """All workers on this host, by pool."""
 
     events: WorkersEvents
 
@@ -93,18 +93,19 @@ class Workers(hints.Hints):
         self._opened = 0  # number of the latest pool
         self.pipes: dict[int, list[int]] = {}
         self.lost = 0
-        # Of workers that have ended; tasks_failed also counts tasks that never began.
+        # Numbers of tasks of workers that have exited. `tasks_failed` also counts tasks that never
+        # began.
         self.tasks_done = self.tasks_failed = 0
         self._due: float | None = None
-        self.full = False  # the last worker could not be started: every client slot is taken
+        self.full = False  # the last worker could not be started because every slot is taken
         self.start_error = ""  # reason why no worker can be started now
         self._trouble_since = self._start_again_at = 0.0
 
     # -- pools ---------------------------------------------------------------------------------
 
     def open(self, pool: Pool, descriptors: list[int] | None = None) -> bool:
-        """Gives the pool a number and starts its workers. False: all numbers are taken, or no
-        worker can be started. descriptors: inherited by the workers; owned by the pool."""
+        """Gives the pool a number and starts its workers. Returns False if all numbers are taken or
+        no worker can be started. descriptors: moved to the pool; the workers inherit them."""
         number = self._next_number()
         if number is None:
             return False
@@ -116,7 +117,8 @@ class Workers(hints.Hints):
         self.pools[number] = pool
         self.client.open_pool(number, POOL_OPEN)
         self.start_missing(pool)
-        if pool.workers or not pool.target or pool.demand:  # with a demand, its workers may wait
+        # With a demand, the pool's workers may wait for their resources.
+        if pool.workers or not pool.target or pool.demand:
             return True
         self.close(number, False)
         return False
@@ -131,8 +133,8 @@ class Workers(hints.Hints):
             pool.workers[slot] = self.all[slot] = WorkerInfo(slot, 0, born=self.loop.now())
 
     def grow(self, count: int) -> int:
-        """Adds workers to the common pool, unless none can be started now; returns the new target.
-        Ends a pause after workers that died at their start."""
+        """Adds workers to the common pool, unless none can be started now. Ends a pause after
+        workers that died before their first task. Returns the new target."""
         pool = self.pools[0]
         if not self.pauses():
             pool.recovered()
@@ -144,12 +146,13 @@ class Workers(hints.Hints):
         return pool.target
 
     def open_bound(self, owner: int, output_owner: int) -> int | None:
-        """Opens a pool without workers on this host; None if all numbers are taken."""
+        """Opens a pool without workers on this host. Returns its number, or None if all numbers are
+        taken."""
         pool = Pool(0, 0, owner, output_owner=output_owner)
         return pool.number if self.open(pool) else None
 
     def desert(self, number: int, why: str) -> None:
-        """Marks a pool as broken that no longer has workers on any host."""
+        """Marks a pool as broken if it no longer has workers on any host."""
         pool = self.pools.get(number)
         if pool and not (pool.target or pool.anywhere or self.events.is_round(number)):
             pool.broken, pool.host_lost = why, True
@@ -175,7 +178,7 @@ class Workers(hints.Hints):
             self.close(number, kill)
 
     def peer_lost(self, member: Member) -> None:
-        """A host is gone: closes the pools that were opened on its behalf."""
+        """Closes the pools that were opened on behalf of a lost host."""
         for number in [
             pool for pool, owner in self.inbound_tasks.pools.items() if owner == member.host_id
         ]:
@@ -189,7 +192,7 @@ class Workers(hints.Hints):
 
     def forget_if_empty(self, pool: Pool) -> None:
         if pool.closing and not pool.workers:
-            if not pool.actor:  # e.g. a task that was requeued after the death of its worker
+            if not pool.actor:  # for example, tasks that were requeued after their worker's death
                 for oid in self.client.queued_in(pool.number):
                     self.fail_closed(oid)
             self.processes.close(pool.descriptors)
@@ -222,12 +225,12 @@ class Workers(hints.Hints):
         )
 
     def _next_number(self) -> int | None:
-        """The number of the next pool; None if all are taken."""
+        """The number of the next pool, or None if all are taken."""
         return next_number(self._opened, self.pools.keys() | self.events.pools_named())
 
     def not_started(self, why: str) -> None:
-        """A worker cannot start for lack of a descriptor, a process or memory; it is retried
-        later."""
+        """Handles a failed start for lack of a descriptor, a process or memory. The start is
+        retried later."""
         now = self.loop.now()
         if not self.start_error:
             self._trouble_since = now
@@ -239,8 +242,8 @@ class Workers(hints.Hints):
             self.loop.call_later(0.0, self._fail_waiting)
 
     def _fail_waiting(self) -> None:
-        """Fails tasks that wait for workers that cannot be started, unless other hosts can run
-        them."""
+        """Fails tasks of pools whose workers cannot be started, unless other hosts can run the
+        tasks."""
         others = self.outbound_tasks.capacity > 0
         why = f"no worker could be started for {START_PATIENCE_S:g} s: {self.start_error}"
         for pool in self.pools.values():
@@ -250,8 +253,8 @@ class Workers(hints.Hints):
                         self.fail(oid, why)
 
     def start_missing(self, pool: Pool, blocked: int | None = None) -> None:
-        """Starts the workers that the pool lacks. blocked: how many of its workers wait inside a
-        task, if already known."""
+        """Starts the workers that the pool lacks. blocked: the number of its workers that are
+        waiting inside a task, if already known."""
         if self.pauses():
             return
         if blocked is None:
@@ -267,7 +270,7 @@ class Workers(hints.Hints):
                 return
 
     def start_one(self, pool: Pool, assigned: dict[str, list[int]]) -> int:
-        """Starts a worker; returns its slot, or -1 if none can be started now. assigned: the
+        """Starts a worker. Returns its slot, or -1 if none can be started now. assigned: the
         indices of its lifelong resources."""
         if self.pauses():
             return -1
@@ -298,7 +301,7 @@ class Workers(hints.Hints):
         return slot
 
     def _promote(self, pool: Pool) -> None:
-        """Turns stand-ins into regular workers, if regular workers have ended or the pool grows."""
+        """Turns stand-ins into regular workers if regular workers have exited or the pool grows."""
         lacking = pool.target - pool.own
         for worker in pool.workers.values():
             if lacking > 0 and worker.stands_in and not worker.retiring:
@@ -325,7 +328,7 @@ class Workers(hints.Hints):
                 self.kill(worker, worker.verdict)
 
     def exited(self, worker: WorkerInfo | None, code: int, again: list[int]) -> None:
-        """After the sweep of a dead worker: replaces it, and announces the requeued tasks."""
+        """Replaces a dead worker after the sweep. again: the requeued tasks."""
         if worker is None:
             return
         info = self.client.client_info(worker.slot)
@@ -339,7 +342,7 @@ class Workers(hints.Hints):
         if (code != 0 or info["running"]) and worker.verdict != "closing":
             self.lost += 1
         if pool.actor:
-            if worker.pid:  # otherwise it never started, and the actor has no state to lose
+            if worker.pid:  # otherwise the worker never started, and the actor has no state to lose
                 self.events.actor_died(pool, worker, how_it_ended(code, worker))
             if not pool.broken:
                 self.start_missing(pool)
@@ -351,13 +354,13 @@ class Workers(hints.Hints):
                 self.fail_closed(oid)
 
     def _replace(self, pool: Pool, worker: WorkerInfo, code: int) -> None:
-        """Replaces an ended worker, now or after a pause; fails the queued tasks if the pool is
+        """Replaces an exited worker, now or after a pause. Fails the queued tasks if the pool is
         broken."""
         was_failing, now = pool.keeps_failing, self.loop.now()
         how = how_it_ended(code, worker)
         fail_now = pool.died(worker, code, SETUP_FAILED, how, now, self.config)
         if pool.broken and code == SETUP_FAILED and not pool.closing:
-            self.client.open_pool(pool.number, POOL_BROKEN)  # `submit` now raises at once
+            self.client.open_pool(pool.number, POOL_BROKEN)  # `submit` now raises immediately
         if pool.broken:
             self.fail_queued(pool)
             return
@@ -369,17 +372,19 @@ class Workers(hints.Hints):
         self.post_queued(pool.number)
 
     def _fail_meanwhile(self, pool: Pool, known: bool) -> None:
-        """Fails the tasks that are queued while the pool's workers die at their start. Later tasks
-        wait for the next attempt."""
+        """Fails the queued tasks, because the pool's workers die before their first task. Later
+        tasks wait for the next attempt."""
         if not known:
-            _log.error("workers end at their start, and are retried: the last one %s", pool.why)
+            _log.error(
+                "workers exit before their first task and are restarted; the last one %s", pool.why
+            )
         if len(pool.workers) > self.blocked(pool):
-            return  # another worker can run them
+            return  # another worker can run the tasks
         others = pool.number == 0 and self.outbound_tasks.capacity > 0
         if pool.number == 0:
             self.tell_workers()
         times = "" if known else f" {pool.attempts} times in a row"
-        why = f"its workers end at their start{times}: the last one {pool.why}"
+        why = f"its workers exited before their first task{times}; the last one {pool.why}"
         for oid in self.client.queued_in(pool.number):
             if others and oid in self.inbound_tasks:
                 self.inbound_tasks.give_back(oid)
@@ -393,14 +398,14 @@ class Workers(hints.Hints):
             self.events.workers_are(0 if pool.keeps_failing and not pool.workers else pool.target)
 
     def set_up(self, slot: int) -> None:
-        """The worker's initializer has returned."""
+        """Records that the worker's initializer has returned."""
         worker = self.all.get(slot)
         pool = self.pools.get(worker.pool) if worker is not None else None
         if pool is not None:
             pool.proven = True
 
     def setup_failed(self, slot: int, summary: str, text: str) -> None:
-        """The worker's initializer has raised; the worker will exit."""
+        """Records the exception raised by the worker's initializer. The worker will exit."""
         worker = self.all.get(slot)
         pool = self.pools.get(worker.pool) if worker is not None else None
         if pool is not None and not pool.setup_error:
@@ -409,7 +414,7 @@ class Workers(hints.Hints):
     def fail_queued(self, pool: Pool, *, again: bool = False) -> None:
         """Fails all queued tasks of a broken pool, now and repeatedly until the pool is closed."""
         if self.pools.get(pool.number) is not pool:
-            return  # its number was reused
+            return  # the pool's number was reused
         self.events.fail_delayed(pool.number)
         for oid in self.client.queued_in(pool.number):
             self.fail(oid, pool.broken, pool.setup_text, pool.host_lost)
@@ -418,20 +423,20 @@ class Workers(hints.Hints):
             self.loop.call_later(POLL_AGAIN_S / 10, lambda: self.fail_queued(pool, again=True))
 
     def fail_waited_for(self, pool: Pool) -> None:
-        """Ends a deadlock of a pool whose workers all wait: fails the tasks that they have
-        submitted to the pool."""
+        """Ends a deadlock of a pool whose workers are all waiting, by failing the tasks that they
+        have submitted to the pool."""
         limit = self.config.blocked_workers_max
         why = (
-            f"all {len(pool.workers)} workers of its pool wait inside tasks, and no further "
-            f"stand-in is allowed (blocked_workers_max={limit}); raise it, or wait for fewer tasks "
-            "at once"
+            f"all {len(pool.workers)} workers of its pool are waiting inside tasks, and no further "
+            f"stand-in is allowed (blocked_workers_max={limit}); raise this limit, or wait for "
+            "fewer tasks at once"
         )
         for oid in self.client.queued_in(pool.number):
             if self.client.inspect(oid)["owner"] in pool.workers:
                 self.fail(oid, why)
 
     def fail(self, oid: int, why: str, text: str = "", host_lost: bool = False) -> None:
-        """Fails a task that no worker can run. `text`: the traceback of the cause."""
+        """Fails a task that no worker can run. text: the traceback of the cause."""
         name = self.client.task_name(oid)
         if self.client.take_over(oid, 0):
             self.tasks_failed += 1
@@ -439,13 +444,14 @@ class Workers(hints.Hints):
             self.results.store_error(oid, kind(f"no worker can run {name}(): {why}"), text)
 
     def fail_closed(self, oid: int) -> None:
-        """Fails a task that is requeued after its pool has closed."""
+        """Fails a task that was requeued after its pool was closed."""
         self.fail(oid, "its pool is closed")
 
     # -- interrupting --------------------------------------------------------------------------
 
     def interrupt(self, oid: int, slot: int) -> None:
-        """Interrupts the task if it is still running there; as a last resort kills the worker."""
+        """Interrupts the task if it is still running in the slot. As a last resort, kills the
+        worker."""
         worker = self.all.get(slot)
         if worker is None or not self._runs(slot, oid):
             return
@@ -458,7 +464,7 @@ class Workers(hints.Hints):
 
         def signal(again_s: float) -> None:
             if runs():
-                if worker.pid:  # otherwise the supervisor has not reported it yet
+                if worker.pid:  # otherwise the supervisor has not reported the process yet
                     self.processes.interrupt(worker.pid)
                 self.loop.call_later(again_s, lambda: signal(2 * again_s))
 
@@ -474,7 +480,7 @@ class Workers(hints.Hints):
         return self.tasks.claimant(oid) == slot and self.tasks.aborted(oid)
 
     def line_ended(self, slot: int) -> None:
-        """Kills a worker that cannot work without its connection, unless it is exiting."""
+        """Kills a worker whose connection has ended, unless it is already exiting."""
         worker = self.all.get(slot)
 
         def poll() -> None:
@@ -497,7 +503,7 @@ class Workers(hints.Hints):
         """Polls for expired deadlines, blocked workers, and surplus workers."""
         now_ns, now = self.loop.now_ns(), self.loop.now()
         due: int | None = None
-        waiting = dict.fromkeys(self.pools, 0)  # workers of each pool that wait inside a task
+        waiting = dict.fromkeys(self.pools, 0)  # pool -> number of workers waiting inside a task
         for slot, worker in self.all.items():
             blocked, worked, deadline, deadline_id = self.client.worker_info(slot)
             if blocked and not worker.retiring and worker.pool in waiting:
@@ -549,7 +555,7 @@ class Workers(hints.Hints):
                 count -= 1
 
     def replace(self, worker: WorkerInfo) -> None:
-        """Lets the worker end when it is idle; `poll` starts another one if needed."""
+        """Lets the worker exit when it is idle. `poll` starts another one if needed."""
         worker.retiring = True
         self.client.set_retire(worker.slot, worker.retire_bits)
         self.tasks.wake_for_task(worker.slot)
