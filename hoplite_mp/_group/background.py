@@ -1,9 +1,9 @@
-"""Makes the background calls of a Group, one after the other, in a thread of the Group.
+"""Background calls of a Group, made one after the other in a thread of the Group.
 
-Calls of different members are matched by their order, so a call keeps its place in the queue until
-it is over. The Group's `timeout` counts from the time at which the thread begins the call. If a
-wait for the Future ends earlier, the call continues. A signal handler may raise an exception
-between any two steps of a thread, so a call is queued in a single step (`put` of the queue).
+The ranks' calls are matched by their order, so a call keeps its place in the queue until it is
+over. The Group's `timeout` counts from the time at which the thread begins the call. If a wait for
+the Future ends earlier, the call continues. A signal handler may raise an exception between any two
+steps, so a call is queued in a single step (the queue's `put`).
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 __all__ = ["Background", "CallFuture"]
 
 T = TypeVar("T")
-# The longest step of a wait. If a thread is interrupted right after it has passed the turnstile of
-# the Future, other waiting threads are delayed by this time.
+# The longest step of a wait. If a thread is interrupted while it holds the Future's turnstile,
+# other waiting threads are delayed by up to this time.
 SLICE_S = 0.5
 _log = logging.getLogger("hoplite_mp")
 
 
 class CallFuture(ThreadFuture[T]):
-    """The Future of a background call. No wait acquires the condition of the standard library's
-    Future: an exception of a signal handler could leave the condition held, and the Group's thread
-    could not settle the Future."""
+    """The Future of a background call. Waits do not acquire the condition of the standard library's
+    Future: an exception raised by a signal handler could leave the condition held, and the Group's
+    thread could then not settle the Future."""
 
     def __init__(self, background: Background) -> None:
-        super().__init__()  # the thread that makes the call counts as blocked
+        super().__init__()  # waits do not count as blocked; the thread that makes the call does
         self._background = background
-        # Held until the call is over. Another thread releases it, the one that has made the call,
-        # so it has no place in the order of locks.
+        # Held until the call is over. The thread that makes the call releases it, not the thread
+        # that has acquired it, so it has no place in the order of locks.
         self._turnstile = turnstile = threading.Lock()
         turnstile.acquire()
 
@@ -52,7 +52,7 @@ class CallFuture(ThreadFuture[T]):
         self.set_running_or_notify_cancel()  # `cancel` returns False: the call keeps its place
 
     def result(self, timeout: float | None = None) -> T:
-        """As in `concurrent.futures.Future`."""
+        """Like `concurrent.futures.Future.result`."""
         try:
             self.wait(timeout)
             return self.outcome()
@@ -60,7 +60,7 @@ class CallFuture(ThreadFuture[T]):
             self = None  # type: ignore[assignment]  # no reference cycle through the traceback
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """As in `concurrent.futures.Future`."""
+        """Like `concurrent.futures.Future.exception`."""
         self.wait(timeout)
         return self._exception
 
@@ -76,7 +76,7 @@ class CallFuture(ThreadFuture[T]):
 
     def wait(self, timeout: float | None = None) -> None:
         """Waits until the call is over. TimeoutError: `timeout` seconds have passed. RuntimeError:
-        the thread that makes the call would wait for itself."""
+        the caller is the thread that makes the call."""
         since = clock.monotonic()
         if not self.is_settled and timeout != 0 and self._background.is_here():
             raise RuntimeError(self._background.waits_for_itself)
@@ -89,16 +89,16 @@ class CallFuture(ThreadFuture[T]):
 
 
 class Background:
-    """The thread of one Group, and its queue of calls."""
+    """A Group's thread, and its queue of calls."""
 
     def __init__(self, name: str) -> None:
-        """name: the Group's. Each Future keeps this object alive, so it must not keep the Group
-        alive."""
+        """name: the Group's name. Each Future keeps this object alive, so this object must not keep
+        the Group alive."""
         self._name = name
         self._jobs: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
-        self._ending = False  # takes no more calls
-        # A daemon. Otherwise Python would wait for this thread before the cluster ends, and only
-        # the end of the cluster aborts late calls.
+        self._ending = False  # whether no more calls are accepted
+        # A daemon thread: otherwise Python would wait for it before the cluster shuts down, and
+        # only the shutdown aborts late calls.
         self._thread = threading.Thread(target=self._serve, name="hoplite_mp group", daemon=True)
         with starting_thread("makes a Group's calls in the background"):
             self._thread.start()
@@ -115,8 +115,8 @@ class Background:
 
     @staticmethod
     def _run(job: list[Any]) -> None:
-        """Makes a call. job: (Future, function). The list is emptied: the traceback of an error
-        keeps this frame, which must not refer to the Future with this error."""
+        """Makes a call. job: [Future, function]. The list is emptied, because the traceback of an
+        error keeps this frame, which must not refer to the Future that holds the error."""
         future, call = job
         job.clear()
         try:
@@ -125,12 +125,12 @@ class Background:
             del future, call
 
     def is_here(self) -> bool:
-        """Whether the caller runs in this thread, as callbacks of the Futures do."""
+        """Whether the caller runs in this thread, as the Futures' callbacks do."""
         return threading.current_thread() is self._thread
 
     @property
     def waits_for_itself(self) -> str:
-        """The error text for a callback that would wait for ever."""
+        """The error text for a callback that would wait indefinitely."""
         return (
             f"group {self._name!r}: callbacks of its Futures run in the thread that makes its "
             "calls, so they cannot wait for such a call; they may make blocking calls"
@@ -142,7 +142,7 @@ class Background:
         """Queues a call. The thread makes the call in the caller's context."""
         future: CallFuture[T] = CallFuture(self)
         run = functools.partial(contextvars.copy_context().run, call, *args)
-        if self._ending:  # a callback has begun this call while `end` waits
+        if self._ending:  # a callback begins this call while `end` is waiting
             raise ClosedError(f"group {self._name!r}: this member is leaving")
         self._jobs.put([future, run])
         return future
@@ -155,5 +155,5 @@ class Background:
             self._thread.join(SLICE_S)
 
     def stop(self) -> None:
-        """Ends the thread after the queued calls."""
+        """Stops the thread after the queued calls."""
         self._jobs.put(None)

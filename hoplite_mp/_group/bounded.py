@@ -1,9 +1,10 @@
 """Bounded allreduces of one member: calls that leave late ranks out after a deadline.
 
-`bounded_calls` has the state. A thread of each member takes part, also while the member's program
-is late. Rounds are calls of a Group of their own, with the same ranks; so they go on as plain calls
-do when ranks die, and never meet other calls of the program. Arrays travel as messages of the
-program's Group, so they do not delay the reports and states, which are messages of the other one.
+`bounded_calls` holds the state. Each member has a thread that takes part in these calls even while
+the member's program is late. A round is a call to a second Group with the same ranks, the *round
+Group*. So rounds continue after deaths like plain calls, and are never matched with the program's
+calls. Arrays are messages in the program's Group. Reports and states are messages in the round
+Group, so arrays do not delay them.
 """
 
 from __future__ import annotations
@@ -47,16 +48,16 @@ if TYPE_CHECKING:
 __all__ = ["BoundedReductions", "GroupOfRounds"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-ROUND, REPORT = 0, 1  # tags of messages in the Group of the rounds
-JOIN_S = 0.5  # one step of the wait for the thread, so that Ctrl-C interrupts the wait
-AGAIN_S = 0.01  # between two attempts at a round for which a store has no space
+ROUND, REPORT = 0, 1  # tags of messages in the round Group
+JOIN_S = 0.5  # step of the wait for the thread; Ctrl-C interrupts the wait between two steps
+AGAIN_S = 0.01  # pause before a round is tried again after StoreFullError
 FOR_EVER_S = 1e9
-TRACED_KIND = "bounded_allreduce"  # in traces
+TRACED_KIND = "bounded_allreduce"  # the kind of these calls in traces
 
 
 @dataclasses.dataclass(eq=False)
 class _Pending:
-    """A call of the program. `finish`: set when it is over."""
+    """A call made by the program. `finish`: the outcome, set when the call is over."""
 
     request: BoundedRequest
     array: Any
@@ -64,7 +65,7 @@ class _Pending:
 
 
 class GroupOfRounds(Protocol):
-    """The part of `Group` that makes rounds."""
+    """The attributes of `Group` that rounds need."""
 
     rank: int
     _member: GroupMembership
@@ -79,21 +80,21 @@ class GroupOfRounds(Protocol):
 
 
 class _Rounds:
-    """The thread of one member, and the Group of the rounds. It does not refer to the member's
-    Group, which may be collected."""
+    """One member's thread and its round Group. This object does not refer to the program's Group,
+    which may be garbage-collected."""
 
     def __init__(
         self, group: GroupOfRounds, messages: MemberMessages, operation: ArrayWork
     ) -> None:
-        """group: of the rounds. messages: of the program's Group."""
+        """group: the round Group. messages: the messages of the program's Group."""
         self._group, self._messages = group, messages
         self._member, self._memory = group._member, messages._memory
         late_calls_max = group._member.runtime.config.group_late_calls_max
         self._core = BoundedCalls(group.rank, operation, late_calls_max)
         self._pending: _Pending | None = None
-        self._asked: _Pending | None = None  # the pending call that the state has
+        self._asked: _Pending | None = None  # the pending call that was passed to `_core`
         self._due = -1  # the latest round that another rank has begun
-        self._ended: dict[int, tuple[int, ...]] = {}  # call -> `Inbox.ended` when it began
+        self._ended: dict[int, tuple[int, ...]] = {}  # call -> `Inbox.ended` when the call began
         self._begun: tuple[int, int] | None = None  # the latest call in `_ended`, and its epoch
         self._arrays = Receive(None, BOUNDED_TAG, FOREVER_NS)
         self._notices = Receive(None, None, FOREVER_NS)
@@ -103,7 +104,7 @@ class _Rounds:
     # -- the program's thread ----------------------------------------------------------------------
 
     def ask(self, pending: _Pending) -> None:
-        """Makes a call of the program."""
+        """Starts a call for the program."""
         self._pending = pending
         self.wake()
 
@@ -112,7 +113,7 @@ class _Rounds:
             self._member.tasks.wake(self._member.runtime.client.slot)
 
     def end(self) -> None:
-        """Ends the thread, and leaves the Group of the rounds."""
+        """Stops the thread, and leaves the round Group."""
         self._member.closed = True
         self.wake()
         while self.thread.is_alive() and self.thread is not threading.current_thread():
@@ -134,7 +135,7 @@ class _Rounds:
                 self.wake()
         finally:
             self._messages.inbox.withdraw(self._arrays)
-            if self.error is not None:  # otherwise the other ranks would wait for it in rounds
+            if self.error is not None:  # otherwise other ranks would wait for this one
                 with contextlib.suppress(HopliteError):  # the node may be gone
                     self._group._leave(True)
 
@@ -167,8 +168,8 @@ class _Rounds:
         return self._core.wants_round(alive | joining)
 
     def _make_round(self) -> None:
-        """Takes part in the next round. Every rank announces it to all others, because the rank
-        that began it may die before all have received its message."""
+        """Takes part in the next round. Every rank announces the round to all other ranks, because
+        the rank that began the round may die before all have received its announcement."""
         group, core = self._group, self._core
         number = self._member.calls
         for rank in group.alive:
@@ -184,8 +185,8 @@ class _Rounds:
         self._act()
 
     def _departed(self, call: int, rank: int) -> bool:
-        """Whether the member of that rank when the call began has ended, and all its arrays have
-        been read."""
+        """Whether the member that had this rank when the call began has left or died, and all its
+        arrays have been read."""
         inbox = self._messages.inbox
         before = self._ended.get(call)
         if self._arrays.found is not None or before is None:
@@ -193,12 +194,12 @@ class _Rounds:
         return inbox.is_gone(rank) or inbox.ended[rank] > before[rank]
 
     def _note_begin(self) -> None:
-        """Notes which members had ended when the present call began."""
+        """Records which members had left or died when the present call began."""
         state = self._core.state
         if state is not None and self._begun != (state.call, state.epoch):
             first = 0 if self._begun is None else self._begun[0]
             self._begun = state.call, state.epoch
-            for call in range(first, state.call):  # a late rank learns of several at once
+            for call in range(first, state.call):  # a late rank may skip several calls at once
                 self._ended.setdefault(call, self._messages.inbox.ended)
             self._ended[state.call] = self._messages.inbox.ended
             for call in [one for one in self._ended if one < self._core.next]:
@@ -215,7 +216,7 @@ class _Rounds:
             try:
                 self._core.receive(source, *inbox.take(receive))
             except PeerLostError:
-                pass  # its sender has died; the next round finds this
+                pass  # the sender has died, which the next round detects
             finally:
                 inbox.post(self._arrays)
 
@@ -226,7 +227,7 @@ class _Rounds:
             try:
                 report = inbox.take(receive)
             except PeerLostError:
-                continue  # its sender has died; the next round finds this
+                continue  # the sender has died, which the next round detects
             finally:
                 inbox.post(self._notices)
             if found.tag == ROUND:
@@ -235,14 +236,14 @@ class _Rounds:
                 self._core.receive_report(found.source, report, clock.monotonic())
 
     def _send(self, messages: MemberMessages, value: Any, to: int, tag: int) -> None:
-        """Sends a message; a dead rank needs none."""
+        """Sends a message; does nothing if the rank is dead."""
         encoded = _serialize.encode(value)
         messages.send_encoded(encoded, self._memory.put_encoded(encoded), to, tag)
 
     def _act(self) -> None:
-        """Carries out the actions of the state."""
+        """Advances the state, and carries out its actions."""
         self._note_begin()
-        for _ in range(2):  # what this rank does may be what the leading rank waits for
+        for _ in range(2):  # at the leading rank, each may enable the other
             self._core.turn(self._departed)
             self._core.lead(clock.monotonic())
         self._core.turn(self._departed)
@@ -268,7 +269,7 @@ class BoundedReductions:
         messages: MemberMessages,
         make_group: Callable[[], GroupOfRounds],
     ) -> None:
-        """make_group: joins the Group of the rounds."""
+        """make_group: joins the round Group."""
         self._member, self._calls, self._messages = member, calls, messages
         self._make_group = make_group
         self._rounds: _Rounds | None = None
@@ -303,8 +304,8 @@ class BoundedReductions:
     def gather(
         self, text: str, payload: Any, num: Any, deadline: Any, error: Exception | None
     ) -> tuple[tuple[int, ...], list[Any]]:
-        """The ranks that count, and their payloads. text: what has to be equal on all ranks.
-        error: why this rank cannot take part; every rank raises it."""
+        """The ranks that count, and their payloads. text: the arguments that must be equal on all
+        ranks. error: the reason why this rank cannot take part; every rank raises it."""
         try:
             if error is not None:
                 raise error
@@ -344,7 +345,7 @@ class BoundedReductions:
         return array, name
 
     def _make(self, request: BoundedRequest, array: Any) -> Finish:
-        """Makes a call, waits until it is over, and records it if a trace is running."""
+        """Makes a call, waits until it is over, and records it in the trace, if one is running."""
         begun, number, failed = clock.monotonic_ns(), self._calls_made, True
         self._calls_made += 1
         try:
@@ -375,11 +376,11 @@ class BoundedReductions:
             finish = pending.finish
             if finish is None:
                 assert rounds.error is not None
-                if isinstance(rounds.error, PeerLostError):  # of other calls, it ends nothing
+                if isinstance(rounds.error, PeerLostError):  # which `end_after` ignores
                     self._member.leave(f", because its bounded allreduces have failed. {REJOIN}")
                 raise rounds.error
             self._calls.is_open = False
-            pending.finish = None  # the thread keeps `pending`, and would keep the result with it
+            pending.finish = None  # the thread keeps `pending` alive
             return self._checked_end(finish)
         except BaseException as error:
             self._calls.end_after(error)
@@ -398,8 +399,8 @@ class BoundedReductions:
 
     def _late(self) -> str:
         return (
-            "a bounded allreduce is not decided yet: too few ranks are in time"
-            f", after {self._member.timeout:g} s. This rank has left the Group. {REJOIN}"
+            f"a bounded allreduce was not decided within {self._member.timeout:g} s: too few ranks "
+            f"are in time. This rank has left the Group. {REJOIN}"
         )
 
     def _start(self) -> _Rounds:

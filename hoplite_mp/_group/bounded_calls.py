@@ -1,25 +1,25 @@
 """The state of bounded allreduces: calls that leave late ranks out.
 
-All ranks of a Group hold the same state. The leading rank, which is the lowest one, makes each next
-state and sends it to the others, which do not wait for each other. Each rank sends its slices to
-their owners, folds the slices that it owns, sends the folded slices to all ranks, and reports what
-has arrived to the leading rank.
+All ranks of a Group hold the same state. The lowest rank in the call leads: it computes each new
+state and sends it to the other ranks. Each rank sends its slices to their owners, folds the slices
+that it owns, sends the folded slices to all ranks, and reports to the leading rank which slices
+have arrived.
 
     collecting ─► planned ─► the next call
                      │ ▲
                      └─┘  owners are late: other ranks fold their slices
 
-A call is planned when all slices have arrived, or after the deadline: the plan names the ranks
+A call is planned when all slices have arrived, or after the deadline. The plan names the ranks
 whose slices count (members) and the late owners, whose slices are divided among the other owners.
-The call is over when all ranks that are in time have all folded slices. The others receive them
+The call is over when every rank that is in time has all folded slices. Late ranks receive them
 later.
 
 When a rank dies or joins, all living ranks take part in a *round*, an allgather of their reports.
-`decided` is a pure function of these reports: it takes the latest state that a living rank has. So
-what the former leading rank had decided stands, unless nobody knows it. If nobody has the result of
-a planned call any more, the call begins again.
+`decided` is a pure function of these reports, and selects the latest state among the living ranks.
+So the decisions of the former leading rank stand if a living rank has received them. If no living
+rank has the result of a planned call, the call begins again.
 
-The component is pure: events are methods, and `take` returns the actions.
+The component does no I/O: events are method calls, and `take` returns the actions.
 """
 
 from __future__ import annotations
@@ -53,14 +53,15 @@ __all__ = [
 ]
 
 PUSH, MORE, TOTAL, WHOLE = range(4)  # what a message with arrays contains
-# What a message between ranks is: a report to the leading rank, or its next state.
+# Kinds of messages between ranks: reports to the leading rank, and new states from it (NEXT).
 ARRIVED, FOLDED, TAKEN, REQUESTED, NEXT = range(5)
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedRequest:
-    """A rank's call. `text`: what has to be equal on all ranks. `gathers`: every rank receives each
-    rank's whole array, and nothing is folded. `error`, `message`: this rank's mistake."""
+    """A rank's call. `text`: the arguments that must be equal on all ranks. `gathers`: whether
+    every rank receives each rank's whole array, and nothing is folded. `error`, `message`: the kind
+    and the text of this rank's error, or ""."""
 
     text: str
     op: str
@@ -73,8 +74,9 @@ class BoundedRequest:
 
 @dataclass(frozen=True, slots=True)
 class BoundedPlan:
-    """The decision which ranks count. `owners`: those at the start. `late`: owners that no longer
-    own a slice, by stage; a stage divides the slices of its owners among the other owners."""
+    """The members, whose slices count, and the owners, which fold the slices. `owners`: the ranks
+    that own slices at the start. `late`: for each stage, the owners that lose their slices, which
+    are divided among the remaining owners."""
 
     members: tuple[int, ...]
     owners: tuple[int, ...]
@@ -93,7 +95,7 @@ class BoundedPlan:
 
 @dataclass(frozen=True, slots=True)
 class EndedCall:
-    """A call that is over, until all ranks have taken its result."""
+    """A call that is over. The state keeps it until all ranks have taken its result."""
 
     call: int
     epoch: int
@@ -112,15 +114,15 @@ class BoundedState:
     call: int = 0  # the number of the next call
     epoch: int = 0  # how often this call has begun again
     plan: BoundedPlan | None = None
-    text: str = ""  # of the request, once there is a plan; also `op` and `num`
+    text: str = ""  # `text`, `op` and `num` of the planned request
     op: str = ""
     num: int = 1
     ended: tuple[EndedCall, ...] = ()
-    taken: tuple[tuple[int, int], ...] = ()  # (rank, number of the first call it has not taken)
-    new: tuple[int, ...] = ()  # ranks that joined while this call had a plan, and do not make it
-    deadline: float = 0.0  # in seconds, of the plan
-    round: int = 0  # rounds so far
-    step: int = 0  # states since then
+    taken: tuple[tuple[int, int], ...] = ()  # (rank, first call whose result it has not taken)
+    new: tuple[int, ...] = ()  # ranks that joined after the plan, and do not make this call
+    deadline: float = 0.0  # seconds from the plan
+    round: int = 0  # number of rounds so far
+    step: int = 0  # number of new states since the last round
 
     @property
     def receivers(self) -> tuple[int, ...]:
@@ -129,16 +131,17 @@ class BoundedState:
 
     @property
     def leader(self) -> int:
-        """The rank that makes the next state."""
+        """The rank that computes the next state."""
         return min(self.receivers or self.view)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The message of a rank to all others in a round. `whole`: it has the result of the planned
-    call; `lacks`, `keeps`: ended calls whose result it has not, or has."""
+    """A rank's message to all others in a round. `whole`: whether it has the result of the planned
+    call. `taken`: the number of its next call. `lacks`, `keeps`: the ended calls whose result it
+    lacks and still needs, and those whose result it has."""
 
-    state: BoundedState | None  # None: the rank is new
+    state: BoundedState | None  # None for a new rank
     whole: bool
     taken: int
     lacks: tuple[int, ...]
@@ -146,8 +149,8 @@ class Report:
 
 
 def slices(plan: BoundedPlan) -> list[Slice]:
-    """The slices of the array, in order. A slice of a late owner has the slices into which it is
-    divided."""
+    """The slices of the array, in order. The `parts` of a late owner's slice are the slices into
+    which it is divided."""
     counts: Counter[tuple[int, int]] = Counter()
 
     def new(owner: int, stage: int) -> Slice:
@@ -168,7 +171,7 @@ def slices(plan: BoundedPlan) -> list[Slice]:
 
 @dataclass(slots=True)
 class Slice:
-    """A slice; `place`: among the slices that its owner was given in this stage."""
+    """A slice. `place`: its index among the slices that its owner received in this stage."""
 
     owner: int
     stage: int
@@ -177,7 +180,8 @@ class Slice:
 
 
 def bounds(size: int, plan: BoundedPlan) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """(owner, stage) -> (begin, end) of its slices of an array of that size."""
+    """(owner, stage) -> the bounds (begin, end) of this owner's slices in an array of `size`
+    elements."""
     found: dict[tuple[int, int], list[tuple[int, int]]] = {}
 
     def divide(some: Sequence[Slice], begin: int, end: int) -> None:
@@ -192,8 +196,9 @@ def bounds(size: int, plan: BoundedPlan) -> dict[tuple[int, int], list[tuple[int
 
 
 def cover(missing: Sequence[tuple[int, int]]) -> tuple[set[int], set[int]]:
-    """(late receivers, late sources), such that each missing pair (receiver, source) has one of
-    them. The rank with most of the missing pairs is the first; among equals a source."""
+    """(late receivers, late sources), chosen so that each missing pair (receiver, source) contains
+    a late rank. Greedy: each step chooses the rank in the most remaining pairs. Ties are resolved
+    in favour of sources, then of higher ranks."""
     receivers: set[int] = set()
     sources: set[int] = set()
     left = set(missing)
@@ -209,7 +214,8 @@ def cover(missing: Sequence[tuple[int, int]]) -> tuple[set[int], set[int]]:
 def planned(
     view: Sequence[int], has: Mapping[int, int], request: BoundedRequest, *, closes: bool
 ) -> BoundedPlan | None:
-    """The plan, if enough ranks count. has: owner -> the ranks whose slices it has, as bits."""
+    """The plan; None if too few ranks would count. has: owner -> the ranks whose slices have
+    arrived there, as bits. closes: whether the deadline has passed."""
     missing = [(o, r) for o in view for r in view if not has[o] >> r & 1]
     if missing and not closes:
         return None
@@ -223,14 +229,16 @@ def planned(
 
 
 def _owners_min(need: int, size: int) -> int:
-    """How many owners have to remain: fewer would take longer than the late ones."""
+    """The minimum number of owners that must remain. Fewer would take longer than the late
+    owners."""
     return max(need, (size + 1) // 2)
 
 
 def advanced(
     plan: BoundedPlan, view: Sequence[int], has: Mapping[int, int], num: int, *, closes: bool
 ) -> tuple[bool, BoundedPlan]:
-    """(Whether the call is over, its plan). has: rank -> owners whose folded slices it has."""
+    """(whether the call is over, the call's plan). has: rank -> the owners whose folded slices have
+    arrived there, as bits."""
     sources = plan.members if plan.gathers else plan.owning
     missing = [(p, o) for p in view for o in sources if not has[p] >> o & 1]
     need = min(num, len(view))
@@ -249,7 +257,7 @@ def advanced(
 
 
 def _disagreement(requests: Mapping[int, BoundedRequest]) -> tuple[str, str]:
-    """(kind, text) of the error of all ranks; "": none."""
+    """(kind, text) of the error that all ranks raise; ("", "") if there is none."""
     first = min(requests, default=0)
     for rank, one in sorted(requests.items()):
         if one.error:
@@ -293,7 +301,7 @@ def _without_taken(state: BoundedState) -> BoundedState:
 
 
 def _lost(before: BoundedState, reports: Mapping[int, Report]) -> set[int]:
-    """The ranks that have died since the last round, even if they were replaced since."""
+    """The ranks that have died since the last round, including those that were replaced."""
     if all(one.state is None for one in reports.values()):
         return set()  # the first round
     return {r for r in before.view if r not in reports or reports[r].state is None}
@@ -328,7 +336,8 @@ class SendReport(NamedTuple):
 
 
 class Finish(NamedTuple):
-    """This rank's call is over: its array, or the arrays by rank if it gathers, or an error."""
+    """This rank's call is over. `value`: the array, or the list of the members' arrays if the call
+    gathers; None after an error."""
 
     call: int
     value: Any
@@ -341,7 +350,7 @@ Action: TypeAlias = Post | SendReport | Finish
 
 @dataclass(slots=True)
 class ArrayWork:
-    """How this rank divides, folds and joins arrays."""
+    """The functions that divide, fold and join arrays."""
 
     cut: Callable[[Any, int, int], Any]  # (array, begin, end)
     size: Callable[[Any], int]
@@ -355,7 +364,7 @@ class Arrays:
 
     slices: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  # (source, stage)
     totals: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  # (owner, stage)
-    whole: list[Any] | None = None  # from a rank that had the result
+    whole: list[Any] | None = None  # the result, if another rank has sent it
 
 
 class BoundedCalls:
@@ -369,31 +378,31 @@ class BoundedCalls:
         self.state: BoundedState | None = None  # None: before the first round
         self.next = 0  # the number of this rank's next call
         self.request: BoundedRequest | None = None  # of the call `next`
-        # Call -> the request and the array, until the call is over.
+        # Call -> (request, array), until the call is over.
         self._given: dict[int, tuple[BoundedRequest, Any]] = {}
         self._asked_at = self._planned_at = self._led_at = 0.0
         self._arrays: dict[tuple[int, int], Arrays] = {}  # (call, epoch)
         self._pushed: set[tuple[int, int, int]] = set()  # (call, epoch, stage)
         self._folded: set[tuple[int, int, int]] = set()
-        # The last report that was sent of a (call, epoch, what).
+        # The last report sent for each (call, epoch, what).
         self._reports_sent: dict[tuple[int, int, int], int] = {}
-        # At the leading rank: reports by rank, of the present (call, epoch, what).
+        # Reports received by the leading rank: (call, epoch, what) -> rank -> ranks as bits.
         self._reports: dict[tuple[int, int, int], dict[int, int]] = {}
         self._taken: dict[int, int] = {}
-        self._requests: dict[int, tuple[int, BoundedRequest]] = {}  # rank -> its latest call
-        self._request_sent: tuple[int, int] | None = None  # (round, call) of its latest request
-        self._orphans: set[int] = set()  # ended calls whose result no living rank can give
+        self._requests: dict[int, tuple[int, BoundedRequest]] = {}  # rank -> (call, request)
+        self._request_sent: tuple[int, int] | None = None  # (round, call) of the last one sent
+        self._orphans: set[int] = set()  # ended calls whose result no living rank has
         self._actions: list[Action] = []
 
     def take(self) -> list[Action]:
-        """Returns the latest actions, and forgets them."""
+        """Removes and returns the pending actions."""
         found, self._actions = self._actions, []
         return found
 
     # -- events --------------------------------------------------------------------------------
 
     def ask(self, request: BoundedRequest, array: Any, now: float) -> None:
-        """This rank's program makes its next call."""
+        """Records the next call made by this rank's program."""
         self.request, self._asked_at = request, now
         if not request.error:
             self._given[self.next] = request, array
@@ -401,7 +410,7 @@ class BoundedCalls:
     def receive(
         self, source: int, what: int, call: int, epoch: int, stage: int, arrays: Any
     ) -> None:
-        """Arrays of another rank."""
+        """Stores arrays received from a rank."""
         state = self.state
         if state is not None and (call, epoch) < self._oldest(state):
             return
@@ -412,7 +421,7 @@ class BoundedCalls:
             (of.totals if what == TOTAL else of.slices)[source, stage] = arrays
 
     def receive_report(self, source: int, report: tuple[Any, ...], now: float) -> None:
-        """A message of another rank."""
+        """Handles a report or a new state from another rank."""
         what, call, epoch, stage, value = report
         if what == NEXT:
             state = self.state
@@ -426,7 +435,7 @@ class BoundedCalls:
             self._reports.setdefault((call, epoch, what + 2 * stage), {})[source] = value
 
     def _oldest(self, state: BoundedState) -> tuple[int, int]:
-        """The first (call, epoch) whose arrays this rank may still need."""
+        """The oldest (call, epoch) whose arrays this rank may still need."""
         ended = ((one.call, one.epoch) for one in state.ended)
         return min(ended, default=(state.call, state.epoch))
 
@@ -436,8 +445,9 @@ class BoundedCalls:
         return self._arrays.setdefault((call, epoch), Arrays())
 
     def arrived(self) -> int:
-        """The sources that have arrived, as bits: while the call is collected the ranks whose
-        slice is here, then the owners whose folded slices are here, or the ranks whose arrays."""
+        """The ranks whose data has arrived here, as bits. Before the plan, and if the call gathers,
+        these are the ranks whose slices or arrays have arrived; otherwise the owners whose folded
+        slices have arrived."""
         state = self.state
         if state is None:
             return 0
@@ -453,7 +463,7 @@ class BoundedCalls:
         return all((owner, stage) in of.totals for stage in stages)
 
     def _result(self, ended: EndedCall) -> list[Any] | None:
-        """The arrays of an ended call in order; None while some are missing."""
+        """The arrays of an ended call, in order; None while some are missing."""
         of = self._of(ended.call, ended.epoch)
         plan = ended.plan
         assert plan is not None
@@ -477,7 +487,7 @@ class BoundedCalls:
         return found if collect(slices(plan)) else None
 
     def missing(self, ended: EndedCall) -> list[int]:
-        """The ranks from which arrays of an ended call have not come."""
+        """The ranks whose arrays for an ended call have not arrived."""
         plan, of = ended.plan, self._of(ended.call, ended.epoch)
         if plan is None or self._result(ended) is not None:
             return []
@@ -488,7 +498,7 @@ class BoundedCalls:
     # -- rounds --------------------------------------------------------------------------------
 
     def report(self) -> Report:
-        """This rank's part of a round."""
+        """This rank's contribution to a round."""
         state = self.state
         ended = [one for one in (() if state is None else state.ended) if one.plan is not None]
         has = {one.call: self._result(one) is not None for one in ended}
@@ -506,18 +516,18 @@ class BoundedCalls:
         return EndedCall(state.call, state.epoch, state.text, state.view, state.plan)
 
     def decide(self, reports: Mapping[int, Report], now: float) -> None:
-        """A round is over."""
+        """Takes over the state that a round has decided."""
         before, state = self.state, decided(reports)
         if before is None:
             self.next = dict(state.taken)[self.rank]
         self._adopt(state, now)
-        self._reports_sent.clear()  # the leading rank may be another one
+        self._reports_sent.clear()  # another rank may lead now
         if before is None:
             return
         living = {rank for rank, one in reports.items() if one.state is not None}
         lost = set(before.view) - living
         for rank in lost:
-            self._requests.pop(rank, None)  # a new member of this rank makes its own
+            self._requests.pop(rank, None)  # a new member with this rank sends its own request
         for one in state.ended if lost else ():
             latest = any(about.state and about.state.call <= one.call for about in reports.values())
             whole = {r for r, about in reports.items() if about.whole} if latest else set()
@@ -549,8 +559,8 @@ class BoundedCalls:
     def _give(
         self, ended: EndedCall, lacks: set[int], keeps: set[int], living: Collection[int]
     ) -> None:
-        """After a death: the lowest rank that has the result of a call gives it to those that may
-        never receive it from its owners."""
+        """After a death: the lowest rank that has the call's result sends it to the ranks that may
+        never receive it from the owners."""
         plan = ended.plan
         if plan is None or not lacks:
             return
@@ -564,11 +574,11 @@ class BoundedCalls:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank makes the next state."""
+        """Whether this rank computes the next state."""
         return self.state is not None and self.state.leader == self.rank
 
     def wants_round(self, alive: int) -> bool:
-        """Whether this rank begins a round. alive: the living ranks, as bits."""
+        """Whether this rank has to begin a round. alive: the living ranks, as bits."""
         state = self.state
         if state is None:
             return True
@@ -576,7 +586,7 @@ class BoundedCalls:
         return died and self.request is not None
 
     def lead(self, now: float) -> None:
-        """Makes the next states, and sends them to all others."""
+        """Computes new states, and sends each to all other ranks."""
         self._led_at = now
         while self.leads and (state := self._next_state(now)) is not None:
             assert self.state is not None
@@ -634,14 +644,14 @@ class BoundedCalls:
 
     @property
     def _crowded(self) -> bool:
-        """Whether a rank is so late that the call has to wait for it, whatever the deadline."""
+        """Whether a rank is so late that the call waits for it even after the deadline."""
         state = self.state
         assert state is not None
         first = min(self._taken.get(rank, count) for rank, count in state.taken)
         return state.call - first >= self._late_calls_max
 
     def due(self) -> float | None:
-        """When the deadline is over; None: this rank does not wait for one."""
+        """The time of the deadline; None if this rank waits for no deadline."""
         state, request = self.state, self.request
         if state is None or not self.leads:
             return None
@@ -652,8 +662,9 @@ class BoundedCalls:
         return self._asked_at + request.deadline
 
     def wakes_at(self) -> float | None:
-        """When `lead` has to be called although no event occurs; None: events are enough. The time
-        is in the past if the deadline has passed since the last call of `lead`."""
+        """The time at which `lead` must be called even if no event occurs; None if no deadline is
+        pending. The time is in the past if the deadline has passed since the last call to
+        `lead`."""
         due = self.due()
         return None if due is None or due <= self._led_at else due
 
@@ -668,8 +679,8 @@ class BoundedCalls:
             self._actions.append(Post(to, what, call, epoch, stage, arrays))
 
     def turn(self, departed: Callable[[int, int], bool] = lambda call, rank: False) -> None:
-        """Does what can be done now. departed(call, rank): nothing more will come from the rank
-        that was a member in that call."""
+        """Sends, folds, reports and finishes as far as the arrived data allows. departed(call,
+        rank): whether nothing more will arrive from the member that had this rank in that call."""
         state = self.state
         if state is None:
             return
@@ -706,8 +717,8 @@ class BoundedCalls:
                     self._post(owner, PUSH if not stage else MORE, call, epoch, stage, parts)
 
     def _others_first(self, state: BoundedState) -> list[int]:
-        """The ranks of the call, from the next higher one on, so that not all ranks send to the
-        same rank first."""
+        """The ranks in the call, beginning with the next higher rank, so that not all ranks send to
+        the same rank first."""
         return sorted(state.receivers, key=lambda rank: (rank <= self.rank, rank))
 
     def _fold(self, state: BoundedState, plan: BoundedPlan) -> None:
@@ -729,7 +740,7 @@ class BoundedCalls:
                 self._post(rank, TOTAL, call, epoch, stage, totals)
 
     def _send_report(self, state: BoundedState) -> None:
-        """Reports to the leading rank what has arrived here."""
+        """Reports to the leading rank which data has arrived here."""
         stage = len(state.plan.late) if state.plan is not None else 0
         what = ARRIVED if state.plan is None else FOLDED
         key, value = (state.call, state.epoch, what + 2 * stage), self.arrived()
@@ -746,7 +757,7 @@ class BoundedCalls:
             self._actions.append(SendReport(state.leader, report))
 
     def _finish(self, state: BoundedState, departed: Callable[[int, int], bool]) -> None:
-        """Ends this rank's call if its result is here."""
+        """Finishes this rank's call if the result has arrived."""
         ended = next((one for one in state.ended if one.call == self.next), None)
         request = self.request
         if request is None or ended is None:
@@ -758,15 +769,15 @@ class BoundedCalls:
         elif request.error:
             error = error_of(request.error, f"rank {self.rank}: {request.message}")
         elif request.text != ended.text:
-            text = f"a bounded allreduce differs from the others': {request.text}, {ended.text}"
-            error = ValueError(f"rank {self.rank} of {text}")
+            text = f"rank {self.rank} of a bounded allreduce differs from the other ranks"
+            error = ValueError(f"{text}: {request.text} and {ended.text}")
         else:
             found = self._result(ended)
             if found is None:
                 gone = ended.call in self._orphans
                 if not gone or not all(departed(ended.call, r) for r in self.missing(ended)):
                     return
-                error = PeerLostError("the result of a call for which this rank was late is lost")
+                error = PeerLostError("this rank was late for a call whose result is now lost")
             else:
                 value = found if request.gathers else self.operation.join(found)
         call, self.next = self.next, self.next + 1

@@ -1,10 +1,10 @@
-"""The protocol of a Group's calls, from this member's part to this member's result.
+"""The protocol of a Group's calls, from this member's contribution to its result.
 
-`Group` has the public methods; this module makes the calls. Each member publishes its part. The
-lowest living rank, the leader, combines all parts, and commits the call by a single store of its
-number; then all members read the committed object. If a member dies before the commit, the lowest
-living rank begins the call again with the living ranks. If a member dies after the commit, the
-result is valid. So all survivors get the same bits and the same contributors.
+`Group` has the public methods; this module makes the calls. Each member publishes its contribution.
+The lowest living rank, the leader, combines all contributions, and commits the call by a single
+store of its number. Then all members read the committed object. If a member dies before the commit,
+the lowest living rank begins the call again with the living ranks. If a member dies after the
+commit, the result is valid. So all survivors get the same bits and the same contributors.
 """
 
 from __future__ import annotations
@@ -54,16 +54,17 @@ __all__ = ["CallProtocol", "check_split", "peers_of", "split_name"]
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
-# The documented errors of calls. After any other exception this rank is no longer a member.
+# The documented errors of calls. Any other exception ends this rank's membership.
 DOCUMENTED = (ValueError, TypeError, StoreFullError, ReduceError, PeerLostError)
-REJOIN = "To go on, join it again with the same name and rank"
-# Between two checks whether other ranks still read this rank's arrays. It polls, because a reader
-# that releases an array wakes nobody, and its death is visible only in the array's pins.
+REJOIN = "To continue, join it again with the same name and rank"
+# Interval between two checks whether other ranks are still reading this rank's arrays. Polled,
+# because a reader wakes nobody when it releases an array, and its death is visible only in the
+# array's pins.
 LENT_POLL_S = 0.0005
 
 
 class Retry(Exception):
-    """The board has changed during the leader's read: the leader has to read the board again."""
+    """The board has changed while the leader was reading it, so the leader has to read it again."""
 
 
 class CallProtocol:
@@ -80,16 +81,16 @@ class CallProtocol:
         self.strict = strict
         self.contributors = ()
         self._last_mask = 0
-        self._part: Any = None  # holds this member's published part of an uncommitted call
-        self._result: Any = None  # holds the result of a call that this member has led
-        self._lends = True  # this rank's arrays may be read in place
-        self._gets = True  # this rank gets new arrays, because the call has no `out`
-        self.is_open = False  # a call is in progress for this rank
+        self._part: Any = None  # keeps this member's published contribution alive until the commit
+        self._result: Any = None  # keeps the result of a call that this member has led alive
+        self._lends = True  # whether this rank's arrays may be read in place
+        self._gets = True  # whether this rank gets new arrays, because the call has no `out`
+        self.is_open = False  # whether a call is in progress for this rank
         self._led = -1  # the latest call that this member has committed as an object
         runtime, rank = member.runtime, member.rank
         self._leading = Combiner(runtime, member.name)
         self._single_host = SingleHost(runtime, self._board, self._generation, rank, member.size)
-        # This rank's arrays that other ranks read in place.
+        # This rank's arrays that other ranks are reading in place.
         self._in_place = InPlace(self._memory)
         self._hosts: MultiHost | None = None
         if member.has_hosts:
@@ -141,9 +142,7 @@ class CallProtocol:
         self._lends, self._gets = kind in REDUCTIONS, out is None
         try:
             part = self._part_of(kind, op, root, x)
-        except (
-            DOCUMENTED
-        ) as error:  # every rank gets this error; otherwise other ranks would wait for ever
+        except DOCUMENTED as error:  # contributed, because the other ranks wait for this rank
             mistake = error
             part = self._mistake(error)
         mask = self._single_host.make(call, part, deadline) if self._hosts is None else None
@@ -156,7 +155,7 @@ class CallProtocol:
             try:
                 result = self._committed(call, deadline)
             except HopliteTimeoutError as late:
-                raise late from mistake  # the wait for space may have taken the time
+                raise late from mistake  # the wait for space may have caused the timeout
             try:
                 return self._finish(call, kind, part, result, out, mistake)
             finally:
@@ -170,7 +169,7 @@ class CallProtocol:
         self, call: int, kind: str, part: tuple[str, str, int, Any], result: ObjectRef[Any] | None,
         out: Any, mistake: Exception | None,
     ) -> Any:  # fmt: skip
-        """Returns this rank's result, or raises the call's error, after the commit."""
+        """Called after the commit. Returns this rank's result, or raises the call's error."""
         taken = False
         try:
             if self._hosts is not None:
@@ -192,26 +191,27 @@ class CallProtocol:
             del part, result, mistake
 
     def _over(self, call: int) -> None:
-        """Releases the previous call's result when `call` is committed, because all members have
-        finished the previous call."""
+        """Records that `call` is committed. Releases the previous call's result, because all
+        members have finished that call."""
         self._member.calls, self.is_open = call + 1, False
         if self._led != call:
             self._result = None
 
     def _take_back(self, deadline: int) -> None:
         """Waits until no other rank reads this rank's arrays any more, so that the caller may write
-        to them. Only reductions lend arrays, and all parts have been read when a reduction is
+        to them. Only reductions lend arrays, and all arrays have been read when a reduction is
         committed. So if the deadline passes here, the call still returns its result, and the blocks
-        stay lent for now."""
+        remain lent."""
         with contextlib.suppress(HopliteTimeoutError):
             self._member.wait(self._in_place.take_back, deadline, lambda: "")
 
     def set_contributors(self, ranks: tuple[int, ...]) -> None:
-        """The contributors of a reduction that has left out ranks which took part in its calls."""
+        """Sets the contributors of a reduction that has left out ranks that took part in its
+        calls."""
         self.contributors, self._last_mask = ranks, 0
 
     def leave_board(self) -> None:
-        """Leaves the board. Called when this member makes no more calls."""
+        """Leaves the board. Called when this member will make no more calls."""
         self._single_host.leave()
 
     def drop(self) -> None:
@@ -222,9 +222,9 @@ class CallProtocol:
             self._hosts.close()
 
     def return_arrays(self) -> None:
-        """Waits until no other rank reads this rank's arrays any more, after this rank has left in
-        the middle of a call. A reader releases the arrays after its fold, when it sees that this
-        rank has left, or by its death."""
+        """Called after this rank has left in the middle of a call. Waits until no other rank reads
+        this rank's arrays any more. A reader releases the arrays after its fold, when it detects
+        that this rank has left, or when it dies."""
         while self._memory.client.usable and not self._in_place.take_back():
             clock.sleep(LENT_POLL_S)
 
@@ -232,8 +232,8 @@ class CallProtocol:
         return INVALID_CALL, mistake_words(f"rank {self.rank}: {error}"), 0, error_kind(error)
 
     def _publish(self, call: int, part: tuple[str, str, int, Any]) -> Exception | None:
-        """Publishes the part. If an error prevents this, publishes a mistake and returns the error;
-        this rank raises it when the call is over."""
+        """Publishes this rank's contribution. If an error prevents this, publishes the error in its
+        place, and returns it. This rank raises the error when the call is over."""
         raised: Exception | None = None
         if self._hosts is not None:
             try:
@@ -252,9 +252,9 @@ class CallProtocol:
         return raised
 
     def _stored(self, part: tuple[str, str, int, Any]) -> tuple[str, str, int, Any]:
-        """The part as it is stored. Values that need pickle are replaced by refs, so the leader
-        reads all parts but unpickles only its own values. Arrays that are read in place are
-        replaced by refs, too."""
+        """The contribution in its stored form. Values that need pickle are replaced by refs, so the
+        leader reads all contributions but unpickles only its own values. Arrays that are read in
+        place are replaced by refs, too."""
         kind, op, root, values = part
         if kind == INVALID_CALL:
             return part
@@ -263,7 +263,7 @@ class CallProtocol:
         return kind, op, root, stored
 
     def _read(self, value: Any, rank: int, out: Array | None = None) -> Any:
-        """A copy, for the caller, of one value of that rank's stored part."""
+        """A copy of one value in that rank's stored contribution, for the caller."""
         if type(value) is ObjectRef:
             mem = self._memory.payload(self._memory.local_id(value), FOREVER_NS)
             array = _serialize.payload_kind(mem) == _serialize.ARRAY
@@ -279,13 +279,13 @@ class CallProtocol:
         return into(value, out)
 
     def _seen(self, value: Any) -> Array:
-        """An array of a stored part, read-only."""
+        """A read-only array from a stored contribution."""
         if type(value) is ObjectRef:
             value = self._memory.read(self._memory.local_id(value), FOREVER_NS, False)
         return value  # type: ignore[no-any-return]
 
     def _part_of(self, kind: str, op: Any, root: int, x: Any) -> tuple[str, str, int, Any]:
-        """This rank's part. Raises an error if an argument is wrong."""
+        """This rank's contribution. Raises an error if an argument is wrong."""
         number = root if type(root) is int else whole(root)
         if number is None:
             raise TypeError(f"root={root!r}: a rank is an integer")
@@ -293,15 +293,15 @@ class CallProtocol:
             raise ValueError(f"root={number}: it must be from 0 to {self.size - 1}")
         if kind == "split":
             check_split(*x[:2])
-        elif kind == "allgather" and op:  # the values of a reduction by a function
+        elif kind == "allgather" and op:  # the call is a reduction by a function
             x.pack()
         name = operation_name(op) if kind in REDUCTIONS or kind in PREFIXES else op
         gives = kind not in ("broadcast", "scatter") or self.rank == number
         return kind, name, number, contribution(kind, x, self.size, gives=gives)
 
     def _committed(self, call: int, deadline: int) -> ObjectRef[Any] | None:
-        """Waits for the commit of `call`. The lowest living rank leads the call. Returns the
-        result; None if the result is on the board."""
+        """Waits for the commit of `call`, and leads the call if this is the lowest living rank.
+        Returns the result; None if the result is on the board."""
         found: list[ObjectRef[Any] | None] = []
 
         def look() -> bool:
@@ -322,7 +322,7 @@ class CallProtocol:
             ranks = self._participants(alive | joining, call)
             missing = self._board.missing(alive | joining, call)
             if epoch & 1 or self._board.look()[3] != epoch:
-                return False  # the node is changing the membership, and then wakes this member
+                return False  # the node is changing the membership, and will wake this member
             if ranks and ranks[0] == self.rank and not missing:
                 try:
                     found.append(self._lead(call, ranks, joining, epoch))
@@ -341,12 +341,12 @@ class CallProtocol:
     def _late(self, call: int) -> str:
         _, alive, joining, *_ = self._board.look()
         if self._hosts is not None:
-            return f"call {call} is not decided yet: a member has not made it, or its host is slow"
+            return f"call {call} is undecided: a member has not made it, or its host is slow"
         missing = self._board.missing(alive | joining, call)
         ranks = [rank for rank in range(self.size) if missing >> rank & 1]
         if not ranks:
-            return f"call {call} is not decided yet, although all ranks have made it"
-        return f"call {call} still waits for ranks {ranks}"
+            return f"call {call} is undecided, although all ranks have made it"
+        return f"call {call} is still waiting for ranks {ranks}"
 
     def _participants(self, mask: int, call: int) -> list[int]:
         return [
@@ -358,8 +358,8 @@ class CallProtocol:
     # -- leading -------------------------------------------------------------------------------
 
     def _lead(self, call: int, ranks: list[int], joining: int, epoch: int) -> ObjectRef[Any]:
-        """Reads and combines all parts, and commits. The result is not visible to other members
-        before the commit."""
+        """Reads and combines all contributions, and commits the call. The result is not visible to
+        other members before the commit."""
         parts: dict[int, Any] = {}
         refs: dict[int, ObjectRef[Any]] = {}
         for rank in ranks:
@@ -367,37 +367,38 @@ class CallProtocol:
             if not oid:
                 parts[rank] = self._single_host.part(rank)
                 if parts[rank] is None or self._board.member(rank)[2]:
-                    raise Retry  # the part is being published
+                    raise Retry  # the contribution is being published
                 continue
             ref = self._memory.make_ref(self._memory.public_id(oid))
             if ref._hold is None:
-                raise Retry  # that member has died, and will leave the mask
+                raise Retry  # that member has died, and will be removed from the mask
             refs[rank] = ref
         if self._board.look()[3] != epoch:
-            raise Retry  # a part may belong to a new member with a dead member's rank
+            raise Retry  # a contribution may be from a new member with a dead member's rank
         try:
             for rank, part in parts.items():
-                if part[0] not in REDUCTIONS and part[3]:  # other ranks read the part itself
+                if part[0] not in REDUCTIONS and part[3]:  # the other ranks read these values
                     refs[rank] = self._memory.put(self._stored(part))
             for rank, ref in refs.items():
                 parts[rank] = self._memory.read(self._memory.local_id(ref), FOREVER_NS, False)
             data = self._leading.combine(dict(sorted(parts.items())), refs)
-            parts.clear()  # after the commit, their ranks may write to these arrays
+            parts.clear()  # after the commit, the ranks may write to their arrays
             committed = self._memory.put((mask_of(ranks), "", "", data))
-        except Exception as error:  # every rank gets this error, so that no rank waits for ever
+        except Exception as error:  # committed, so that every rank raises it
             parts.clear()
             if is_interruption(error):
                 raise
             _serialize.drop_traceback(error)  # its frames refer to the parts
             failed = mask_of(ranks), error_kind(error), mistake_words(str(error)), None
             committed = self._memory.put_text(failed, 2)
-        # Held since before the commit, because other members read it even if this member leaves.
+        # Stored before the commit, because other members read the result even if this member
+        # leaves.
         self._result, led = committed, self._result
         self._led = call
         self._board.commit(call, self._memory.local_id(committed))
         del led  # all members have finished the previous call
         for rank in range(self.size):
-            if joining >> rank & 1:  # its first call is fixed, so it is a member now
+            if joining >> rank & 1:  # its first call is committed, so it is a member now
                 self._runtime.channel.tell(GroupAdmit(self.name, self._generation, rank))
         return committed
 
@@ -453,8 +454,8 @@ class CallProtocol:
         return gathered
 
     def _take_here(self, kind: str, root: int, call: int, mask: int, out: Any) -> Any:
-        """`_take` for a call without objects. PeerLostError: this member was removed, so the other
-        members may have overwritten the result before this member had read it."""
+        """Like `_take`, for a call without objects. PeerLostError: this member was removed, so the
+        other members may have overwritten the result before this member read it."""
         try:
             if mask != self._last_mask or self.strict:
                 self._check_contributors(mask)
@@ -467,7 +468,7 @@ class CallProtocol:
         return found
 
     def _check_held(self) -> None:
-        """PeerLostError: the planner has removed this member."""
+        """Raises PeerLostError if the planner has removed this member."""
 
         def holds() -> int:
             return self._board.holds(self.rank, self._identity[1], self._generation)
@@ -479,12 +480,12 @@ class CallProtocol:
         if held == 0:
             self._member.admitted()
             raise PeerLostError(
-                f"group {self.name!r}: this member was removed, its host was declared lost"
+                f"group {self.name!r}: this member was removed: its host was declared lost"
             )
 
     def _take_remote(self, kind: str, op: str, root: int, mask: int, data: Any, out: Any) -> Any:
-        """`_take` for a Group over several hosts. The node has leased some of the blocks in `data`
-        to this rank."""
+        """Like `_take`, for a Group over several hosts. The node has leased some of the blocks in
+        `data` to this rank."""
         assert self._hosts is not None
         self._check_contributors(mask)
         if kind == "barrier" or (kind in ("reduce", "gather") and self.rank != root):
@@ -507,18 +508,19 @@ class CallProtocol:
 
 
 def _bytes_of(x: Any) -> int:
-    """The bytes of the arrays that a rank gives to a call; other values count as 0."""
+    """The number of bytes in the arrays that a rank contributes to a call. Other values count as
+    0."""
     if isinstance(x, (list, tuple)):
         return sum(one.nbytes for one in x if isinstance(one, np.ndarray))
     return x.nbytes if isinstance(x, np.ndarray) else 0
 
 
-NAME_SHARE_CHARS = 100  # of a Group's name in the names of the Groups split from it
+NAME_SHARE_CHARS = 100  # how much of a Group's name is in the names of Groups split from it
 LIMIT = 1 << 62
 
 
 def check_split(color: Any, key: Any) -> None:
-    """TypeError, ValueError: `color` or `key` is not allowed."""
+    """Raises TypeError or ValueError if `color` or `key` is not allowed."""
     for name, value in (("color", color), ("key", key)):
         if name == "color" and value is None:
             continue
@@ -532,8 +534,8 @@ def check_split(color: Any, key: Any) -> None:
 
 
 def peers_of(given: Sequence[Any], color: int) -> list[tuple[int, Any]]:
-    """(rank, identity) of the ranks with that color, in the order of the new ranks. `given`:
-    (color, key, identity) by rank, None for dead ranks."""
+    """(rank, identity) for each rank with that color, in the order of the new ranks. `given`:
+    (color, key, identity) by rank, with None for dead ranks."""
     same = [
         (one[1], rank, one[2])
         for rank, one in enumerate(given)
@@ -545,9 +547,9 @@ def peers_of(given: Sequence[Any], color: int) -> list[tuple[int, Any]]:
 def split_name(
     name: str, generation: int, call: int, color: int, peers: Sequence[tuple[int, Any]]
 ) -> str:
-    """A unique name for a split Group. The numbers of generations, and of calls in a generation,
-    are used once. The name contains the ranks of `peers` in hexadecimal: if a host is lost or
-    leaves, a call is decided again without this host, and members there may have made a Group with
-    more members from the first decision."""
+    """A unique name for a split Group. Each generation number, and each call number in a
+    generation, is used once. The name also contains the ranks of `peers` in hexadecimal: if a host
+    is lost or leaves, the call is decided again without this host, whose members may have made a
+    larger Group after the first decision."""
     ranks = sum(1 << rank for rank, _ in peers)
     return f"{name[:NAME_SHARE_CHARS]}/{generation}.{call}/{color}/{ranks:x}"

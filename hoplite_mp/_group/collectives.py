@@ -1,7 +1,4 @@
-"""The collective calls of a Group, each also with a form that returns a Future.
-
-The public methods, one for each kind of call, use `call_protocol`.
-"""
+"""The public methods for a Group's collective calls. Each call has a form that returns a Future."""
 
 from __future__ import annotations
 
@@ -45,18 +42,17 @@ if TYPE_CHECKING:
 
 __all__ = ["GroupCollectives", "ObjectFolds"]
 
-# Reductions of any picklable values by a user's function.
+# Reductions of picklable values by a user's function.
 #
 # The call itself is an allgather of the pickled values, with the same contributors as the
-# reduction. The lowest contributing rank, the leader, folds the values from left to right in the
-# order of ranks, and sends each rank its result in a message with a reserved tag. If the leader
-# dies or leaves before its message has arrived, each rank folds the values of the allgather.
+# reduction. The lowest contributing rank, the leader, folds the values from left to right in rank
+# order, and sends each rank its result in a message with a reserved tag. If the leader dies or
+# leaves before its message has arrived, each remaining rank folds the gathered values itself.
 
 
 RESULT, ERROR, FOLD_YOURSELF = "result", "error", "fold yourself"
-NAME_CHARS_MAX = (
-    40  # of an error's class, so that the message fits into a header, outside the store
-)
+# Maximum length of an error's class name: the message must fit into a header, outside the store.
+NAME_CHARS_MAX = 40
 
 
 class Parcel:
@@ -64,10 +60,10 @@ class Parcel:
 
     def __init__(self, payload: bytes, refs: list[ObjectRef[Any]]) -> None:
         self._payload = payload
-        self._refs = refs  # keeps the objects inside the value alive
+        self._refs = refs  # keeps alive the objects that the value refers to
 
     def open(self, memory: Memory, rank: int) -> Any:
-        """Unpickles the value. `rank`: its contributor, for errors."""
+        """Unpickles the value. `rank`: the contributor, for error messages."""
         return memory.decode_value(memoryview(self._payload), f"the value of rank {rank}", True)
 
 
@@ -89,7 +85,7 @@ class Packed:
 
 
 class ObjectFolds:
-    """The reductions of a member whose `op` is a function."""
+    """A member's reductions whose `op` is a function."""
 
     def __init__(
         self, member: GroupMembership, calls: CallProtocol, messages: MemberMessages
@@ -99,7 +95,7 @@ class ObjectFolds:
         self.name, self.rank, self.size = member.name, member.rank, member.size
         self._calls = calls
         self._messages = messages
-        # The error of the current call that all ranks raise.
+        # The error that all ranks raise in the current call.
         self._folded_error: BaseException | None = None
 
     def fold(self, kind: str, op: Any, root: int, x: Any, out: Any) -> Any:
@@ -109,13 +105,12 @@ class ObjectFolds:
         try:
             deadline = deadline_ns(self._member.timeout)
             self._messages.inbox.look()
-            ended = self._messages.inbox.ended  # the members that had ended before the call
+            ended = self._messages.inbox.ended  # read before the call
             found = self._committed_fold(kind, op, root, x, deadline, ended)
         except BaseException as error:
             if error is not self._folded_error:
-                self._calls.is_open = self._calls.is_open or is_interruption(
-                    error
-                )  # also of a documented type
+                # An interruption ends the membership, even if its type is documented.
+                self._calls.is_open = self._calls.is_open or is_interruption(error)
                 self._calls.end_after(error)
             raise
         finally:
@@ -125,7 +120,7 @@ class ObjectFolds:
     def _committed_fold(
         self, kind: str, op: Any, root: int, x: Any, deadline: int, ended: tuple[int, ...]
     ) -> Any:
-        """This rank's result. An error of all ranks is stored in `_folded_error`."""
+        """This rank's result. An error that all ranks raise is stored in `_folded_error`."""
         name = f"{kind} by {function_name(op)}"
         parcels = self._calls.call("allgather", name, root, Packed(x), None)
         assert self._member.calls is not None
@@ -140,8 +135,8 @@ class ObjectFolds:
     def _results(
         self, kind: str, op: Any, root: int, parcels: list[Parcel], ranks: Sequence[int]
     ) -> Iterator[tuple[Sequence[int], Any]]:
-        """Yields (ranks, their result). The caller must copy each result before the next iteration,
-        because `op` may change its first argument."""
+        """Yields pairs (ranks, the result for these ranks). The caller must copy each result before
+        the next iteration, because `op` may change its first argument."""
         total = None
         for place, rank in enumerate(ranks):
             if kind == "exscan":
@@ -163,7 +158,7 @@ class ObjectFolds:
     # -- the leader ----------------------------------------------------------------------------
 
     def _lead_fold(self, call: int, fold: Callable[[], Iterator[Any]], ranks: Sequence[int]) -> Any:
-        """Folds the values, sends every other rank its result or the error, and returns this rank's
+        """Folds the values, sends each other rank its result or the error, and returns this rank's
         result."""
         ready = []
         try:
@@ -171,7 +166,7 @@ class ObjectFolds:
                 try:
                     encoded = _serialize.encode((call, RESULT, value))
                 except _serialize.NotPicklable:
-                    _encoded(value, "the result of op")  # raises an error that names it
+                    _encoded(value, "the result of op")  # raises an error with this name
                     raise
                 ready.append((some, encoded, self._memory.put_encoded(encoded)))
         except Exception as error:
@@ -187,10 +182,10 @@ class ObjectFolds:
         return own
 
     def _send_error(self, call: int, ranks: Sequence[int], error: Exception) -> None:
-        """Sends the error to the other ranks; if there is no space for it, only the name of its
-        class."""
+        """Sends the error to the other ranks, or only the name of its class if the store has no
+        space for the error."""
         if type(error) is TaskError and isinstance(error.__cause__, _serialize.EXITS):
-            error = TaskError(str(error))  # with its cause, it would be sent as an exit
+            error = TaskError(str(error))  # without its cause, which would be raised as an exit
         failed = _serialize.encode((call, ERROR, _serialize.encode_error(error).tobytes()))
         try:
             ref = self._memory.put_error(failed)
@@ -204,9 +199,8 @@ class ObjectFolds:
     ) -> None:
         for rank in ranks:
             if rank != self.rank:
-                self._messages.send_encoded(
-                    encoded, ref, rank, RESULT_TAG
-                )  # a dead rank needs none
+                # The returned reason is ignored: a dead rank needs no result.
+                self._messages.send_encoded(encoded, ref, rank, RESULT_TAG)
 
     # -- the other ranks -----------------------------------------------------------------------
 
@@ -218,8 +212,7 @@ class ObjectFolds:
         ended: tuple[int, ...],
         fold: Callable[[], Iterator[Any]],
     ) -> Any:
-        """This rank's result, from the leader. `ended`: the members that had ended before the
-        call."""
+        """This rank's result, received from the leader. `ended`: `Inbox.ended` before the call."""
         try:
             state, value = self._receive_result(call, leader, deadline, ended)
         except PeerLostError:
@@ -228,8 +221,8 @@ class ObjectFolds:
             state, value = FOLD_YOURSELF, None
         if state == ERROR and isinstance(value, str):
             raise StoreFullError(
-                f"call {call}: folding the values failed at rank {leader}, whose store has no "
-                f"space for more than the class of the error, {value}; raise memory="
+                f"call {call}: folding the values failed at rank {leader} with {value}, and its "
+                "store has no space for the whole error; raise memory="
             )
         if state == ERROR:
             self._folded_error = self._memory.failure(memoryview(value))
@@ -248,12 +241,12 @@ class ObjectFolds:
     ) -> tuple[str, Any]:
         limit = "" if self._member.timeout is None else f" within {self._member.timeout:g} s"
         late = (
-            f"call {call}: rank {leader} has not folded the values{limit}. This rank has left the "
+            f"call {call}: rank {leader} did not fold the values{limit}. This rank has left the "
             f"Group. {REJOIN}"
         )
 
         def arrives() -> bool:
-            has_gone_on = self._board.member(leader)[0] > call + 1  # its message was sent earlier
+            has_gone_on = self._board.member(leader)[0] > call + 1  # it sent the result first
             return self._messages.arrives(receive) or has_gone_on
 
         while True:
@@ -268,14 +261,13 @@ class ObjectFolds:
                 number, state, value = self._messages.inbox.take(receive)
             finally:
                 self._messages.inbox.withdraw(receive)
-            if (
-                number == call
-            ):  # otherwise the message belongs to a call before this rank joined again
+            if number == call:  # otherwise the message is from before this rank joined again
                 return state, value
 
 
 def _encoded(value: Any, what: str) -> _serialize.Encoded:
-    """The payload of a user's value. TypeError: it cannot be pickled; `what` names it."""
+    """The payload of a user's value. TypeError: the value cannot be pickled; the error calls it
+    `what`."""
     try:
         return _serialize.encode(value)
     except _serialize.NotPicklable as error:
@@ -286,40 +278,40 @@ def _encoded(value: Any, what: str) -> _serialize.Encoded:
 
 
 def _split(total: Any, size: int) -> Sequence[Any]:
-    """The parts of a reduce_scatter's total, by rank."""
+    """A reduce_scatter's total, divided into one part for each rank."""
     if isinstance(total, np.ndarray) and total.ndim:
         return np.array_split(total, size)
     if isinstance(total, (list, tuple)) and len(total) == size:
         return total
     raise TypeError(
         f"reduce_scatter by a function needs arrays, or lists with one item for each of {size} "
-        f"ranks: {type(total).__name__}"
+        f"ranks, not {type(total).__name__}"
     )
 
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Array = np.ndarray[Any, np.dtype[Any]]
-IN_BACKGROUND = """`{name}` in the background; the arguments are the same.
+IN_BACKGROUND = """Makes the call `{name}` in the background; takes the same arguments.
 
-One thread of the Group makes these calls, in the order in which they were started. Do not write to
-the arrays of a call before its Future is done: see the Notes of `empty`.
+A thread of the Group makes these calls in the order in which they were started. Do not write to the
+arrays of a call before its Future is done: see the notes of `empty`.
 
 Returns
 -------
 concurrent.futures.Future
-    The Future of the result of `{name}`. `await` waits for it in an event loop. Neither a cancelled
-    `await` nor `cancel()` cancels the call: calls are matched by their order, so every rank must
-    make every call. A wait that times out or is interrupted leaves the call running, too. If the
-    call itself takes longer than the Group's `timeout`, counted from the end of the previous call,
-    this rank leaves the Group: this Future and all later ones fail with HopliteTimeoutError.
+    An awaitable Future for the result of `{name}`. Neither a cancelled `await` nor `cancel()`
+    cancels the call: calls are matched by their order, so every rank must make every call. If a
+    wait times out or is interrupted, the call keeps running. If the call itself takes longer than
+    the Group's `timeout`, counted from the end of the previous call, this rank leaves the Group:
+    this Future and all later ones fail with HopliteTimeoutError.
 """
 
 
 def _in_background(
     call: Callable[Concatenate[GroupCollectives, P], R],
 ) -> Callable[Concatenate[GroupCollectives, P], CallFuture[R]]:
-    """The form of a call that returns a Future."""
+    """The form of a method that makes the call in the background and returns a Future."""
 
     def later(me: GroupCollectives, /, *args: P.args, **kwargs: P.kwargs) -> CallFuture[R]:
         return me._begin_in_background(functools.partial(call, me, *args, **kwargs))
@@ -339,10 +331,10 @@ class GroupCollectives:
     _member: GroupMembership
     _calls: CallProtocol
     _folds: ObjectFolds
-    _make_rounds: Callable[[], GroupOfRounds]  # of the subclass
+    _make_rounds: Callable[[], GroupOfRounds]  # defined by the subclass
 
     def _join(self, member: GroupMembership, calls: CallProtocol, messages: MemberMessages) -> None:
-        """Builds the objects that make this member's calls."""
+        """Creates the objects that make this member's calls."""
         self._member = member
         self._calls = calls
         self._folds = ObjectFolds(member, calls, messages)
@@ -351,7 +343,7 @@ class GroupCollectives:
         self._background: Background | None = None
 
     def _call_by(self, op: Any, finite: bool = False) -> Callable[..., Any]:
-        """The method that makes a reduction with this operator."""
+        """The function that makes a reduction with this operator."""
         if isinstance(op, SliceOperator) or finite:
             return functools.partial(self._slice_folds.reduce, finite=finite)
         return self._folds.fold if is_function(op) else self._calls.call
@@ -359,12 +351,12 @@ class GroupCollectives:
     def _bounded_gather(
         self, text: str, payload: Any, num: Any, deadline: Any, error: Exception | None
     ) -> tuple[tuple[int, ...], list[Any]]:
-        """For `hoplite_mp.ml`: the ranks that count, and an array of each of them."""
+        """For `hoplite_mp.ml`: the ranks that count, and the payload of each of these ranks."""
         about = text, payload, num, deadline, error
         return self._here(self._bounded_reductions().gather, *about)  # type: ignore[no-any-return]
 
     def _bounded_reductions(self) -> BoundedReductions:
-        """The bounded allreduces, which need a thread from their first call on."""
+        """The object that makes bounded allreduces. Its first call starts a thread."""
         if self._bounded is None:
             about = self._member, self._calls, self._folds._messages
             self._bounded = BoundedReductions(*about, self._make_rounds)
@@ -387,59 +379,59 @@ class GroupCollectives:
         x : array or number
             The same shape and dtype on every rank. If `op` is a function: any picklable value.
         op : str, numpy.ufunc or callable, optional
-            A name or a ufunc as for `Cluster.reduce`. Any other callable ``f(a, b)`` folds the
-            values from left to right in the order of ranks, at the lowest living rank. If it raises
-            an exception, every rank raises this exception. It must have the same module and
-            qualified name on every rank. If the folding rank dies or leaves, the other ranks fold
-            the values, so the function should return equal results for equal values. The
-            robust operators of `hoplite_mp.ml` take float32 and float64. Default: "sum".
+            A name or a ufunc, as for `Cluster.reduce`. Any other callable ``f(a, b)`` folds the
+            values from left to right in rank order, at the lowest living rank. If the function
+            raises an exception, every rank raises this exception. The function must have the same
+            module and qualified name on every rank. If the folding rank dies or leaves, the other
+            ranks fold the values, so the function should return equal results for equal values. The
+            robust operators in `hoplite_mp.ml` take float32 and float64. Default: "sum".
         out : numpy.ndarray, optional
-            A writable array of the result's shape and dtype that takes the result.
+            A writable array with the result's shape and dtype, which receives the result.
         finite : bool, optional
-            True: ranks whose x has a NaN or an infinite value are left out, and are not in
-            `contributors`; for "sum", "mean", "prod", "min", "max" and the robust operators.
-            Default: False.
+            If True, ranks whose x contains a NaN or an infinite value are left out, and are not in
+            `contributors`. Allowed for "sum", "mean", "prod", "min", "max" and the robust
+            operators. Default: False.
         num : int, optional
-            With `deadline`: at least this many ranks count, from 1 to `size`. After deaths all
-            living ranks suffice. Default: 1.
+            With `deadline`: the minimum number of ranks that count, from 1 to `size`. If fewer are
+            alive, all living ranks must count. Default: 1.
         deadline : float, optional
-            Seconds from the call of the lowest living rank. Ranks whose slices have not all arrived
-            by then are left out if at least `num` ranks remain. Default: None, wait for all ranks.
+            Seconds, counted from the call by the lowest living rank. Ranks whose slices have not
+            all arrived by then are left out if at least `num` ranks remain. Default: None, wait for
+            all ranks.
 
         Returns
         -------
         numpy.ndarray
-            The same bits on every rank. The result of numbers is an array without dimensions. If
-            `op` is a function: its result, copied for each rank.
+            The same bits on every rank. If x is a number, an array without dimensions. If `op` is a
+            function, its result, copied for each rank.
 
         Raises
         ------
         ValueError, TypeError, PeerLostError, StoreFullError
             As for `Group`.
         ReduceError
-            On every rank: `finite` is set and no x is finite, or a robust operator accepts no x.
+            On every rank: `finite` is True and no x is finite, or a robust operator accepts no x.
 
         Notes
         -----
-        A robust operator, and `finite`, make several calls of the Group, as `calls` counts them.
+        A reduction by a robust operator or with `finite` counts as several calls in `calls`.
 
-        With `deadline`, `op` is a name or a ufunc, and `calls` does not count the call. Ranks that
-        are left out get the same result and `contributors` as the others when they make the call;
-        their x is discarded (`hoplite_mp.ml.Feedback` keeps it). A rank may be late by
-        `Config.group_late_calls_max` calls; then the others wait for it. The first such call of a
-        Group waits for all ranks, and starts a thread that takes part when the program is late. A
-        rank that joins again takes part in the first call that has not been decided. If the
-        arguments of a late rank differ, only this rank gets the ValueError. If a rank dies before a
-        late rank has received the result, another rank sends it; if none has it, the late rank
-        raises PeerLostError. StoreFullError is raised only by the rank whose slices have no space,
-        and ends its membership. The idea is that of OptiReduce (Warraich et al., NSDI 2025), over
-        TCP.
+        With `deadline`, `op` must be a name or a ufunc, and `calls` does not count the call. Ranks
+        that are left out get the same result and `contributors` as the others when they make the
+        call; their x is discarded (`hoplite_mp.ml.Feedback` keeps it). When a rank is late by
+        `Config.group_late_calls_max` calls, the others wait for it. The first such call in a Group
+        waits for all ranks, and starts a thread that takes part when the program is late. A rank
+        that joins again takes part in the first undecided call. If a late rank's arguments differ,
+        only that rank raises ValueError. If a rank dies before a late rank has received the result,
+        another rank sends it; if no rank has it, the late rank raises PeerLostError. If the store
+        has no space for a rank's slices, only that rank raises StoreFullError, and its membership
+        ends. The idea is from OptiReduce (Warraich et al., NSDI 2025), here over TCP.
 
-        Calls with `deadline` never match calls without it. A rank that makes the wrong one is late,
-        or all ranks wait until their `timeout`.
+        Calls with `deadline` never match calls without it. If ranks mix the two, some are late, or
+        all wait until their `timeout`.
 
         The leading rank commits the call by one write, so a dying rank's contribution is in the
-        results of all survivors, or of none. Over several hosts large arrays move as a
+        results of all survivors, or of none. Over several hosts, large arrays are reduced by a
         reduce-scatter and an allgather (Rabenseifner 2004; Patarasuk and Yuan 2009).
 
         Examples
@@ -492,7 +484,7 @@ class GroupCollectives:
         Raises
         ------
         PeerLostError
-            The root is dead; otherwise as for `allreduce`.
+            The root is dead. Other errors are as for `allreduce`.
 
         Examples
         --------
@@ -513,7 +505,7 @@ class GroupCollectives:
         return result
 
     def broadcast(self, x: Any = NOTHING, root: int = 0, *, out: Array | None = None) -> Any:
-        """Returns root's x on every rank.
+        """Returns the root's x on every rank.
 
         Parameters
         ----------
@@ -522,7 +514,7 @@ class GroupCollectives:
         root : int, optional
             The rank that provides x. Default: 0.
         out : numpy.ndarray, optional
-            A writable array of x's shape and dtype that takes the result.
+            A writable array of x's shape and dtype for the result.
 
         Returns
         -------
@@ -554,16 +546,16 @@ class GroupCollectives:
         x : object
             Anything that pickles.
         root : int, optional
-            The rank that receives them. Default: 0.
+            The rank that receives the values. Default: 0.
         out : list of numpy.ndarray, optional
-            At the root: one writable array for each rank, of its value's shape and dtype, that
-            receives the value; the array of a dead rank stays unchanged.
+            At the root: one writable array for each rank, with the shape and dtype of that rank's
+            value. The array of a dead rank is left unchanged.
 
         Returns
         -------
         list or None
-            At the root, a list by rank, with None for dead ranks; `contributors` distinguishes
-            these from ranks whose x is None. On the other ranks, None.
+            At the root, a list indexed by rank, with None for dead ranks; `contributors`
+            distinguishes these from ranks whose x is None. On the other ranks, None.
 
         Raises
         ------
@@ -589,8 +581,8 @@ class GroupCollectives:
         x : object
             Anything that pickles.
         out : list of numpy.ndarray, optional
-            One writable array for each rank, of its value's shape and dtype, that receives the
-            value; the array of a dead rank stays unchanged.
+            One writable array for each rank, with the shape and dtype of that rank's value. The
+            array of a dead rank is left unchanged.
 
         Returns
         -------
@@ -641,15 +633,15 @@ class GroupCollectives:
         return result
 
     def alltoall(self, parts: list[Any], *, out: Sequence[Array] | None = None) -> list[Any]:
-        """Sends parts[j] to rank j, and returns the part of each rank for this rank.
+        """Sends parts[j] to rank j, and returns the parts that the ranks have sent to this rank.
 
         Parameters
         ----------
         parts : list of object
             One for each rank.
         out : list of numpy.ndarray, optional
-            One writable array for each rank, of its value's shape and dtype, that receives the
-            value; the array of a dead rank stays unchanged.
+            One writable array for each rank, with the shape and dtype of that rank's value. The
+            array of a dead rank is left unchanged.
 
         Returns
         -------
@@ -673,7 +665,7 @@ class GroupCollectives:
         return result
 
     def scatter(self, parts: Any = NOTHING, root: int = 0, *, out: Array | None = None) -> Any:
-        """Returns to each rank its part of root's list.
+        """Returns to each rank its part of the root's list.
 
         Parameters
         ----------
@@ -682,7 +674,7 @@ class GroupCollectives:
         root : int, optional
             The rank that provides the list. Default: 0.
         out : numpy.ndarray, optional
-            A writable array of the part's shape and dtype that takes the result.
+            A writable array of the part's shape and dtype for the result.
 
         Returns
         -------
@@ -707,7 +699,7 @@ class GroupCollectives:
         return self._here(self._calls.call, "scatter", "", root, parts, out)
 
     def scan(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
-        """Reduces x of every living rank up to this one, from left to right.
+        """Reduces x of every living rank up to and including this one, from left to right.
 
         Parameters
         ----------
@@ -717,7 +709,7 @@ class GroupCollectives:
         Returns
         -------
         numpy.ndarray
-            On rank r the reduction over ranks 0 to r.
+            On rank r, the reduction over ranks 0 to r.
 
         Examples
         --------
@@ -743,8 +735,8 @@ class GroupCollectives:
         Returns
         -------
         numpy.ndarray or None
-            On rank r the reduction over ranks 0 to r - 1. None on the lowest living rank, where
-            `out` stays unchanged.
+            On rank r, the reduction over ranks 0 to r - 1. None on the lowest living rank, where
+            `out` is left unchanged.
 
         Examples
         --------
@@ -785,7 +777,7 @@ class GroupCollectives:
     barrier_async = _in_background(barrier)
 
     def _begin_in_background(self, call: Callable[[], R]) -> CallFuture[R]:
-        """Passes the call to the Group's thread. The first call starts the thread."""
+        """Queues the call for the Group's background thread. The first call starts the thread."""
         self._member.check()
         if self._background is None:
             background = Background(self._member.name)
@@ -794,7 +786,7 @@ class GroupCollectives:
         return self._background.begin(self._make_queued, call)
 
     def _make_queued(self, call: Callable[[], R]) -> R:
-        """Makes a queued call. HopliteTimeoutError: an earlier call has timed out."""
+        """Makes a queued call. Raises HopliteTimeoutError if an earlier call has timed out."""
         if self._member.timed_out:
             raise HopliteTimeoutError(self._member.timed_out)
         return call()

@@ -1,8 +1,8 @@
-"""Group: peers that make collective calls, and send each other messages.
+"""Group: peers that make collective calls and send each other messages.
 
-A `Group` consists of its membership (`member_lifecycle`), the protocol of calls (`call_protocol`),
-reductions by functions (`collectives`) and messages (`messages`). This module joins and leaves a
-Group, and splits it; `collectives` and `messages` have the methods for calls and messages.
+A `Group` consists of its membership (`member_lifecycle`), the call protocol (`call_protocol`),
+reductions by functions (`collectives`) and messages (`messages`). This module joins, leaves and
+splits Groups. `collectives` and `messages` define the methods for calls and messages.
 """
 
 from __future__ import annotations
@@ -34,51 +34,51 @@ __all__ = ["Group", "join"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 PLACE_MAX = 1 << 31
-ROUNDS_NAME_CHARS = 100  # of a Group's name in the name of the Group of its rounds
-# Between two checks whether another thread has finished leaving. It polls, because Ctrl-C may
-# interrupt both threads at any step, so that an event could stay unset.
+ROUNDS_NAME_CHARS = 100  # how much of a Group's name is in the name of its round Group
+# Interval between two checks whether another thread has finished leaving. Polled, because Ctrl-C
+# may interrupt both threads at any step, and could leave an event unset.
 LEAVING_POLL_S = 0.0005
 
 
 class Group(GroupCollectives, GroupMessages):
     """One member of a Group; made by `Cluster.group`.
 
-    Only one thread at a time may use a Group. Calls are matched by their order, so every member has
-    to make the same calls. Arrays in results are writable. Reductions take arrays, numbers and
-    bools, of the same shape and dtype on every rank, or any values if `op` is a function. Other
-    calls take any picklable object; the objects of the ranks may differ. Each call has an
-    ``..._async`` form that returns an awaitable Future.
+    Only one thread at a time may use a Group. Calls are matched by their order, so every member
+    must make the same calls. Arrays in results are writable. Reductions take arrays, numbers and
+    bools with the same shape and dtype on every rank, or any values if `op` is a function. Other
+    calls take any picklable object, which may differ between ranks. Each call has an ``..._async``
+    form that returns an awaitable Future.
 
-    A call completes among the living ranks, and all of them get the same result and the same
+    A call completes when all living ranks have made it. They all get the same result and the same
     `contributors`.
 
     Raises
     ------
     ValueError
         On every rank: the ranks' kinds of call, ops, roots, shapes or dtypes differ. On one rank:
-        its `out` does not fit. The call's result is then lost on that rank; the next call works.
+        its `out` does not fit. The result is then lost on that rank, but its next call works.
     TypeError
-        On every rank: a value cannot be reduced, or cannot be pickled.
+        On every rank: a value cannot be reduced or pickled.
     StoreFullError
         On every rank: the store of one rank is full.
     PeerLostError
-        The root is dead or, with `strict=True`, any rank is dead. In the first call, with or
-        without `strict`: a rank left or died before all ranks had joined, and its task is over.
+        The root is dead or, with `strict=True`, any rank is dead. In the first call, even without
+        `strict`: a rank left or died before all ranks had joined, and its task has ended.
     HopliteTimeoutError
-        The call took longer than `timeout` seconds, or the Group did not fill within that time, or
-        within `Config.group_wait_s`. This rank has left the Group.
+        The call took longer than `timeout` seconds, or the Group did not fill within `timeout` or,
+        by default, `Config.group_wait_s`. This rank has left the Group.
     ClosedError
         This rank has left the Group.
 
     Notes
     -----
     If a collective call raises HopliteTimeoutError, or an exception that is not listed above
-    (Ctrl-C, an exception of a signal handler), this rank's membership ends, even if the call had
-    been decided. The rank's contribution is in the results of all other ranks, or of none. The
-    other ranks continue as after a death; with `strict=True` they raise PeerLostError.
-    `Cluster.group` with the same name and rank joins again. After the exception, no other rank
-    reads the call's arrays any more: the call first waits for their readers. `send`, `recv`,
-    `sendrecv` and `probe` never end the membership.
+    (KeyboardInterrupt, or another exception raised by a signal handler), this rank's membership
+    ends, even if the call had been decided. The rank's contribution is in the results of all other
+    ranks, or of none. The other ranks continue as after a death; with `strict=True` they raise
+    PeerLostError. `Cluster.group` with the same name and rank joins again. Before the exception is
+    raised, the call waits for the readers of its arrays, so afterwards no other rank reads them.
+    `send`, `recv`, `sendrecv` and `probe` never end the membership.
 
     Examples
     --------
@@ -98,10 +98,10 @@ class Group(GroupCollectives, GroupMessages):
     __module__ = "hoplite_mp"  # as users import it
 
     rank: int
-    """This member's number, from 0; it never changes."""
+    """This member's number, which is at least 0 and never changes."""
     size: int
-    """The number of ranks, living or dead; it never changes."""
-    _cluster: Any = None  # kept alive as long as this Group
+    """The number of ranks, living or dead, which never changes."""
+    _cluster: Any = None  # kept alive by this Group
 
     def __init__(
         self, runtime: Runtime, name: str, size: int, place: Any, strict: bool, timeout: Any
@@ -112,8 +112,8 @@ class Group(GroupCollectives, GroupMessages):
         self._join(member, CallProtocol(member, strict), self._messages)
         self._runtime = runtime
         self._left = False
-        self._leave_sent: list[int] = []  # has an item once the node was informed
-        self._leaving_in = 0  # the thread that is leaving now
+        self._leave_sent: list[int] = []  # has an item once GroupLeave was sent to the node
+        self._leaving_in = 0  # the id of the thread that is leaving now, or 0
         member.leave_of_group = weakref.WeakMethod(self._leave)
         runtime.task_leaves.append(self._leave)
 
@@ -133,7 +133,7 @@ class Group(GroupCollectives, GroupMessages):
     def calls(self) -> int | None:
         """The number of the next call; None until the first one begins.
 
-        For a rank that has joined again, counting begins at the number of its first call.
+        A rank that has joined again starts at the number of the other ranks' next call.
 
         Examples
         --------
@@ -147,7 +147,7 @@ class Group(GroupCollectives, GroupMessages):
 
     @property
     def contributors(self) -> tuple[int, ...]:
-        """The ranks whose parts are in the result of the last finished call, sorted.
+        """The ranks whose contributions are in the result of the last finished call, sorted.
 
         They are the same on every rank that has finished this call.
 
@@ -167,7 +167,8 @@ class Group(GroupCollectives, GroupMessages):
         Returns
         -------
         tuple of int
-            They may change at any time; `contributors` belong to the last finished call.
+            The value may change at any time, whereas `contributors` belongs to the last finished
+            call.
 
         Examples
         --------
@@ -232,17 +233,17 @@ class Group(GroupCollectives, GroupMessages):
         return f"{self.name[:ROUNDS_NAME_CHARS]}/{self._member.generation}/rounds"
 
     def _make_rounds(self) -> Group:
-        """Joins the Group of the rounds of bounded allreduces, with the same ranks. It waits only
-        for present members of this Group."""
+        """Joins the round Group for bounded allreduces, which has the same ranks. It waits only for
+        present members of this Group."""
         ask = GroupJoin(
             self._rounds_name, self.size, self.rank, self._member.generation, call=_own_call()
         )
         return _member(self._runtime, ask, False, None)
 
     def _of_peers(self, name: str, peers: list[tuple[int, Any]]) -> Group:
-        """Joins a split Group. peers: (rank, identity) in the order of the new ranks, the same on
-        each rank. The new Group does not wait for a member that leaves this Group before it has
-        joined the new one."""
+        """Joins a split Group. peers: (rank, identity) in the order of the new ranks; equal on all
+        ranks. The new Group does not wait for a member that leaves this Group before joining the
+        new one."""
         ranks = [rank for rank, _ in peers]
         ask = GroupJoin(
             name,
@@ -257,13 +258,13 @@ class Group(GroupCollectives, GroupMessages):
         return made
 
     def empty(self, shape: Any, dtype: Any = float, order: str = "C") -> Array:
-        """A writable array inside the store, uninitialised, that reductions need not copy.
+        """A writable, uninitialised array in the store that reductions need not copy.
 
-        Reductions read such an array in place; as the `out` of a call, its pages are already in
+        Reductions read such an array in place. If it is used as `out`, its pages are already in
         memory. The same holds for arrays from `Cluster.empty` and for large results of earlier
         calls. Every call reads arrays from `Cluster.get` in place. Parts of such arrays, and arrays
-        outside the store, are copied. As with `Cluster.empty`, `put` makes the array read-only; it
-        then cannot be an `out`.
+        outside the store, are copied. As with `Cluster.empty`, `put` makes the array read-only, so
+        it can then not be used as `out`.
 
         Parameters
         ----------
@@ -277,7 +278,8 @@ class Group(GroupCollectives, GroupMessages):
         Returns
         -------
         numpy.ndarray
-            Of this shape and dtype; its memory outlives the Group, and is freed with the last view.
+            An array with this shape and dtype. Its memory outlives the Group, and is freed with the
+            last view.
 
         Raises
         ------
@@ -288,9 +290,9 @@ class Group(GroupCollectives, GroupMessages):
         -----
         Until a call has returned, or the Future of its ``..._async`` form is done, its arrays
         belong to the call. If the program changes an array meanwhile, each changed byte may or may
-        not be in the result. Between hosts the call may fail, because a block that changes while it
-        is sent does not match its checksum. Other calls are not affected. When the call has
-        returned or raised, no other rank reads the array any more.
+        not be in the result. Between hosts, the call may fail, because a block that changes while
+        it is sent does not match its checksum. Other calls are not affected. When the call has
+        returned or raised an exception, no other rank reads the array any more.
 
         Examples
         --------
@@ -305,7 +307,7 @@ class Group(GroupCollectives, GroupMessages):
         return self._member.memory.empty(shape, dtype, order)
 
     def close(self) -> None:
-        """Leaves the Group. The end of the task does this automatically.
+        """Leaves the Group. This happens automatically at the end of the task.
 
         When all members have left, the name is free.
 
@@ -321,10 +323,10 @@ class Group(GroupCollectives, GroupMessages):
         self._leave(False)
 
     def _leave(self, failed: bool, with_task: bool = False, why: str = "") -> None:
-        """Leaves the Group, after its background calls. `failed`: the task has raised an exception,
-        or a call has ended the membership. Background calls are then abandoned, because they and
-        the other ranks may be waiting for each other. with_task: the task has ended. why: the
-        reason in the errors of later calls."""
+        """Leaves the Group after its background calls. `failed`: whether the task has raised an
+        exception, or a call has ended the membership. Background calls are then abandoned, because
+        they and the other ranks may be waiting for each other. with_task: whether the task has
+        ended. why: the reason, for the errors of later calls."""
         if self._left:
             return
         try:
@@ -333,7 +335,7 @@ class Group(GroupCollectives, GroupMessages):
             if failed:
                 self._member.gave_up, self._member.closed = self._member.gave_up or why, True
                 self._wake_all()
-            if self._background is not None:  # its calls' done-callbacks do not wait for it
+            if self._background is not None:  # no wait in a done-callback, which runs in its thread
                 self._background.end(wait=not self._background.is_here())
             if not self._left:  # otherwise a background call has ended the membership meanwhile
                 self._depart(failed)
@@ -342,8 +344,8 @@ class Group(GroupCollectives, GroupMessages):
 
     def _depart(self, failed: bool) -> None:
         """Leaves the Group. Ctrl-C may have interrupted an earlier attempt at any step, so each
-        step may be repeated, except for the message to the node: it would end a later
-        membership."""
+        step may be repeated. The exception is the message to the node: a second one would end a
+        later membership."""
         self._member.closed = True
         if self._bounded is not None:
             self._bounded.end()
@@ -356,30 +358,30 @@ class Group(GroupCollectives, GroupMessages):
         if self._member.memory.client.usable:
             try:
                 self._tell_node()
-            except errors.NodeLostError as error:  # made at its first use
+            except errors.NodeLostError as error:
                 lost = error
         self._calls.drop()
         self._calls.return_arrays()
-        leaves = self._runtime.task_leaves  # a new list, because a loop may run over the old one
+        leaves = self._runtime.task_leaves  # copied, because a loop may use the old list
         self._runtime.task_leaves = [leave for leave in leaves if leave != self._leave]
         self._left = True
         if lost is not None and not failed:
-            raise lost  # otherwise the exception of the block or task propagates
+            raise lost  # otherwise the exception of the `with` block or the task propagates
 
     def _tell_node(self) -> None:
         """Informs the node that this rank leaves. Waits until the node has registered this, and
-        holds the rank's objects that other ranks still read."""
-        if self._leave_sent:  # the reply was not read; later replies come after it
+        holds those of the rank's objects that other ranks are still reading."""
+        if self._leave_sent:  # the reply was not read, and precedes the reply to this request
             self._member.why_not()
             return
         leave = GroupLeave(self.name, self._member.generation, self.rank, self._member.calls or 0)
         self._runtime.channel.call(leave, sent=self._leave_sent)
 
     def _finish_leaving(self, name: str) -> None:
-        """Completes an interrupted attempt to leave, so that this rank becomes free. Waits for
-        another thread that is leaving a Group of that name."""
+        """Completes an interrupted attempt to leave, so that this rank becomes free. If another
+        thread is leaving a Group with that name, waits for that thread."""
         if self._background is not None and self._background.is_here():
-            return  # in a callback, for which the other thread waits
+            return  # the other thread is waiting for this callback
         while self._leaving_in not in (0, threading.get_ident()):
             if self.name != name:
                 return
@@ -397,7 +399,7 @@ class Group(GroupCollectives, GroupMessages):
 def join(
     runtime: Runtime, name: str, size: int, rank: int | None, strict: bool, timeout: float | None
 ) -> Group:
-    """Joins a Group. ValueError: a wrong size, a rank that is taken, or one member too many."""
+    """Joins a Group. ValueError: the size is wrong, the rank is taken, or the Group is full."""
     runtime.memory.check()
     if not isinstance(name, str) or not name:
         raise ValueError(f"name={name!r}: a group needs a name")
@@ -411,7 +413,7 @@ def join(
     if not isinstance(strict, bool):
         raise TypeError(f"strict={strict!r}: it must be True or False")
     check_timeout(timeout)
-    for leave in list(runtime.task_leaves):  # Ctrl-C may have interrupted one
+    for leave in list(runtime.task_leaves):  # Ctrl-C may have interrupted an attempt to leave
         leave.__self__._finish_leaving(name)
     ask = GroupJoin(name, int(size), None if rank is None else int(rank), call=_own_call())
     try:
@@ -424,12 +426,12 @@ def join(
 
 
 def _member(runtime: Runtime, ask: GroupJoin, strict: bool, timeout: float | None) -> Group:
-    """Joins a Group. If an exception interrupts this function, the rank is free, and no other rank
-    waits for it."""
+    """Joins a Group. If an exception interrupts this function, the rank is free afterwards, and no
+    other rank waits for it."""
     places: list[Any] = []
 
     def take(place: Any, number: int, seen: list[int]) -> Any:
-        places.append(place)  # first: until the reply is read, the node takes the place back
+        places.append(place)  # first: the node frees the rank only if the reply was not read
         seen[0] = number
         return place
 
@@ -456,6 +458,6 @@ def _give_back(runtime: Runtime, name: str, generation: int, rank: int) -> None:
 
 
 def _own_call() -> int:
-    """The running task, if several tasks run in this process; otherwise 0."""
+    """The id of the running task if this process runs several tasks; otherwise 0."""
     call = current_call.get()
     return 0 if call is None else call.oid

@@ -1,8 +1,8 @@
-"""The membership of one member: its beginning, its waits and its end.
+"""One member's membership in a Group.
 
-Calls and messages begin when the Group is complete (the manager calls this *formed*), wait for
+Calls and messages begin when the Group is complete (*formed* in the manager's terms), wait for
 changes on the member's board, and end when the member has left. A worker that waits for long counts
-as blocked, and another worker stands in.
+as blocked, and another worker takes its place.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ BLOCKED_AFTER_NS = 2_000_000
 
 
 class GroupMembership:
-    """One member's state in its Group, which its calls and its messages share. `place`: the node's
-    reply to GroupJoin."""
+    """The state that a member's calls and messages share. `place`: the node's reply to
+    GroupJoin."""
 
     def __init__(self, runtime: Runtime, name: str, size: int, place: Any, timeout: Any) -> None:
         self.runtime = runtime
@@ -39,12 +39,12 @@ class GroupMembership:
         self.timeout = timeout
         self.calls: int | None = None  # the number of the next call
         self._first = locks.lock("group.first_call")  # guards the change of `calls` from None
-        # Replies of other hosts take longer than a spin, and the node may need this core.
+        # Replies from other hosts take longer than a spin, and the node may need this core.
         self._spins = not self.has_hosts
         self.closed = False
         self.gave_up = ""  # the reason, if a call has ended the membership
         self.timed_out = ""  # the text of the error, if that call has timed out
-        self.ended_with_task = False  # the task that has made the Group object has ended
+        self.ended_with_task = False  # whether the task that made the Group object has ended
         # A weak reference to `Group._leave`, so that the parts of a Group do not keep it alive.
         self.leave_of_group: Callable[[], Callable[..., None] | None] = lambda: None
 
@@ -53,7 +53,7 @@ class GroupMembership:
             raise ClosedError(f"group {self.name!r}: this member has left{self.why_left}")
 
     def leave(self, why: str) -> None:
-        """Ends the membership because of a call. why: the reason in the errors of later calls."""
+        """Ends the membership because of a call. why: the reason, for the errors of later calls."""
         leave = self.leave_of_group()
         if leave is not None:
             leave(True, why=why)
@@ -65,15 +65,15 @@ class GroupMembership:
         if not self.ended_with_task:
             return ""
         return (
-            ", because a Group ends with the task, or the call of an actor, that has made it; an "
-            "actor that needs the Group in all its calls makes it in its constructor"
+            ", because a Group ends with the task or actor call that made it; an actor that needs "
+            "the Group in all its calls should make it in its constructor"
         )
 
     # -- the first call ---------------------------------------------------------------------------
 
     def begin(self, timeout: float | None = None) -> int:
-        """The number of the next call. The first call waits until the group is complete, or has
-        admitted this member."""
+        """Returns the number of the next call. Before the first call, waits until the group is
+        complete, or has admitted this member."""
         if self.calls is not None:
             return self.calls
         wait_ns = self.whole_ns() if timeout is None else int(timeout * 1e9)
@@ -88,8 +88,8 @@ class GroupMembership:
 
     def admitted(self) -> int:
         """The number of this member's first call + 1; 0 if the group is not complete, or has not
-        admitted the member yet. PeerLostError: this is no longer a member, because it has rejoined
-        a group to which no other member returns, or because its host was declared lost."""
+        admitted the member yet. PeerLostError: this process is no longer a member, because it has
+        rejoined a group to which no other member returns, or because its host was declared lost."""
         _, start, _, client = self.board.member(self.rank)
         if client != self.identity[1] or self.board.generation() != self.generation:
             _, why = self.why_not()
@@ -97,7 +97,7 @@ class GroupMembership:
         return int(start)
 
     def why_not(self) -> tuple[bool, str]:
-        """(True, the reason) if this is no longer a member; otherwise (False, the reason why
+        """(True, reason) if this process is no longer a member. Otherwise (False, the reason why
         another process was refused as a member, or "")."""
         ask = GroupRefusal(self.name, self.generation, self.rank)
         over, why = self.runtime.channel.call(ask).value
@@ -123,11 +123,11 @@ class GroupMembership:
         if over:
             raise PeerLostError(refusal)
         why = f"; one was refused: {refusal}" if refusal else ""
-        if not absent:  # all members wait until a leader admits them
+        if not absent:  # all members are waiting until a leader admits them
             return f"all {self.size} members joined, but were not admitted within {limit}{why}"
         return (
-            f"{here.bit_count()} of {self.size} members came within {limit}; missing: {who}, which "
-            f"never came or left again{why}"
+            f"{here.bit_count()} of {self.size} members joined within {limit}; missing: {who}, "
+            f"which never joined or left again{why}"
         )
 
     # -- waiting --------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class GroupMembership:
         why: Callable[[], str],
         counts: bool = True,
     ) -> None:
-        """Waits until the condition holds. A worker that waits long counts as blocked, unless
+        """Waits until the condition holds. A worker that waits for long counts as blocked, unless
         `counts` is False because its task continues in another thread."""
         blocked = False
         in_worker = counts and self.runtime.submitter.waiting.run_in_place is not None
@@ -149,7 +149,7 @@ class GroupMembership:
                 seen = self.tasks.event()
                 if condition():
                     return
-                self.check()  # raises if the member has left during this call in a thread
+                self.check()  # raises an error if another thread has ended the membership
                 self.memory.check()
                 now = clock.monotonic_ns()
                 if now >= deadline:

@@ -1,7 +1,7 @@
-"""Point-to-point messages between members of a Group, outside of the order of calls.
+"""Point-to-point messages between members of a Group, independent of the order of calls.
 
-`send`, `recv` and `probe` of mpi4py, as methods of a Group. A message is an object of the store
-that the nodes hold until it is received, so `send` never waits for the receiver, and messages that
+A Group has methods like mpi4py's `send`, `recv` and `probe`. A message is an object in the store
+that the nodes hold until it is received. So `send` never waits for the receiver, and messages that
 do not fit into memory are spilled like any other object.
 """
 
@@ -37,11 +37,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Arrived", "GroupMessages", "Inbox", "MemberMessages", "Receive"]
 
-# The messages that have arrived for one member of a Group, and the waiting receives.
+# The messages that have arrived for one member of a Group, and the pending receives.
 #
 # The node keeps messages until they are received. The member requests the list of new messages only
-# if a counter on the board has changed. It matches messages with receives by (source, tag):
-# messages of one source in the order of sending, receives in the order of posting.
+# if a counter on the board has changed. It matches messages with receives by source and tag:
+# messages from one source in the order in which they were sent, receives in the order in which they
+# were posted.
 
 
 class Arrived(NamedTuple):
@@ -54,7 +55,7 @@ class Arrived(NamedTuple):
 
 
 class Receive:
-    """A waiting receive. `source`, `tag`: None for any."""
+    """A pending receive. `source`, `tag`: None for any."""
 
     def __init__(
         self, source: int | None, tag: int | None, deadline: int, timeout: float | None = None
@@ -64,11 +65,11 @@ class Receive:
         self.deadline = deadline
         self.timeout = timeout  # in seconds, as passed by the caller
         self.found: Arrived | None = None
-        self.ended: tuple[int, ...] = ()  # `Inbox.ended` when it was posted
-        # For a receive of `recv_async`, for which another thread waits.
+        self.ended: tuple[int, ...] = ()  # `Inbox.ended` when the receive was posted
+        # The Future of a receive by `recv_async`, for which another thread waits.
         self.future: concurrent.futures.Future[Any] | None = None
         self.with_source = False
-        self.whole_by = deadline  # for the group to be complete
+        self.whole_by = deadline  # deadline for the group to be complete
 
     def matches(self, one: Arrived) -> bool:
         if self.tag is None:
@@ -101,7 +102,7 @@ class Inbox:
         board: _tasks.Board,
         check: weakref.WeakMethod[Callable[[], int]],
     ) -> None:
-        """check: raises the error of a member that was removed. Weak, because the member refers to
+        """check: raises an error if this member was removed. Weak, because the member refers to
         this object."""
         self._memory = runtime.memory
         self._channel = runtime.channel
@@ -114,8 +115,8 @@ class Inbox:
         # One request at a time, so that replies stay in order.
         self._asking = locks.lock("group.asking")
         self._news = -1  # the board's counter at the last complete fetch
-        self._seen = 0  # number of the last message that the node has listed
-        self._arrived: dict[int, Arrived] = {}  # by number; neither received nor matched
+        self._seen = 0  # number of the last listed message
+        self._arrived: dict[int, Arrived] = {}  # unmatched messages, by number
         self._receives: list[Receive] = []  # in the order in which they were posted
         self._ended: tuple[int, ...] = (0,) * size  # see `ended`
         self._gone = 0  # mask of the ranks that will send no more messages
@@ -123,7 +124,7 @@ class Inbox:
     # -- receives ------------------------------------------------------------------------------
 
     def post(self, receive: Receive) -> None:
-        """Posts a receive, to be matched with messages after all earlier receives."""
+        """Posts a receive. Earlier receives are matched with messages first."""
         self.look()
         with self._lock:
             receive.ended = self._ended
@@ -131,8 +132,8 @@ class Inbox:
             self._match()
 
     def withdraw(self, receive: Receive) -> None:
-        """Removes a receive. A message that was matched with it is available to other receives
-        again."""
+        """Removes a receive. If a message was matched with it, the message becomes available to
+        other receives again."""
         with self._lock:
             self._receives = [one for one in self._receives if one is not receive]
             found, receive.found = receive.found, None
@@ -142,22 +143,22 @@ class Inbox:
 
     @property
     def ended(self) -> tuple[int, ...]:
-        """For each rank, the number of its ended members whose messages were all listed."""
+        """For each rank, the number of its former members whose messages have all been listed."""
         return self._ended
 
     def is_gone(self, rank: int) -> bool:
-        """Whether that rank will send no more messages, and all of them were listed."""
+        """Whether that rank will send no more messages, and all its messages have been listed."""
         return bool(self._gone >> rank & 1)
 
     def first(self, receive: Receive) -> Arrived | None:
-        """The message that would be matched with this receive now."""
+        """The message that would be matched with this receive now, or None."""
         self.look()
         with self._lock:
             return next((one for one in self._arrived.values() if receive.matches(one)), None)
 
     def _match(self) -> None:
         for receive in self._receives:
-            if receive.found is not None:  # Ctrl-C may have occurred between the last two lines
+            if receive.found is not None:  # Ctrl-C may have interrupted the last two lines below
                 self._arrived.pop(receive.found.number, None)
         for receive in self._receives:
             if receive.found is None and not receive.cancelled:
@@ -167,7 +168,7 @@ class Inbox:
                     del self._arrived[found.number]
 
     def why_never(self, receive: Receive) -> str:
-        """The reason why no message will match the receive any more; "" if a message may."""
+        """The reason why no message can match the receive any more; "" if a message may."""
         with self._lock:
             gone, ended = self._gone, self._ended
         source = receive.source
@@ -182,11 +183,11 @@ class Inbox:
     # -- the node ------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Fetches the list of new messages, if there are any. PeerLostError: the node has removed
+        """Fetches the list of new messages if there are any. PeerLostError: the node has removed
         this member."""
         while self._board.news(self._rank) != self._news:
             with self._asking:
-                news = self._board.news(self._rank)  # before the request, so nothing is missed
+                news = self._board.news(self._rank)  # first, so no message is missed
                 if news == self._news:
                     return
                 ask = GroupInbox(self._generation, self._rank, self._seen)
@@ -195,10 +196,10 @@ class Inbox:
                     check = self._check()
                     if check is not None:
                         check()
-                    raise PeerLostError("this member was removed, its host was declared lost")
+                    raise PeerLostError("this member was removed: its host was declared lost")
                 arrived, ended, gone, more = found
                 with self._lock:
-                    for one in arrived:  # if Ctrl-C interrupts this loop, they are listed again
+                    for one in arrived:  # listed again if Ctrl-C interrupts this loop
                         self._arrived[one[0]] = Arrived(*one)
                     if arrived:
                         self._seen = arrived[-1][0]
@@ -208,7 +209,7 @@ class Inbox:
 
     def take(self, receive: Receive) -> Any:
         """A private copy of the matched message's value. After StoreFullError, HopliteTimeoutError
-        and KeyboardInterrupt the message is still available. PeerLostError: the rest of the message
+        or KeyboardInterrupt, the message is still available. PeerLostError: the rest of the message
         was lost with its sender.
         """
         found = receive.found
@@ -218,8 +219,8 @@ class Inbox:
         except ObjectLostError as error:
             self._received(receive, found)
             raise PeerLostError(
-                f"rank {found.source} is lost, and with it a message that had arrived in part: "
-                f"{error}"
+                f"rank {found.source} is lost, and with it the rest of a message that had begun to "
+                f"arrive: {error}"
             ) from error
         except (StoreFullError, HopliteTimeoutError):
             self.withdraw(receive)
@@ -240,8 +241,8 @@ class Inbox:
         self._channel.tell(GroupReceived(self._generation, self._rank, found.number))
 
 
-# Maximum number of refs in a message: one request to the node contains them all, 16 bytes each, in
-# a packet of at most 416 KiB by default.
+# Maximum number of refs that a request to the node lists, with 16 bytes each. By default a packet
+# has at most 416 KiB.
 REFS_IN_PACKET_MAX = 4096
 
 
@@ -257,7 +258,7 @@ class MemberMessages:
         self.inbox = Inbox(
             member.runtime, member.generation, member.rank, member.size, member.board, admitted
         )
-        self._later: list[Receive] = []  # receives of the thread, in order
+        self._later: list[Receive] = []  # the receives by `recv_async`, in order
         self._later_lock = locks.lock("group.receives")
         self._later_thread: threading.Thread | None = None
 
@@ -270,7 +271,7 @@ class MemberMessages:
         ref = self._memory.put_encoded(encoded)
         why = self.send_encoded(encoded, ref, target, tag)
         if why:
-            self._member.admitted()  # raises if this member was given up
+            self._member.admitted()  # raises an error if this member was removed
             raise PeerLostError(f"group {self.name!r}: {why}")
 
     def recv(
@@ -328,7 +329,7 @@ class MemberMessages:
         """See `Group.recv_async`."""
         receive = self._receive(source, tag, timeout)
         receive.with_source = with_source
-        # The waiting thread does not count as blocked, because the task may continue meanwhile.
+        # The thread does not count as blocked, because the task may continue meanwhile.
         future: ThreadFuture[Any] = ThreadFuture(self._runtime.submitter.waiting)
         receive.future = future
         self._check()
@@ -343,19 +344,18 @@ class MemberMessages:
                         target=self._serve, name="hoplite_mp messages", daemon=True
                     )
                     with starting_thread("receives a Group's messages"):
-                        thread.start()  # it waits for the lock; raises if no thread can be started
+                        thread.start()  # it waits for `_later_lock`
                     self._later_thread = thread
-        except (
-            BaseException
-        ):  # the caller does not get this Future, so other receives may get its message
+        except BaseException:  # the caller gets no Future, so other receives may get the message
             future.cancel()
             self._settle(receive, None)
             raise
-        self._tasks.wake(self._runtime.client.slot)  # its deadline may be earlier now
+        self._tasks.wake(self._runtime.client.slot)  # the thread's next deadline may be earlier now
         return future
 
     def send_encoded(self, encoded: _serialize.Encoded, ref: Any, target: int, tag: int) -> str:
-        """Sends the object of `ref`. Returns the reason why the target cannot receive it, or ""."""
+        """Sends the object that `ref` refers to. Returns "", or the reason why the target cannot
+        receive it."""
         refs = [inner._id for inner in encoded.refs]
         oid = self._memory.local_id(ref)
         if len(refs) > SOURCES_MAX:
@@ -368,10 +368,10 @@ class MemberMessages:
         del pinned
         return why
 
-    # -- how they wait -------------------------------------------------------------------------
+    # -- waiting -------------------------------------------------------------------------------
 
     def check_receive(self, source: Any, tag: Any, timeout: Any) -> None:
-        """Checks the arguments of `recv`. ValueError, TypeError: an argument is wrong."""
+        """Raises ValueError or TypeError if an argument of `recv` is wrong."""
         self._receive(source, tag, timeout)
 
     def _check(self) -> None:
@@ -379,10 +379,10 @@ class MemberMessages:
             raise ClosedError(f"group {self.name!r}: this member has left{self._member.why_left}")
         self._memory.check()
         if self._member.has_hosts and self._member.calls is not None:
-            self._member.admitted()  # raises if this member was given up
+            self._member.admitted()  # raises an error if this member was removed
 
     def _receive(self, source: Any, tag: Any, timeout: Any) -> Receive:
-        """A Receive that is not posted yet. ValueError, TypeError: an argument is wrong."""
+        """A Receive that has not been posted. ValueError, TypeError: an argument is wrong."""
         seconds = self._member.timeout if timeout is None else timeout
         deadline = deadline_ns(seconds)
         rank = None if source is None else self._rank(source, "source")
@@ -397,8 +397,8 @@ class MemberMessages:
         return number
 
     def _post(self, receive: Receive, *, probes: bool = False) -> None:
-        """Posts a receive, or prepares it for `probe`. The first receive waits, like the first
-        call, until the group is complete."""
+        """Posts a receive, or prepares it for `probe`. Like the first call, the first receive waits
+        until the group is complete."""
         self._check()
         if self._member.calls is None:
             left = None
@@ -428,13 +428,13 @@ class MemberMessages:
         if waits and (receive.source == self.rank or self.size == 1):
             raise RuntimeError(
                 f"group {self.name!r}: {receive} will never come: only this rank could send it, "
-                "and it is waiting (recv_async does not wait)"
+                "and this rank is waiting (recv_async does not wait)"
             )
 
-    # -- receives of another thread ------------------------------------------------------------
+    # -- the thread for recv_async -------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Runs the thread, which waits for all receives of recv_async, and ends when none is
+        """Runs the thread, which waits for all receives by `recv_async`, and ends when none is
         left."""
         while True:
             with self._later_lock:
@@ -458,7 +458,7 @@ class MemberMessages:
 
     def _are_all_here(self, waiting: list[Receive]) -> bool:
         """Waits, like the first call, until the group is complete. Receives whose deadline passes
-        meanwhile fail. False: other work must be done first."""
+        meanwhile fail. Returns False if other work must be done first."""
         first = min(waiting, key=lambda receive: receive.whole_by)
         deadline = first.whole_by
         own = first.timeout is not None and first.deadline == deadline
@@ -522,7 +522,7 @@ class MemberMessages:
         future.set_result((value, sender) if receive.with_source else value)
 
     def _settle(self, receive: Receive, error: BaseException | None) -> None:
-        """Removes the receive. If there is an error, its Future fails with this error."""
+        """Removes the receive. If `error` is not None, the Future fails with this error."""
         with self._later_lock:
             if receive in self._later:
                 self._later.remove(receive)
@@ -533,7 +533,8 @@ class MemberMessages:
             future.set_exception(error)
 
     def end(self) -> None:
-        """Fails the thread's receives, and ends the thread. Called when this member has left."""
+        """Called when this member has left. Waits until the thread has failed its receives and
+        ended."""
         thread = self._later_thread
         if thread is not None and thread is not threading.current_thread():
             if self._memory.client.usable:
@@ -551,31 +552,31 @@ def _tag(tag: Any) -> int:
 
 
 class GroupMessages:
-    """Point-to-point messages, as methods of `Group`. Any thread may use them, also while a call
-    runs in the background."""
+    """Point-to-point messages, as methods of `Group`. Any thread may use them, even while a call is
+    running in the background."""
 
     _messages: MemberMessages
 
     def send(self, x: Any, to: int, tag: int = 0) -> None:
         """Sends an object to a rank, which may be this one.
 
-        After the return, x may be changed. The message is kept, in the store or its spill file,
-        until it is received. It is dropped when the receiver leaves or dies. Messages from one rank
-        to another arrive in the order in which they were sent.
+        After the method has returned, x may be changed. The message is kept in the store or its
+        spill file until it is received. It is dropped if the receiver leaves or dies. Messages from
+        one rank to another arrive in the order in which they were sent.
 
         Parameters
         ----------
         x : object
             Any picklable value.
         to : int
-            The rank that receives it.
+            The rank that receives x.
         tag : int, optional
-            A number from 0, by which `recv` can select messages. Default: 0.
+            A number by which `recv` can select messages, at least 0. Default: 0.
 
         Raises
         ------
         ValueError
-            There is no such rank, or the tag is not allowed.
+            The rank does not exist, or the tag is not allowed.
         PeerLostError
             That rank has left or died.
         StoreFullError
@@ -603,7 +604,7 @@ class GroupMessages:
         timeout: float | None = None,
         with_source: bool = False,
     ) -> Any:
-        """Waits for a message and returns it.
+        """Waits for a message, and returns its value.
 
         Messages from one source are received in the order in which they were sent.
 
@@ -616,7 +617,7 @@ class GroupMessages:
         timeout : float, optional
             Seconds to wait; 0 polls. Default: the Group's timeout.
         with_source : bool, optional
-            True: returns (value, rank of the sender). Default: False.
+            If True, returns (value, rank of the sender). Default: False.
 
         Returns
         -------
@@ -628,9 +629,9 @@ class GroupMessages:
         HopliteTimeoutError
             No message has arrived in time.
         PeerLostError
-            The source (or, without a source, every other rank) has left or died, and all its
-            messages have been received. If a rank has died but its host lives, these include every
-            message whose `send` has returned.
+            The source (or, without `source`, every other rank) has left or died, and all its
+            messages have been received. If a rank has died but its host is alive, these include
+            every message whose `send` has returned.
         RuntimeError
             Only this rank itself could send the message.
 
@@ -654,7 +655,7 @@ class GroupMessages:
         timeout: float | None = None,
         with_source: bool = False,
     ) -> Any:
-        """`send(x, to, tag)`, then `recv(source, recv_tag, timeout, with_source)`.
+        """Calls `send(x, to, tag)`, then `recv(source, recv_tag, timeout, with_source)`.
 
         Parameters
         ----------
@@ -681,16 +682,15 @@ class GroupMessages:
         >>> c.get(c.spmd(peer, 2))
         ['from 1', 'from 0']
         """
-        self._messages.check_receive(
-            source, recv_tag, timeout
-        )  # raises for wrong arguments before sending
+        # Raises errors in the arguments of `recv` before anything is sent.
+        self._messages.check_receive(source, recv_tag, timeout)
         self.send(x, to, tag)
         return self.recv(source, recv_tag, timeout, with_source)
 
     def probe(
         self, source: int | None = None, tag: int | None = None, timeout: float | None = None
     ) -> tuple[int, int] | None:
-        """Finds the message that `recv` would return, without receiving it.
+        """Finds the message that `recv` would receive, without receiving it.
 
         Parameters
         ----------
@@ -726,7 +726,7 @@ class GroupMessages:
         timeout: float | None = None,
         with_source: bool = False,
     ) -> ThreadFuture[Any]:
-        """Returns a Future of the message that `recv` would return, without waiting.
+        """Returns a Future for the result of `recv`, without waiting.
 
         Receives are served in the order of their calls.
 
@@ -738,7 +738,7 @@ class GroupMessages:
         Returns
         -------
         concurrent.futures.Future
-            An awaitable Future. `cancel()` succeeds until a message has been matched with it.
+            An awaitable Future. `cancel()` succeeds until the message is being read.
 
         Examples
         --------

@@ -1,8 +1,8 @@
-"""One member's side of a Group's calls over several hosts.
+"""One member's side of Group calls over several hosts.
 
-Members on different hosts share no memory, so each part is sent to the node of this host: small
-parts as bytes, large parts as objects or blocks. The node returns the result of the call as one
-object.
+Members on different hosts share no memory, so each member sends its contribution to its host's
+node: small values as bytes, large values as objects or blocks. The node returns the result of the
+call as one object.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ if TYPE_CHECKING:
 
 __all__ = ["WRITE_ROUND_BYTES", "EngineCalls", "MultiHost", "OverlappedCopy"]
 
-# A large part is copied into its block of the store while other hosts read it.
+# A large contribution is copied into its block of the store while other hosts read it.
 #
-# The copy of an array takes a considerable part of the time of its transfer, so the node and the
-# other hosts begin with the first bytes.
+# Copying an array takes a considerable share of the transfer time, so the node and the other hosts
+# begin with the first bytes.
 
 
-# Bytes of an array that are copied into the store before the first message to the node. Lower:
-# other hosts begin earlier. Each later round is twice as large, up to the maximum: the copy is then
-# ahead of the network, and each message costs the node and its engine some 300 us. The maximum
-# limits the time for which the copy keeps a core from the threads that send the first bytes.
+# Number of bytes that the first round copies into the store before the node is informed. With a
+# lower value, other hosts begin earlier. Each later round is twice as large, up to the maximum: the
+# copy is then ahead of the network, and each message costs the node and its engine some 300 us. The
+# maximum limits how long the copy occupies a core that the threads need to send the first bytes.
 WRITE_ROUND_BYTES = 2 << 20
 WRITE_ROUND_BYTES_MAX = 16 << 20
-# Sections begin this much earlier, because nodes divide the whole payload, with its head, at whole
-# elements.
+# Sections begin this many bytes earlier, because nodes divide the whole payload, including its
+# head, at element boundaries.
 SECTION_OVERLAP_BYTES = 16 << 10
 
 
 class OverlappedCopy:
-    """Copies the elements of one part from `buffer` into the block, from `offset` on. Every round
-    copies a piece of each section. Each host of the call begins to read at the start of a section,
-    so all hosts can begin at the same time.
+    """Copies an array's elements from `buffer` into the block, beginning at `offset`. Every round
+    copies a piece of each section. Each host in the call begins to read at the start of a different
+    section, so all hosts can begin at the same time.
 
     Invariant: bytes that were reported to the node never change. Where two sections overlap, the
-    same values are written a second time."""
+    same values are written twice."""
 
     def __init__(
         self,
@@ -81,8 +81,8 @@ class OverlappedCopy:
         pace: float,
         readers: int,
     ) -> None:
-        """bounds: the starts of the sections, and the end. pace: maximum bytes per second of each
-        reader; 0: unknown."""
+        """bounds: the start of each section, and the end of the last one. pace: the maximum speed
+        of each reader in bytes per second; 0 if unknown."""
         self.nbytes = buffer.nbytes
         self._client = client
         self._channel = channel
@@ -94,10 +94,10 @@ class OverlappedCopy:
         sections = len(self._ends)
         self._step = max(1, WRITE_ROUND_BYTES // sections)
         self._step_max = max(1, WRITE_ROUND_BYTES_MAX // sections)
-        # Seconds for each byte of a step.
+        # Seconds to wait for each byte in a step.
         self._wait_s = min(sections, readers) / pace if pace else 0.0
         self._due = 0.0
-        self._ranges: list[tuple[int, int]] = []  # written, but not reported to the node yet
+        self._ranges: list[tuple[int, int]] = []  # written, but not yet reported to the node
 
     def run(self) -> None:
         """Copies all sections."""
@@ -113,35 +113,35 @@ class OverlappedCopy:
             self._ranges = []
 
     def _round(self) -> tuple[list[tuple[int, int]], list[int]]:
-        """Copies the next bytes of each section; returns (their ranges, the new positions)."""
+        """Copies the next bytes of each section. Returns (the ranges copied, the new positions)."""
         ranges, now, offset = [], [], self._offset
         for begin, end in zip(self._at, self._ends, strict=True):
             upto = min(begin + self._step, end)
             if begin < upto:
                 self._client.write(self._payload, b"", [self._buffer[begin:upto]], [offset + begin])
                 ranges.append((offset + begin, offset + upto))
-                os.sched_yield()  # threads that send the first bytes go first
+                os.sched_yield()  # threads that send the first bytes take precedence
             now.append(max(begin, upto))
         return ranges, now
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
 OWN_AT_ROOT = ("broadcast", "gather", "scatter")  # the root gets a copy of its own value back
-# Up to this size a member requests the block for the part of its next call in advance. Higher: more
-# memory is kept for calls that may never be made. Large calls gain nothing.
+# Up to this size, a member requests the block for its next contribution in advance. With a higher
+# value, more memory is kept for calls that may never be made. Large calls gain nothing.
 PREALLOCATED_BYTES_MAX = 4 << 20
-# The copy is limited to twice the speed of the fastest of the latest calls (this number), but not
-# below the speed of two gigabit links. At full speed it would take cores and memory bandwidth from
-# the threads that send the first bytes.
+# The copy is limited to twice the speed of the fastest of the last CALLS_REMEMBERED calls, but at
+# least PACE_BYTES_PER_S_MIN (two gigabit links). At full speed it would take cores and memory
+# bandwidth from the threads that send the first bytes.
 CALLS_REMEMBERED = 8
-# Maximum bytes of parts inside one packet to the node. By default the kernel accepts packets of up
-# to 416 KiB.
+# Maximum number of bytes of values in one packet to the node. By default the kernel accepts packets
+# of up to 416 KiB.
 PACKET_PARTS_BYTES_MAX = 256 << 10
 PACE_BYTES_PER_S_MIN = 250e6
 
 
 class MultiHost:
-    """Passes the parts of one member to its node, and takes results."""
+    """Passes one member's contributions to its node, and takes results."""
 
     def __init__(
         self, runtime: Runtime, board: int, generation: int, rank: int, size: int, in_place: InPlace
@@ -154,30 +154,30 @@ class MultiHost:
         self._generation = generation
         self.rank = rank
         self.size = size
-        self._begun, self._written = 0.0, 0  # beginning of the latest call, bytes that it streamed
-        self._rates: deque[float] = deque(maxlen=CALLS_REMEMBERED)  # bytes per second of calls
+        self._begun, self._written = 0.0, 0  # start time and streamed bytes of the latest call
+        self._rates: deque[float] = deque(maxlen=CALLS_REMEMBERED)  # bytes per second in past calls
         # This rank's own array in the result of the latest call, and whether it is already a copy.
         self._own: Array | None = None
         self._own_is_copy = False
-        # Bytes of the latest part that needed a block, and the block for the next one of that size.
+        # The size of the latest contribution that needed a block, and a block for the next one of
+        # that size.
         self._preallocated: tuple[int, _shm.Lease | None] = 0, None
-        self._given = 0  # bytes of the previous part
-        # Roots whose last broadcast was large. Their next broadcast is assumed to be large, too;
-        # otherwise the node has to send a request to the leading node.
+        self._given = 0  # size of the previous contribution in a block
+        # Roots whose last broadcast was large. Their next broadcast is assumed to be large, too; if
+        # it is small, the node has to send a request to the leading node.
         self._large_roots: set[int] = set()
-        self._adopted: set[int] = (
-            set()
-        )  # blocks of the latest result that have an owner in this process
+        # Blocks of the latest result that have an owner in this process.
+        self._adopted: set[int] = set()
 
     def give(
         self, call: int, part: tuple[str, str, int, Any], lends: bool, gets: bool, held: list[Any]
     ) -> None:
-        """Sends the part (kind, op, root, values) to the node. Adds refs that must live until the
-        commit to `held`. `lends`: arrays in blocks of this process are read in place. `gets`: this
-        rank needs new arrays."""
+        """Sends the contribution `part` (kind, op, root, values) to the node. Adds refs that must
+        live until the commit to `held`. `lends`: whether arrays in blocks of this process are read
+        in place. `gets`: whether this rank needs new arrays."""
         kind, op, root, values = part
         parts: list[bytes | int | tuple[int, int, int]] = []
-        leases: list[_shm.Lease] = []  # of the blocks among them
+        leases: list[_shm.Lease] = []  # the leases of the blocks in `parts`
         writing: list[tuple[int, _serialize.Encoded]] = []
         mistake, error = "", "value"
         try:
@@ -215,7 +215,7 @@ class MultiHost:
         self, ask: GroupCall, leases: list[_shm.Lease], writers: list[OverlappedCopy]
     ) -> None:
         """Sends the message that passes these blocks to the node, and copies the rest of their
-        content. If the message was not sent, the blocks are given back."""
+        content. If the message cannot be sent, the blocks are given back."""
         sent: list[int] = []
         try:
             for lease in leases:
@@ -234,15 +234,16 @@ class MultiHost:
     def _keep_own(
         self, kind: str, root: int, values: list[Any], parts: Sequence[Any], gets: bool
     ) -> None:
-        """Keeps this rank's own array for the result. Other kinds of values come from the node,
-        like the values of other ranks, because they have to be unpickled again."""
+        """Keeps this rank's own array for the result. Values other than arrays are read from the
+        node's result, because they must be unpickled again."""
         self._own, self._own_is_copy = None, False
         mine = kind in ("allgather", "alltoall") or (kind in OWN_AT_ROOT and root == self.rank)
         at = self.rank if kind in TARGETED else 0
         if values and (kind in PREFIXES or mine) and is_plain_array(values[at]):
             self._own = values[at]
-            # The node gives back a block that this rank has written, and `out` is filled at the
-            # end. Otherwise the array is copied now, while the other ranks' parts are in transit.
+            # A block that this rank has written comes back from the node, and an `out` is filled at
+            # the end. Otherwise the array is copied now, while the other ranks' values are in
+            # transit.
             if mine and gets and not (parts and isinstance(parts[at], tuple)):
                 self._own, self._own_is_copy = own_copy(self._memory, values[at]), True
 
@@ -255,8 +256,9 @@ class MultiHost:
         leases: list[_shm.Lease],
         writing: list[tuple[int, _serialize.Encoded]],
     ) -> bytes | int | tuple[int, int, int]:
-        """One value in the form for the node, after `parts`. Adds a ref that must live until the
-        commit to `held`, a block to `leases`, and a payload with bytes to copy to `writing`."""
+        """One value in the form for the node. `parts`: the values before it. Adds a ref that must
+        live until the commit to `held`, a block to `leases`, and a payload that must be copied to
+        `writing`."""
         inside = sum(len(part) for part in parts if isinstance(part, bytes)) + encoded.nbytes
         small = encoded.nbytes <= PIECE_BYTES_MAX and inside <= PACKET_PARTS_BYTES_MAX
         if small and not encoded.refs:
@@ -264,7 +266,8 @@ class MultiHost:
         memory = self._memory
         if (
             not is_plain_array(value)
-            # A fold over hosts reorders a column-major array, which requires the complete array.
+            # A fold over several hosts reorders a column-major array, for which the array must be
+            # complete.
             or (value.flags.f_contiguous and not value.flags.c_contiguous)
             or encoded.nbytes <= memory.config.small_object_bytes_max
         ):
@@ -280,26 +283,26 @@ class MultiHost:
         return payload, encoded.nbytes, encoded.nbytes
 
     def _block(self, nbytes: int) -> _shm.Lease:
-        """A block for a part: the preallocated block if its size fits."""
+        """A block for a contribution: the preallocated block if its size fits."""
         (before, preallocated), self._preallocated = self._preallocated, (nbytes, None)
         if preallocated is not None and before == nbytes:
             return preallocated
-        preallocated = None  # first, because the allocation may need the space of this block
+        preallocated = None  # freed first, because the allocation may need its space
         return self._memory.allocate(nbytes)
 
     def _next_block(self, parts: Sequence[Any]) -> None:
         """Requests a block for the next call, which is likely to be similar. The reply takes half a
-        millisecond, so the request is sent while the bytes of this call are in transit."""
+        millisecond, so the request is sent while this call's bytes are in transit."""
         nbytes, preallocated = self._preallocated
         again, self._given = self._given == nbytes, nbytes
         given = len(parts) == 1 and isinstance(parts[0], tuple) and parts[0][1] == nbytes
         if not given or not again or preallocated is not None or nbytes > PREALLOCATED_BYTES_MAX:
             return
-        with contextlib.suppress(HopliteError):  # the node is gone, which the call will detect
+        with contextlib.suppress(HopliteError):  # if the node is gone, the call detects this
             self._preallocated = nbytes, self._memory.preallocate(nbytes)
 
     def _writer(self, kind: str, payload: int, encoded: _serialize.Encoded) -> OverlappedCopy:
-        """The copy of a part's elements that runs after the message to the node."""
+        """The copy of an array's elements that runs after the message to the node."""
         (buffer,), (offset,) = encoded.buffers, encoded.offsets
         bounds = section_bounds(kind, self.size, buffer.nbytes)
         pace = max(PACE_BYTES_PER_S_MIN, 2 * max(self._rates)) if self._rates else 0.0
@@ -320,7 +323,7 @@ class MultiHost:
             self._written = 0
 
     def take(self, kind: str, op: str, root: int, data: Any, out: Any) -> Any:
-        """The return value of a call, made from `data`, the node's result."""
+        """The return value of a call. `data`: the node's result."""
         if kind in ("allreduce", "reduce"):
             return self._taken(data[0], out)
         if kind == "reduce_scatter":
@@ -343,7 +346,7 @@ class MultiHost:
         target = self.rank if kind == "alltoall" else -1
         outs = outs_of(kind, out, self.size)
         if own is not None and any(_overlaps(own, one) for one in outs):
-            own = own.copy()  # it would be overwritten before it is read
+            own = own.copy()  # otherwise it would be overwritten before it is read
         gathered: list[Any] = [None] * self.size
         for source in range(self.size):
             if source == self.rank and own is not None:
@@ -354,8 +357,9 @@ class MultiHost:
         return gathered
 
     def _mine(self, own: Array, given: Any, out: Array | None) -> Array:
-        """This rank's own part of the result: `out` filled, the block that this rank has written,
-        or a copy. The node gives the block back unless members on this host read it."""
+        """This rank's own value in the result: `out`, filled with the value, or the block that this
+        rank has written, or a copy. The node gives the block back unless other members on this host
+        read it."""
         if isinstance(given, tuple) and out is None:
             return self._taken(given, None)  # type: ignore[no-any-return]
         if isinstance(given, tuple):
@@ -367,11 +371,11 @@ class MultiHost:
     def _folded(
         self, kind: str, op: str, own: Array | None, data: Any, out: Array | None
     ) -> Array | None:
-        """This rank's result of a scan or exscan: the fold of the parts of all lower ranks and, in
-        a scan, of its own part."""
+        """This rank's result of a scan or exscan: the fold of the arrays of all lower ranks and, in
+        a scan, its own array."""
         arrays = [self._seen(data[rank, -1]) for rank in range(self.rank) if (rank, -1) in data]
         if kind == "scan":
-            assert own is not None, "it has given it"
+            assert own is not None, "this rank has contributed an array"
             arrays.append(own)
         if not arrays:
             return None
@@ -391,16 +395,16 @@ class MultiHost:
         return np.asarray(memory.decode_value(mem, "the value of another rank"))
 
     def _adopt(self, given: tuple[int, int, int]) -> Any:
-        """Takes over a block of the result that the node has leased to this process. The block is
+        """Takes over a block in the result that the node has leased to this process. The block is
         freed with the returned object."""
         payload, nbytes, _ = given
-        self._adopted.add(payload)  # first, because a signal handler may raise between the two
+        self._adopted.add(payload)  # first, because a signal handler may raise after this line
         block: Any = self._memory.client.block(payload, nbytes)
         return block
 
     def drop(self, data: Any) -> None:
-        """Frees this rank's blocks in a result that `take` has not taken, because it has raised an
-        error or was not called. The result also contains blocks of other ranks on this host."""
+        """Frees this rank's blocks in a result if `take` has raised an error or was not called. The
+        result also contains blocks of other ranks on this host."""
         self._own = None
         for one in data.values() if isinstance(data, dict) else data or ():
             if isinstance(one, tuple) and one[2] == self.rank and one[0] not in self._adopted:
@@ -408,9 +412,9 @@ class MultiHost:
         self._adopted.clear()
 
     def _taken(self, given: Any, out: Array | None, what: str = "the result") -> Any:
-        """A private value, or `out` filled: from a payload, from an object that several members on
-        this host read, or from a block that now belongs to this process. what: the name of the
-        value in errors."""
+        """A private value, or `out` filled with the value. given: a payload, the ref of an object
+        that several members on this host read, or a block that now belongs to this process. what:
+        the name of the value in errors."""
         if isinstance(given, bytes):
             return self._decoded(memoryview(given), out, what)
         if not isinstance(given, tuple):
@@ -427,8 +431,8 @@ class MultiHost:
         return np.ndarray(info.shape, dtype, block, info.offset, order=order)
 
     def _decoded(self, mem: memoryview, out: Array | None, what: str) -> Any:
-        """A value from its bytes. `into` copies an array; the buffers of any other value are copied
-        while it is decoded."""
+        """Decodes a value. `into` copies an array; the buffers of any other value are copied while
+        the value is decoded."""
         array = _serialize.payload_kind(mem) == _serialize.ARRAY
         value = self._memory.decode_value(mem, what, not array)
         return into(value, out) if array or out is not None else value
@@ -439,12 +443,13 @@ def _overlaps(own: Array, out: Any) -> bool:
     return isinstance(out, np.ndarray) and np.may_share_memory(own, out)
 
 
-# A member's small calls over several hosts, which the engine makes through the board.
+# A member's small calls over several hosts, which the engines make through the board.
 #
-# While all members make small calls of one kind, the engines of their nodes exchange the parts, and
-# no node runs Python (`cext/engine_coll.h`). A member then writes its part to the board, rings its
-# doorbell (an eventfd that the engine watches), and sleeps until the result is on the board. A call
-# that is large, or of another kind, goes through the node (`MultiHost`).
+# While all members make small calls of the same kind, the engines of their nodes exchange the
+# contributions, and no node runs Python (`cext/engine_coll.h`). A member then writes its
+# contribution to the board, signals the engine through an eventfd (its doorbell), and sleeps until
+# the result is on the board. Large calls and other kinds of calls are made through the node
+# (`MultiHost`).
 
 
 NONE = 255  # no operator, no dtype
@@ -453,7 +458,7 @@ _KINDS = {kind: number for number, kind in enumerate(_tasks.CALL_KINDS)}
 
 @functools.cache
 def _numbers(kind: str, op: str, name: str | None) -> tuple[int, int, int] | None:
-    """(kind, op, dtype) as numbers of the engine; None: the engine has no such call."""
+    """The engine's numbers for (kind, op, dtype); None if the engine cannot make such a call."""
     if kind not in _KINDS:
         return None
     if kind not in REDUCTIONS:
@@ -465,7 +470,7 @@ def _numbers(kind: str, op: str, name: str | None) -> tuple[int, int, int] | Non
 
 
 class Doorbell(Watched):
-    """An eventfd, which is closed with its owner."""
+    """An eventfd that is closed with this object."""
 
     __slots__ = ()
 
@@ -491,8 +496,8 @@ class EngineCalls:
     def give(
         self, call: int, kind: str, op: str, root: int, encoded: _serialize.Encoded | None
     ) -> bool:
-        """Contributes this rank's payload to a call; None: no payload. Returns False if the call
-        has to be made through the node."""
+        """Contributes this rank's payload to a call. encoded: None if this rank has no payload.
+        Returns False if the call must be made through the node."""
         if not self._board.is_open():
             return False
         head, offset, elements = b"", 0, None
@@ -533,7 +538,7 @@ class EngineCalls:
     def _hang_doorbell(self) -> bool:
         try:
             fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        except OSError:  # no descriptor is left
+        except OSError:  # too many open descriptors
             return False
         doorbell = Doorbell(lift(fd))
         self._channel.call(GroupDoorbell(self._generation, self._rank), descriptors=[doorbell.fd])
@@ -545,8 +550,8 @@ class EngineCalls:
         return self._board.done() > call
 
     def result(self) -> tuple[int, str, str, Any]:
-        """(ranks as bits, no error, no message, data) of the last call, in the same form as the
-        node's results of other calls; see `MultiHost.take`."""
+        """The result of the last call: (ranks as bits, no error, no message, data). The node
+        returns results in the same form; see `MultiHost.take`."""
         _, mask, kind, _, _, _, found = _tasks.read_record(self._board.record())
         if _tasks.CALL_KINDS[kind] in REDUCTIONS:
             return mask, "", "", list(found.values())

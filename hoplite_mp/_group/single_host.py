@@ -1,10 +1,10 @@
-"""Calls of a Group on one host. The parts are on the board or in call buffers.
+"""Calls of a Group on one host. The contributions are on the board or in call buffers.
 
 A barrier or a reduction of a few KiB takes some microseconds on the board, because C code folds and
 commits it. Larger arrays are in call buffers in the store, and each rank copies the bytes that it
-needs. This module selects these calls, and translates between NumPy's names and the numbers of
-`cext/shm_board.h`. If one rank contributes another value (an object, a mistake, another shape), the
-leader reads the parts of all ranks, as in any other call.
+needs. This module selects these calls, and translates between NumPy's names and the numbers in
+`cext/shm_board.h`. If a rank contributes an object, an error or an array of a different shape, the
+leader reads the contributions of all ranks, as in any other call.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ __all__ = ["INVALID_CALL", "Combiner", "SingleHost", "mistake_words"]
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
-# How long such a call waits in C code. Meanwhile its worker does not count as blocked, and signals
-# are not handled.
+# How long a call waits in C code. Meanwhile the worker does not count as blocked, and signals are
+# not handled.
 WAIT_NS = 2_000_000
-# The smallest size of call buffers. Each further size is four times the previous size. All smaller
-# buffers of a Group together take a third of the memory of its largest buffers.
+# The smallest size of call buffers. Each larger size is four times the previous size, so all
+# smaller buffers of a Group together take a third of the memory of its largest buffers.
 BUFFER_BYTES_MIN = 128 << 10
 BUFFER_GROWTH = 4
-# How long a member makes its calls without buffers after the store had no space for them.
+# How long a member makes calls without buffers after the store had no space for buffers.
 REFUSED_NS = 1_000_000_000
-GIVING_POLL_S = 0.0001  # a copy of 8 MiB takes some milliseconds
+GIVING_POLL_S = 0.0001  # copying 8 MiB takes some milliseconds
 
 _KINDS = {kind: number for number, kind in enumerate(_tasks.CALL_KINDS) if kind != "split"}
 _OPS = {op: number for number, op in enumerate(OPS)}
 _DTYPES = {at: np.dtype(name) for at, name in enumerate(DTYPES) if name != "bfloat16"}
-# By NumPy's number of a type, `dtype.num`, so that no dtypes have to be compared. Two of these
-# numbers mean int64: those of C's long and long long.
+# Our numbers by NumPy's type number, `dtype.num`, so that no dtypes have to be compared. Two type
+# numbers stand for int64: those of C's long and long long.
 _NUMBERS = {dtype.num: number for number, dtype in _DTYPES.items()}
 _NUMBERS |= {np.dtype(c).num: DTYPES.index(np.dtype(c).name) for c in "bBhHiIlLqQ"}
 _RESULT_DTYPES = {
@@ -64,7 +64,7 @@ _RESULT_DTYPES = {
 
 
 class SingleHost:
-    """The calls of one member that need no objects."""
+    """One member's calls that need no objects."""
 
     def __init__(
         self, runtime: Runtime, board: _tasks.Board, generation: int, rank: int, size: int
@@ -76,15 +76,15 @@ class SingleHost:
         self._rank = rank
         self._size = size
         self._buffer_bytes_max = runtime.config.group_buffer_bytes_max
-        # The offsets of the call buffers of all ranks in the store, by the size of one buffer.
+        # The offset in the store of all ranks' call buffers, by the size of one buffer.
         self._buffers: dict[int, int] = {}
-        self._refused_until = 0  # no buffers until then, by the monotonic clock
+        self._refused_until = 0  # monotonic time until which no buffers are requested
         board.set_store(runtime.memory.client.store_address, runtime.memory.client)
 
     def make(self, call: int, part: tuple[str, str, int, Any], deadline_ns: int) -> int | None:
-        """Publishes the part, and waits for up to WAIT_NS. Returns the ranks in the result as a
-        mask (`take` then reads the result); 0 if the call is not over yet; None if the part was not
-        published, because the call cannot be made on the board."""
+        """Publishes the contribution, and waits for up to WAIT_NS. Returns the ranks in the result
+        as a mask (`take` then reads the result); 0 if the call is not over; None if the
+        contribution was not published because the call cannot be made on the board."""
         kind, op, root, values = part
         number = _KINDS.get(kind)
         if number is None:
@@ -105,7 +105,7 @@ class SingleHost:
         buffer = 0
         if kind not in ("allreduce", "reduce") or _result_nbytes(x, op) > _tasks.BOARD_BYTES_MAX:
             if kind == "reduce_scatter" and not x.ndim:
-                return None  # a mistake
+                return None  # an error, which the leader raises on all ranks
             buffer = self._buffer(call, x.nbytes)
             if not buffer:
                 return None
@@ -115,7 +115,7 @@ class SingleHost:
         return None if mask < 0 else mask
 
     def _buffer(self, call: int, nbytes: int) -> int:
-        """The offset in the store of this rank's buffer for that call; 0 if there is none."""
+        """The offset in the store of this rank's buffer for the call; 0 if there is no buffer."""
         if nbytes > self._buffer_bytes_max:
             return 0
         size = BUFFER_BYTES_MIN
@@ -139,13 +139,14 @@ class SingleHost:
     def leave(self) -> None:
         """Leaves the board. Afterwards the member no longer writes to its buffers."""
         self._board.leave_store()
-        # Another thread may be copying a part. A forked child does not have that thread.
+        # Another thread may be copying an array to a buffer. A forked child does not have that
+        # thread.
         while self._board.giving and self._memory.client.usable:
             clock.sleep(GIVING_POLL_S)
 
     def part(self, rank: int) -> tuple[str, str, int, list[Array]] | None:
-        """A rank's part on the board or in its buffer, in the same form as the parts of other
-        calls; None while the rank is writing it."""
+        """A rank's contribution on the board or in its buffer, in the same form as for other calls;
+        None while the rank is writing it."""
         found = self._board.part(rank)
         if found is None:
             return None
@@ -157,8 +158,8 @@ class SingleHost:
         return kind, OPS[op] if kind in REDUCTIONS else "", root, [array]
 
     def take(self, kind: str, root: int, call: int, mask: int, out: Any) -> Any:
-        """This rank's result of a call whose commit names no object. kind: "barrier" if the caller
-        only waits for the call. mask: the ranks in the result."""
+        """This rank's result of a call whose commit refers to no object. kind: "barrier" if the
+        caller only waits for the call. mask: the ranks in the result."""
         if kind == "barrier" or (kind in ("reduce", "gather") and self._rank != root):
             return None
         if kind == "broadcast":
@@ -177,22 +178,22 @@ class SingleHost:
             first = row * math.prod(shape[1:])
             shape = each + (self._rank < more), *shape[1:]
         if buffered:
-            result = self._room(shape, dtype, out)
+            result = self._output(shape, dtype, out)
             self._board.fold(call, first, result)
         else:
-            result = np.empty(shape, dtype) if out is None else self._room(shape, dtype, out)
+            result = np.empty(shape, dtype) if out is None else self._output(shape, dtype, out)
             self._board.result(result)
         return result if out is None or out is result else into(result, out)
 
     def _copied(self, rank: int, call: int, out: Any) -> Any:
-        """A rank's part, from its buffer."""
+        """A copy of a rank's array, from its buffer."""
         number, shape, _ = self._board.buffered(rank, call)
-        result = self._room(shape, _DTYPES[number], out)
+        result = self._output(shape, _DTYPES[number], out)
         self._board.copy(rank, call, result)
         return result if out is None or out is result else into(result, out)
 
-    def _room(self, shape: tuple[int, ...], dtype: np.dtype[Any], out: Any) -> Array:
-        """`out`, or a new array if the result does not fit there."""
+    def _output(self, shape: tuple[int, ...], dtype: np.dtype[Any], out: Any) -> Array:
+        """`out` if the result can be written there directly; otherwise a new array."""
         return out if _fits(out, shape, dtype) else new_result(self._memory, shape, dtype)
 
 
@@ -201,25 +202,25 @@ def _result_nbytes(x: Array, op: str) -> int:
 
 
 def _fits(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
-    """Whether a result of that shape and dtype can be written directly to `out`."""
+    """Whether a result with that shape and dtype can be written directly to `out`."""
     if type(out) is not np.ndarray or out.shape != shape or out.dtype != dtype:
         return False
     return out.flags.c_contiguous and out.flags.writeable
 
 
-# The leader combines all parts of a Group's call that are in one shared memory.
+# How the leader combines the contributions to a call on one host.
 #
-# A mistake in one rank's part must be an error on every rank. Correct parts are combined only once,
-# by the leader.
+# An error in one rank's contribution must be raised on every rank. Correct contributions are
+# combined only once, by the leader.
 
 
-INVALID_CALL = "mistake"  # the kind of a part whose rank could not make its call
-INVALID_CALL_CHARS_MAX = 8000  # of a mistake's message; every host must have space for it
+INVALID_CALL = "mistake"  # the kind of a contribution that contains an error
+INVALID_CALL_CHARS_MAX = 8000  # length of an error's text; every host must have space for it
 
 
 class Combiner:
-    """Combines parts: (kind, op, root, values) by rank. The part of a rank that made a mistake is
-    (INVALID_CALL, message, 0, kind of the error)."""
+    """Combines contributions: (kind, op, root, values) by rank. The contribution of a rank that had
+    an error is (INVALID_CALL, message, 0, kind of the error)."""
 
     def __init__(self, runtime: Runtime, name: str) -> None:
         self._runtime = runtime
@@ -227,8 +228,8 @@ class Combiner:
         self.name = name
 
     def combine(self, parts: dict[int, Any], refs: dict[int, ObjectRef[Any]]) -> Any:
-        """A ref to the result, or the refs of the parts. If this method raises an error, every rank
-        raises it."""
+        """A ref to the result, or the refs of the contributions. If this method raises an error,
+        every rank raises it."""
         for part in parts.values():
             if part[0] == INVALID_CALL:
                 raise error_of(part[3], part[1])
@@ -244,32 +245,32 @@ class Combiner:
                 raise ValueError("reduce_scatter needs arrays of at least one dimension")
             if kind in REDUCTIONS:
                 return self._reduced(op, arrays)
-            self._result_dtype(op, arrays)  # only a check, because each rank folds what it needs
+            self._result_dtype(op, arrays)  # only a check: each rank folds the arrays itself
         if kind in ("broadcast", "scatter"):
             return refs[root]
         return refs
 
     def _array(self, given: Any) -> Array:
-        """An array to reduce, read from the store if it is a separate object."""
+        """An array to reduce. If it is a separate object, the array is read from the store."""
         if type(given) is ObjectRef:
             given = self._memory.read(self._memory.local_id(given), FOREVER_NS, False)
         return given  # type: ignore[no-any-return]
 
     def _result_dtype(self, op: str, arrays: dict[int, Array]) -> np.dtype[Any]:
-        """The dtype of the arrays' reduction. ValueError: they cannot be reduced together."""
+        """The dtype of the arrays' reduction. ValueError: the arrays cannot be reduced together."""
         first_rank = min(arrays)
         first = arrays[first_rank]
         for rank, array in arrays.items():
             if array.shape != first.shape or array.dtype != first.dtype:
                 raise ValueError(
-                    f"rank {first_rank} has shape {first.shape} and dtype {first.dtype}, rank "
+                    f"rank {first_rank} has shape {first.shape} and dtype {first.dtype}, but rank "
                     f"{rank} has shape {array.shape} and dtype {array.dtype}"
                 )
         name = _serialize.dtype_name(first.dtype)
         assert name is not None, "other dtypes are refused earlier"
         try:
             return _serialize.named_dtype(result_dtype(op, name))
-        except TypeError as error:  # numpy has no such operation for this dtype
+        except TypeError as error:  # NumPy does not support the operation for this dtype
             raise ValueError(str(error)) from error
 
     def _reduced(self, op: str, arrays: dict[int, Array]) -> ObjectRef[Any]:
@@ -282,5 +283,5 @@ class Combiner:
 
 
 def mistake_words(text: str) -> str:
-    """An error's text for messages: not too long, and without lone surrogates."""
+    """An error's text, shortened and without lone surrogates, for messages."""
     return text[:INVALID_CALL_CHARS_MAX].encode(errors="replace").decode()

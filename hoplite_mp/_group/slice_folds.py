@@ -1,15 +1,15 @@
-"""Reductions of a Group in which owners fold slices of all ranks, or leave ranks out.
+"""Group reductions in which each rank folds one slice of all arrays, or ranks are left out.
 
-Such a reduction is a sequence of calls: an allgather of headers agrees on the operator and on the
-ranks that take part, an alltoall brings each owner its slice of every rank, small allgathers add up
-the statistics that the operator needs, and an allgather returns the slices. Each call has the same
-contributors on all ranks. If a rank dies during the sequence, all other ranks detect the death in
-the same call, and begin the sequence again.
+Such a reduction is a sequence of calls. An allgather of headers establishes the operator and the
+participating ranks. An alltoall sends each owner its slice of every array. Small allgathers add up
+the statistics that the operator needs. An allgather returns the folded slices. Each call has the
+same contributors on all ranks. If a rank dies during the sequence, all other ranks detect the death
+in the same call, and begin the sequence again.
 
-The first call of a replaced rank may meet any call of the sequence. The steps of a sequence have a
-root, which no other allgather or alltoall has, so the two never match: every rank receives the
-error of different calls. The ranks in the sequence begin it again. The replaced rank does so, too,
-if its call is the same reduction; otherwise it raises the error.
+A rank that joins again may make its first call while the others are at any step of the sequence.
+These steps have a root, which no other allgather or alltoall has, so its call never matches: every
+rank gets the error for different calls. The ranks in the sequence then begin it again. The new
+member does so, too, if its call is the same reduction; otherwise it raises the error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SliceFolds"]
 
-# What a rank that is left out contributes in place of its array.
+# The element that a rank contributes in place of its array if it is left out.
 _IDENTITIES = {"sum": 0, "mean": 0, "prod": 1, "min": np.inf, "max": -np.inf}
 
 
@@ -48,7 +48,8 @@ class _Again(Exception):
 
 
 class _Header:
-    """A rank's operator, and the form of its input; `error`: the input cannot be reduced."""
+    """A rank's operator, and the dtype and shape of its input. `error`: the reason why its input
+    cannot be reduced, or None. `finite`: whether its input counts."""
 
     def __init__(self, op: str) -> None:
         self.op, self.form = op, ""
@@ -56,11 +57,11 @@ class _Header:
         self.finite = True
 
     def pack(self) -> None:
-        """Called by the call protocol: this header pickles as it is."""
+        """Called by the call protocol. Does nothing, because a header can be pickled as it is."""
 
 
 class SliceFolds:
-    """The reductions of a member by a SliceOperator, or with `finite=True`."""
+    """A member's reductions by a SliceOperator or with `finite=True`."""
 
     def __init__(self, member: GroupMembership, calls: CallProtocol) -> None:
         self._member, self._calls = member, calls
@@ -68,7 +69,7 @@ class SliceFolds:
         self._agreed: BaseException | None = None  # the error that all ranks raise
 
     def reduce(self, kind: str, op: Any, root: int, x: Any, out: Any, finite: bool) -> Any:
-        """This rank's result; None off the root of a reduce."""
+        """This rank's result. In a reduce, None on all ranks except the root."""
         self._member.check()
         if kind not in ("allreduce", "reduce"):
             raise ValueError(f"{kind} takes no {type(op).__name__}: use allreduce or reduce")
@@ -92,7 +93,7 @@ class SliceFolds:
                 ranks, taking, array = self._headers(kind, op, root, x, finite)
             except ValueError as error:
                 if is_new and MISMATCH in str(error):
-                    continue  # the others were in the middle of a sequence
+                    continue  # the other ranks were in the middle of a sequence
                 raise
             self._calls.is_open = True
             try:
@@ -102,7 +103,7 @@ class SliceFolds:
             except ValueError as error:
                 if MISMATCH not in str(error):
                     raise
-                continue  # a new member's headers have met this sequence
+                continue  # a new member has sent headers during this sequence
             self._calls.is_open = False
             self._calls.set_contributors(accepted)
             return result if result is None or out is None else into(result, out)
@@ -112,8 +113,8 @@ class SliceFolds:
     def _headers(
         self, kind: str, op: Any, root: int, x: Any, finite: bool
     ) -> tuple[tuple[int, ...], list[int], Array]:
-        """All ranks of this reduction, those whose inputs count, and this rank's input. Raises the
-        first rank's error, on every rank."""
+        """The ranks in this reduction, the ranks whose inputs count, and this rank's input. If a
+        rank's input is wrong, every rank raises the lowest such rank's error."""
         array: Array | None = None
         text = op.text() if isinstance(op, SliceOperator) else str(op)
         header = _Header(f"{text}, root={root}, finite={finite}")
@@ -160,16 +161,17 @@ class SliceFolds:
         return array
 
     def _all_raise(self, error: BaseException) -> BaseException:
-        """An error that all ranks raise, after which all are still members."""
+        """Marks an error as raised by all ranks. It does not end their memberships."""
         self._agreed, self._calls.is_open = error, False
         return error
 
     def _step(self, ranks: Sequence[int], kind: str, x: Any, out: Any = None) -> Any:
-        """A step of the sequence. _Again: its ranks are not those of the headers."""
+        """Makes one call of the sequence. _Again: its contributors are not the ranks of the
+        headers."""
         try:
             result = self._calls.call(kind, "", min(STEP_ROOT, self.size - 1), x, out)
         finally:
-            self._calls.is_open = True  # after an error here the other ranks may go on
+            self._calls.is_open = True  # after an error here, the other ranks may continue
         if self._calls.contributors != tuple(ranks):
             raise _Again
         return result
@@ -197,7 +199,7 @@ class SliceFolds:
         self, op: SliceOperator, slices: Sequence[Array], ranks: Sequence[int],
         cuts: dict[int, tuple[int, int]],
     ) -> tuple[Array, tuple[int, ...]]:  # fmt: skip
-        """Folds this rank's slice, together with the other owners."""
+        """Folds this rank's slice. The owners exchange statistics between the steps of the fold."""
         fold = op.fold(slices, cuts[self.rank][0])
         try:
             partial = next(fold)
@@ -207,7 +209,7 @@ class SliceFolds:
         except StopIteration as end:
             piece, accepted = end.value
             return piece, accepted
-        except ReduceError as error:  # on all ranks, because the statistics are equal on all
+        except ReduceError as error:  # raised on all ranks, because their statistics are equal
             self._all_raise(error)
             raise
 
@@ -234,7 +236,7 @@ class SliceFolds:
         return total.astype(array.dtype) if half and total is not None else total, accepted
 
     def _same(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """The contributors of the last call. _Again: a rank joined since the headers."""
+        """The contributors to the last call. _Again: a rank has joined since the headers."""
         contributors = self._calls.contributors
         self._calls.is_open = True
         if not set(contributors) <= set(ranks):

@@ -151,7 +151,7 @@ def test_a_receive_waits_in_the_background_for_a_group_that_is_not_whole(
         early, short = first.recv_async(1), first.recv_async(1, timeout=0.05)
         dropped = first.recv_async(1)
         assert dropped.cancel()
-        with pytest.raises(TimeoutError, match="1 of 2 members came"):
+        with pytest.raises(TimeoutError, match="1 of 2 members joined"):
             await short
         second = cluster.group("not whole", 2, 1, timeout=20)
         await asyncio.to_thread(second.send, "value", 0)
@@ -159,7 +159,7 @@ def test_a_receive_waits_in_the_background_for_a_group_that_is_not_whole(
         first.close()
         second.close()
         alone = cluster.group("not whole either", 2, 0, timeout=0.1)
-        with pytest.raises(TimeoutError, match="1 of 2 members came"):
+        with pytest.raises(TimeoutError, match="1 of 2 members joined"):
             await alone.recv_async(1)
         alone.close()
 

@@ -76,7 +76,9 @@ def test_background_call_that_is_late_fails_with_all_later_ones_and_ends_members
         futures = [first.allreduce_async(np.array([10**k])) for k in range(3)]
     for error in read(futures):
         assert isinstance(error, HopliteTimeoutError)
-        words = r"call 1 still waits for ranks \[1\], after 0.1 s. This rank has left the Group"
+        words = (
+            r"call 1 is still waiting for ranks \[1\], after 0.1 s. This rank has left the Group"
+        )
         assert re.search(words, str(error))
     for call in (first.barrier, first.barrier_async):
         with pytest.raises(ClosedError, match="because a call timed out"):
@@ -160,7 +162,7 @@ def test_plain_call_behind_background_calls_that_times_out_ends_membership(
     thread.join(20)
     assert begun.result(20).tolist() == [2]
     first._member.timeout = 0.1
-    with pytest.raises(HopliteTimeoutError, match=r"call 2 still waits for ranks \[1\]"):
+    with pytest.raises(HopliteTimeoutError, match=r"call 2 is still waiting for ranks \[1\]"):
         first.allreduce(np.array([10]))
     with pytest.raises(ClosedError, match="because a call timed out"):
         first.allreduce_async(np.array([10]))
@@ -404,7 +406,7 @@ def test_background_calls_of_a_group_that_does_not_fill_fail_and_a_new_one_begin
             with calls_held(alone):
                 futures = [alone.allgather_async(0) for _ in range(2)]
             for future in futures:
-                with pytest.raises(HopliteTimeoutError, match=f"1 of 2 members came.* {limit}=0"):
+                with pytest.raises(HopliteTimeoutError, match=f"1 of 2 members joined.* {limit}=0"):
                     future.result(60)
             with pytest.raises(ClosedError, match="because a call timed out"):
                 alone.allgather_async(0)

@@ -470,7 +470,9 @@ def test_what_was_received_is_freed_at_once(small: Cluster) -> None:
 def test_the_group_is_waited_for(cluster: Cluster) -> None:
     """As by the first call; the deadline of a receive counts from the beginning."""
     with cluster.group("waited", 2, 0) as alone:
-        with pytest.raises(HopliteTimeoutError, match=r"1 of 2 members came within timeout=0\.1 s"):
+        with pytest.raises(
+            HopliteTimeoutError, match=r"1 of 2 members joined within timeout=0\.1 s"
+        ):
             alone.recv(timeout=0.1)
         sent = threading.Thread(target=alone.send, args=("early", 1))
         sent.start()

@@ -115,7 +115,7 @@ def test_group_that_does_not_fill_names_who_is_missing_and_is_left(came: int) ->
     with hoplite_mp.Cluster(workers=0, config=config) as cluster:
         members = [cluster.group("few", 3) for _ in range(came)]
         missing = "ranks 1, 2" if came == 1 else "rank 2"
-        words = f"{came} of 3 members came within group_wait_s=0.1 s; missing: {missing}, which"
+        words = f"{came} of 3 members joined within group_wait_s=0.1 s; missing: {missing}, which"
         with pytest.raises(HopliteTimeoutError, match=words):
             members[0].barrier()
         with pytest.raises(ClosedError, match="because a call timed out"):
@@ -130,7 +130,8 @@ def test_group_that_does_not_fill_names_who_is_missing_and_is_left(came: int) ->
 def test_call_that_times_out_names_who_is_missing_and_ends_membership(cluster: Cluster) -> None:
     first, second = impatient_and_patient(cluster, "slow")
     words = (
-        r"call 1 still waits for ranks \[1\], after 0.1 s. This rank has left the Group. To go on, "
+        r"call 1 is still waiting for ranks \[1\], after 0.1 s. This rank has left the Group. "
+        "To continue, "
     )
     with pytest.raises(HopliteTimeoutError, match=words + "join it again with the same name"):
         first.allreduce(np.ones(1))

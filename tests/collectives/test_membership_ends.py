@@ -293,7 +293,7 @@ def test_group_that_does_not_fill_in_time_is_left_and_can_be_joined_again(both: 
     for _ in range(5):
         alone = both.group("does not fill", 2, 0, timeout=0.01)
         with pytest.raises(
-            HopliteTimeoutError, match=r"1 of 2 members came within timeout=0\.01 s"
+            HopliteTimeoutError, match=r"1 of 2 members joined within timeout=0\.01 s"
         ):
             alone.barrier()
         with pytest.raises(ClosedError, match="this member has left, because a call timed out"):

@@ -466,7 +466,9 @@ def test_monitored_barrier_names_missing_ranks_and_leaves_on_timeout(
                 pg.barrier().wait()
             return "came late"
         try:
-            with pytest.raises(hoplite_mp.HopliteTimeoutError, match=r"still waits for ranks \[0"):
+            with pytest.raises(
+                hoplite_mp.HopliteTimeoutError, match=r"is still waiting for ranks \[0"
+            ):
                 pg.monitored_barrier(datetime.timedelta(seconds=seconds))
             with pytest.raises(hoplite_mp.ClosedError):
                 pg.barrier().wait()

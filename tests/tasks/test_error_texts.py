@@ -175,6 +175,6 @@ def test_a_member_that_was_refused_is_told_of(cluster: Cluster, tmp_path: Path) 
     assert isinstance(error, ValueError)
     refused.touch()
     words = first.result(PATIENCE_S)
-    told = "1 of 2 members came within timeout=0.3 s; missing: rank 1, which never came or left"
+    told = "1 of 2 members joined within timeout=0.3 s; missing: rank 1, which never joined or left"
     assert f"{told} again; one was refused: " in words
     assert str(error) in words

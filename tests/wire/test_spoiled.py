@@ -41,7 +41,7 @@ def attempt(get, want):
         got = get()
     except TimeoutError as error:
         # A member that dies before all have come leaves a group that cannot fill.
-        return "unfilled" if "members came" in str(error) else "HANGS"
+        return "unfilled" if "members joined" in str(error) else "HANGS"
     except hoplite_mp.HopliteError as error:
         return type(error).__name__
     return "exact" if np.array_equal(got, want) else "WRONG"
