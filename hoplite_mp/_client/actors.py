@@ -1,7 +1,7 @@
 """One process's access to actors: creates, finds and calls them.
 
 A handle is a ref to the actor's identity, with data about its class. This module requests
-identities from the node, and turns calls into tasks of the actor's pool. The submitter keeps these
+identities from the node, and turns calls into tasks in the actor's pool. The submitter keeps these
 tasks in order.
 """
 
@@ -54,8 +54,8 @@ class ActorInfo(NamedTuple):
     timeout: float | None
     copy: bool
     restarts: int
-    places: tuple[int, ...]  # numbers of the nodes on which it may run; empty: any
-    checkpoint: int  # its state is saved after this many calls; 0: never
+    places: tuple[int, ...]  # numbers of the nodes on which the actor may run; empty: any
+    checkpoint: int  # number of calls after which the actor's state is saved; 0: never
     asyncs: frozenset[str] = frozenset()  # methods that are `async def`
     streams: frozenset[str] = frozenset()  # methods that yield
     concurrency: int = 1
@@ -63,8 +63,8 @@ class ActorInfo(NamedTuple):
 
     @property
     def plain(self) -> tuple[Any, ...]:
-        """The data to pickle: equal bytes for equal handles in every process, although the order of
-        a set of names differs between processes."""
+        """The data to pickle. Equal handles give equal bytes in every process, because sets of
+        names, whose order differs between processes, are sorted."""
         return tuple(
             tuple(sorted(value)) if isinstance(value, frozenset) else value for value in self
         )
@@ -92,11 +92,11 @@ class ActorSetup(NamedTuple):
 
 
 class CallNumber(NamedTuple):
-    """Identifies a call of an actor with checkpoints, so that a repeated call is recognised."""
+    """Identifies a call to an actor with checkpoints, so that a repeated call is recognised."""
 
     caller: bytes  # the calling process
-    turn: int  # number among that process's calls of such actors
-    seen: int  # the caller has the results of all its calls with a smaller `turn`
+    turn: int  # number of the call among that process's calls to such actors
+    seen: int  # the caller has the results of all calls with a smaller `turn`
 
 
 class ActorClient:
@@ -107,15 +107,14 @@ class ActorClient:
         self._pools: dict[int, int] = {}  # local id of an identity -> its pool
         # Reentrant, because pickling arguments may call actors.
         self._lock = locks.rlock("actors.numbered_calls")
-        # Local ids of the identities of the newest actors that this process has made, except
-        # detached ones.
+        # Local identity ids of the newest actors created by this process, without detached ones.
         self._opened: dict[int, None] = {}
         self._caller = os.urandom(CALLER_BYTES)
-        # Numbers calls of actors with checkpoints. A number is never reused, even if its entry in
+        # Numbers calls to actors with checkpoints. A number is never reused, even if its entry in
         # `_unseen` is dropped.
         self._turns = itertools.count(1)
-        # Local id of an identity -> its calls whose results may not have arrived yet: number of the
-        # call -> local id of the task (0: not submitted yet).
+        # Local id of an identity -> the calls whose results may not have arrived yet (number of the
+        # call -> local id of the task; 0 if not yet submitted).
         self._unseen: dict[int, dict[int, int]] = {}
 
     # -- identities ----------------------------------------------------------------------------
@@ -133,18 +132,18 @@ class ActorClient:
         again: tuple[type[Exception], ...] = (),
         demand: Demand = (),
     ) -> tuple[ObjectRef[Any], ActorInfo]:
-        """Creates an actor on the first of these nodes that is not leaving the cluster; with a
+        """Creates an actor on the first of these nodes that is not leaving the cluster or, with a
         `demand`, preferably on the first node that can meet the demand now. With get_if_exists,
-        returns the actor of that name if there is one, with the data in its own handles. Raises
-        NodeLostError if the node is lost or all are leaving, and ValueError if the class has too
-        many methods."""
+        returns the actor with that name if there is one, and its own ActorInfo. Raises
+        NodeLostError if the node is lost or all nodes are leaving, and ValueError if the class has
+        too many methods."""
         memory = self._runtime.memory
         memory.check()
         known_of = pickle.dumps(about.plain, 5)
         if len(known_of) > ABOUT_BYTES_MAX:
             raise ValueError(
                 f"{title(about)} has {len(about.methods)} methods: their description in a handle "
-                f"takes {len(known_of)} bytes, and at most {ABOUT_BYTES_MAX} travel; make the "
+                f"takes {len(known_of)} bytes, and the maximum is {ABOUT_BYTES_MAX}; make the "
                 "actor from a class with fewer methods, such as one that calls the others by name"
             )
         arguments = memory.put_encoded(_serialize.encode_call(args, kwargs, memory.scan, False))
@@ -171,8 +170,9 @@ class ActorClient:
             env=env,
             demand=demand,
         )
-        # Only a node knows how much of its resources is in use. Each candidate is asked whether
-        # enough is free now. If no node has enough, the actor waits on the first candidate.
+        # Only the node itself knows how much of its resources is in use. Each candidate first gets
+        # a request that fails unless enough is free now. If no node has enough, the actor waits on
+        # the first candidate.
         asked = list(nodes) if demand else []
         tried = [(one, True) for one in asked if len(asked) > 1] + [(one, False) for one in asked]
         candidates = iter(tried) if demand else ((one, False) for one in nodes)
@@ -195,18 +195,18 @@ class ActorClient:
                     if len(self._opened) > OPENED_KNOWN_MAX:
                         del self._opened[next(iter(self._opened))]
                 return known
-            # Reached with get_if_exists, if the actor of that name has just ended or could not
+            # Reached with get_if_exists if the actor with that name has just ended or could not
             # start.
 
     def find(self, name: str) -> tuple[ObjectRef[Any], ActorInfo] | None:
-        """The living actor of that name, or None."""
+        """The living actor with that name, or None."""
         self._runtime.memory.check()
         hold = take_over(self._runtime.memory, FindActor(name), int)
         return None if hold is None else self._known(hold)
 
     def _known(self, hold: Any) -> tuple[ObjectRef[Any], ActorInfo] | None:
-        """A ref to the identity of this `hold`, and the data in the actor's handles. None if the
-        actor that claimed the name could not start."""
+        """A ref to the held identity, and the data in the actor's handles. None if the actor that
+        claimed the name could not start."""
         said = self._runtime.memory.read(hold.oid, FOREVER_NS, False)
         if said is None:
             return None
@@ -214,8 +214,8 @@ class ActorClient:
         return ObjectRef(identity, hold), ActorInfo.of(pickle.loads(about))
 
     def pool_of(self, identity: ObjectRef[Any], about: ActorInfo) -> int:
-        """The pool of that actor's calls on this host. Invariant: the pool's number belongs to the
-        actor as long as the identity is held anywhere."""
+        """The pool for the actor's calls on this host. Invariant: the pool's number belongs to the
+        actor as long as any process holds the identity."""
         memory = self._runtime.memory
         oid = memory.local_id(identity)
         pool = self._pools.get(oid)
@@ -244,7 +244,7 @@ class ActorClient:
         name: str,
         flags: int = 0,
     ) -> Future[Any]:
-        """Submits a call, which runs after all earlier calls of this process."""
+        """Submits a call. It runs after all earlier calls by this process."""
         runtime = self._runtime
         runtime.memory.check()
         pool = self.pool_of(identity, about)
@@ -280,7 +280,7 @@ class ActorClient:
         name: str,
         flags: int = 0,
     ) -> Future[Any]:
-        """Submits a call of an actor with checkpoints."""
+        """Submits a call to an actor with checkpoints."""
         runtime = self._runtime
         runtime.memory.check()
         oid = runtime.memory.local_id(identity)
@@ -307,9 +307,9 @@ class ActorClient:
         return future
 
     def handle_dropped(self) -> None:
-        """Makes the collector process finished calls soon, because each of them holds the actor
-        until then. Called when a handle is dropped. Takes no lock, because the garbage collector
-        may call this method at any time."""
+        """Called when a handle is dropped. Makes the collector process finished calls soon, because
+        each finished call holds the actor until then. Acquires no lock, because the garbage
+        collector may call this method at any time."""
         if self._runtime.submitter.pending:
             self._runtime.submitter.collector.notice()
 
@@ -319,8 +319,8 @@ class ActorClient:
         self._runtime.channel.call(EndActor(memory.local_id(identity), kill))
 
     def kill_unheld(self) -> None:
-        """Kills the actors that this driver has made, as soon as they have no holders. Called when
-        the driver leaves with an exception."""
+        """Called when the driver leaves with an exception. Kills the actors that this driver has
+        created, each as soon as it has no holders."""
         if not self._runtime.client.usable:
             return
         for oid in self._opened:
@@ -337,11 +337,11 @@ class ActorClient:
 POOLS_KNOWN_MAX = 4096
 _REFUSED = {
     POOL_CLOSING: "was closed",
-    POOL_LEAVING: "takes no more calls: its node leaves the cluster (remove_node)",
+    POOL_LEAVING: "takes no more calls: its node is leaving the cluster (remove_node)",
 }
 CALLER_BYTES = 8
 # Maximum number of actors that are killed when their driver leaves its `with` block with an
-# exception; earlier actors end after their current call. 100 bytes each.
+# exception. Older actors end after their current call. Each costs 100 bytes.
 OPENED_KNOWN_MAX = 4096
 
 

@@ -1,9 +1,9 @@
-"""Attaches a driver to the existing node of its host, as one more client of that node.
+"""Attaches a driver to the existing node on its host, as one more client of that node.
 
 A host has one store and one set of workers. A second node on the host would copy every object and
-need four more processes. Only the manager knows the cluster of an address, so the driver first
-requests the cluster's id from the manager. With the id it finds the node
-(`_transport/rendezvous.py`), and both sides prove the token once more. No process is started, so
+need four more processes. Only the manager knows which cluster an address belongs to, so the driver
+first requests the cluster's id from the manager. The driver uses the id to find the node
+(`_transport/rendezvous.py`), and both sides prove the token again. No process is started, so
 attaching takes a few milliseconds.
 """
 
@@ -44,16 +44,17 @@ __all__ = ["AttachedHost", "attach"]
 
 DESCRIPTORS = 5  # control memory, store, the node's eventfd, rpc, output
 TOLD_BYTES_MAX = 4096
-# Request numbers start with the slot's generation in the bits above, so that they differ from those
-# of earlier clients in the same slot.
+# The bits of request numbers from this bit on hold the slot's generation, so that the numbers
+# differ from those of earlier clients in the same slot.
 GENERATION_SHIFT = 32
 _log = logging.getLogger("hoplite_mp")
 
 
 def attach(network: HostNetwork, config: Config) -> AttachedHost | None:
-    """Attaches to this host's node of that cluster; None if there is none, or it has no free slot.
+    """Attaches to this host's node in that cluster. Returns None if there is no such node, or it
+    has no free slot.
 
-    Raises AuthError, ManagerLostError and ProtocolError, like joining with a new node.
+    Raises AuthError, ManagerLostError and ProtocolError, as when a new node joins.
     """
     if not anybody():
         return None
@@ -78,23 +79,23 @@ def attach(network: HostNetwork, config: Config) -> AttachedHost | None:
     try:
         _, uid = peer_of(life)
         if uid != os.geteuid():
-            raise ConnectionError(f"it is user {uid}'s")
+            raise ConnectionError(f"it belongs to user {uid}")
         _prove(life, network.token.key, mine, cluster, config.handshake_timeout_s)
         told, fds = _receive(life)
     except HopliteError:
         life.close()
         raise
-    except (OSError, msgspec.MsgspecError) as error:  # for example, the node is ending
+    except (OSError, msgspec.MsgspecError) as error:  # for example, the node is shutting down
         life.close()
-        _log.info("this host's node does not let this process attach: %s", error)
+        _log.info("this process cannot attach to this host's node: %s", error)
         return None
     if isinstance(told, NotAttached):
         life.close()
-        _log.info("this host's node does not let this process attach: %s", told.reason)
+        _log.info("this process cannot attach to this host's node: %s", told.reason)
         return None
     try:
         return AttachedHost(told, fds, life, config, network.address)
-    except BaseException:  # no address space is left, for example
+    except BaseException:  # for example, no address space is left
         life.close()
         raise
 
@@ -102,7 +103,7 @@ def attach(network: HostNetwork, config: Config) -> AttachedHost | None:
 def _prove(
     sock: socket.socket, key: Secret, mine: Introduction, cluster: bytes, timeout_s: float
 ) -> None:
-    """Performs the handshake. Afterwards the socket is blocking, with `timeout_s`."""
+    """Performs the handshake. Afterwards the socket is blocking, with the timeout `timeout_s`."""
     deadline = clock.monotonic() + timeout_s
     stream = TcpStream(sock)
     conversation = Conversation(
@@ -112,14 +113,14 @@ def _prove(
     while conversation.advance() is None:
         poll.register(sock, select.POLLIN | (select.POLLOUT if stream.wants_write else 0))
         if not poll.poll(max(0.0, deadline - clock.monotonic()) * 1e3):
-            raise TimeoutError("it does not answer")
+            raise TimeoutError("it does not reply")
     stream.detach()
     sock.settimeout(timeout_s)
 
 
 def _receive(life: socket.socket) -> tuple[Attached | NotAttached, list[int]]:
-    """Receives the node's answer and its descriptors. ConnectionError if the node has closed the
-    connection, or sent a different number of descriptors."""
+    """Receives the node's reply and its descriptors. Raises ConnectionError if the node has closed
+    the connection or sent the wrong number of descriptors."""
     flags = socket.MSG_CMSG_CLOEXEC
     data, fds, _, _ = socket.recv_fds(life, TOLD_BYTES_MAX, DESCRIPTORS, flags)
     try:
@@ -127,7 +128,7 @@ def _receive(life: socket.socket) -> tuple[Attached | NotAttached, list[int]]:
             raise ConnectionError("it has closed the connection")
         told = msgspec.msgpack.decode(data, type=Attached | NotAttached)
         if isinstance(told, Attached) and len(fds) != DESCRIPTORS:
-            raise ConnectionError(f"{len(fds)} descriptors came in place of {DESCRIPTORS}")
+            raise ConnectionError(f"{len(fds)} descriptors were received instead of {DESCRIPTORS}")
     except BaseException:
         for fd in fds:
             os.close(fd)
@@ -136,7 +137,7 @@ def _receive(life: socket.socket) -> tuple[Attached | NotAttached, list[int]]:
 
 
 class AttachedHost(HostProcesses):
-    """An attached driver's access to its host. The driver does not end the host's processes."""
+    """An attached driver's access to its host. The driver does not stop the host's processes."""
 
     attached = True
 
@@ -152,7 +153,7 @@ class AttachedHost(HostProcesses):
             raise
         self.workers = 0  # the host's workers are shared, and their number may change
         self.limit = told.memory_bytes
-        # Settings that must be equal in all clients of a node are taken from the node.
+        # The values of settings that must be equal in all clients of a node come from the node.
         self._config = dataclasses.replace(
             config,
             memory_bytes=told.memory_bytes,
@@ -178,8 +179,9 @@ class AttachedHost(HostProcesses):
                 os.close(fd)
         self.runtime.submitter.output_owner = told.output_owner
         self._joined = address
-        # Arrays may be read after the cluster's end. The node drops this process's pins when `life`
-        # is closed, so `life` stays open as long as this process uses the shared memory.
+        # Arrays may be read after the cluster has been closed. The node drops this process's pins
+        # when `life` is closed, so `life` stays open as long as this process uses the shared
+        # memory.
         life.setblocking(False)
         ends = weakref.finalize(
             self.runtime.client,
@@ -196,14 +198,14 @@ class AttachedHost(HostProcesses):
         if self.removed:
             return self._why_removed()
         error = errors.NodeLostError(
-            f"the node of this host, through which this process took part in the cluster at "
+            f"this host's node, through which this process took part in the cluster at "
             f"{self._joined}, has ended"
         )
         _log.info("%s", error)
         return error
 
     def end(self) -> None:
-        """Leaves the cluster. The tasks of this process end, and the host continues."""
+        """Leaves the cluster. This process's tasks end, and the host keeps running."""
         self._ending = True
         client = self.runtime.client
         try:
@@ -212,12 +214,12 @@ class AttachedHost(HostProcesses):
                     self.runtime.memory.collect()
                     self.runtime.memory.give_empty_spans()
         finally:
-            # Close the client before the connection: once the node sees that this process has left,
-            # this process may not change the shared memory any more.
+            # The client is closed before the connection, because this process may not change the
+            # shared memory after the node has detected that it has left.
             self.runtime.close()
         self._join_reader()  # the node sends the last lines and closes its end
-        # Shut the socket down: if a forked child has it, too, closing it here would not end the
-        # connection.
+        # The socket is shut down, because closing it would not end the connection if a forked child
+        # has it, too.
         with contextlib.suppress(OSError):
             if self._output_line.there():
                 self.output.shutdown(socket.SHUT_RDWR)
@@ -226,8 +228,8 @@ class AttachedHost(HostProcesses):
 
 
 def _end_life(pid: int, life: socket.socket, line: Watched, event: Watched) -> None:
-    """Closes `life`, when this process does not read the store any more. A forked child must not
-    end the connection, because the parent uses it."""
+    """Closes `life` when this process does not use the store any more. A forked child must not end
+    the connection, because the parent uses it."""
     if os.getpid() == pid:
         close_socket(life, line)
     else:

@@ -1,9 +1,10 @@
-"""Lets an event loop wait for objects without a thread for each.
+"""Lets an event loop wait for objects without a thread for each object.
 
 `await future` and `await ref` must neither block the loop nor cancel the awaited task. The code
 that processes completions puts waiters into the loop's inbox, which wakes the loop once for all
-objects that completed together. A value that can be read immediately is then read in the loop; a
-value that is on another host or on disk, or takes long to read, is read in one of a few threads.
+objects that completed together. A value that can be read immediately is then read in the loop. A
+value that is on another host or on disk, or that takes long to read, is read in one of a few
+threads.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _here = threading.local()
 
 
 class Awaited(Protocol[T_co]):
-    """A Future of this process's cluster."""
+    """A Future in this process's cluster."""
 
     _oid: int
     _writable: bool
@@ -74,16 +75,16 @@ class OfThread(Protocol[T_co]):
 
 
 class LoopInbox:
-    """The waiters of one event loop whose objects are done. Other threads add them."""
+    """The waiters in one event loop whose objects are done. Other threads add them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._news: deque[asyncio.Future[None]] = deque()
-        self._told = False  # a call that reads the inbox is scheduled
+        self._told = False  # whether a call that reads the inbox is scheduled
 
     def put(self, waiter: asyncio.Future[None], to_wake: deque[Callable[[], None]]) -> None:
-        """Adds a waiter, in any thread. When the caller has added all finished waiters, it calls
-        the functions in `to_wake`."""
+        """Adds a waiter. May be called in any thread. After the caller has added all finished
+        waiters, it calls the functions in `to_wake`."""
         self._news.append(waiter)
         to_wake.append(self.wake)
 
@@ -93,13 +94,13 @@ class LoopInbox:
         self.wake()
 
     def wake(self) -> None:
-        """Schedules a call in the loop that reads the inbox, unless one is scheduled."""
+        """Schedules a call in the loop that reads the inbox, unless one is already scheduled."""
         if self._told or not self._news:
             return
         try:
             self._told = True
             self.loop.call_soon_threadsafe(self._take)
-        except RuntimeError:  # the loop is closed, so nothing waits there any more
+        except RuntimeError:  # the loop is closed, so nothing is waiting there any more
             self._news.clear()
         except BaseException:  # after Ctrl-C the next `wake` must try again
             self._told = False
@@ -121,14 +122,14 @@ def _loop_here() -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
     except RuntimeError:
         raise RuntimeError(
-            "only coroutines of asyncio can await this, and no loop of asyncio runs in this "
+            "only asyncio coroutines can await this, and no asyncio loop is running in this "
             "thread. Under trio: await trio.to_thread.run_sync(future.result), or "
             "run_sync(c.get, ref)"
         ) from None
 
 
 def inbox_here() -> LoopInbox:
-    """The running loop's inbox. It lives as long as it has waiters."""
+    """The running loop's inbox. The inbox exists as long as it has waiters."""
     loop = _loop_here()
     known: weakref.ref[LoopInbox] | None = getattr(_here, "inbox", None)
     inbox = None if known is None else known()
@@ -140,8 +141,8 @@ def inbox_here() -> LoopInbox:
 
 @contextlib.contextmanager
 def counted(waiting: WaitsPort) -> Iterator[None]:
-    """Surrounds an `await` in a worker. The `await` counts as blocking, as `result()` does: after a
-    while another worker is started to stand in."""
+    """A context manager around an `await` in a worker. Like `result()`, the `await` counts as
+    blocked after a while, and another worker is started in this worker's place."""
     if waiting.run_in_place is None:
         yield
         return
@@ -162,8 +163,8 @@ def counted(waiting: WaitsPort) -> Iterator[None]:
 
 
 async def ended(submitter: Submitting, oid: int, seconds: float | None = None) -> bool:
-    """Waits until the object is done or its cluster has ended; False after `seconds`. Cancelling
-    this wait does not cancel the task."""
+    """Waits until the object is done or its cluster has ended. Returns False after `seconds`.
+    Cancelling this wait does not cancel the task."""
     if submitter.tasks.done(oid):
         return True
     with submitter.waiting.own_waits([oid], True):
@@ -188,8 +189,8 @@ async def _told(submitter: Submitting, oid: int, seconds: float | None) -> bool:
 
 
 async def result_of(future: Awaited[T]) -> T:
-    """The result of `await future`: the value, or the task's exception; CancelledError of asyncio
-    if the task was cancelled, as in `asyncio.wrap_future`."""
+    """The result of `await future`. Returns the value or raises the task's exception; raises
+    asyncio.CancelledError if the task was cancelled, like `asyncio.wrap_future`."""
     submitter = future._submitter
     try:
         if not future.done():
@@ -204,8 +205,8 @@ async def result_of(future: Awaited[T]) -> T:
 
 
 async def result_of_thread(future: OfThread[T], blocks: WaitsPort | None) -> T:
-    """Like `result_of`, for a Future that a thread of this process settles. `blocks`: the waits of
-    a worker, whose task counts as blocked meanwhile."""
+    """Like `result_of`, for a Future that a thread of this process settles. `blocks`: the worker's
+    waits if its task counts as blocked meanwhile, or None."""
     try:
         if not future.done():
             inbox = inbox_here()
@@ -218,7 +219,7 @@ async def result_of_thread(future: OfThread[T], blocks: WaitsPort | None) -> T:
             future.add_done_callback(settled)
             try:
                 with contextlib.nullcontext() if blocks is None else counted(blocks):
-                    await asyncio.sleep(0)  # a limit of 0 must not hold up the loop either
+                    await asyncio.sleep(0)  # the loop must run even with a timeout of 0
                     while not waiter.done():
                         await asyncio.wait([waiter], timeout=future.patience_s(since))
             finally:
@@ -248,11 +249,11 @@ def _at_hand(submitter: Submitting, oid: int, writable: bool) -> bool:
     """Whether the object can be read without a request to another process or a large copy."""
     client = submitter.client
     if not client.usable:
-        return True  # the value is in this process's memory, or reading raises at once
+        return True  # the value is in this process's memory, or reading fails immediately
     got = client.view(oid)
     if isinstance(got, int):
         return got not in AWAY
-    if client.flags(oid)[0]:  # its refs may belong to other hosts, and need requests to these
+    if client.flags(oid)[0]:  # it contains refs, which may need requests to other hosts
         return False
     mem = memoryview(got)
     if mem.nbytes <= submitter.memory.config.await_read_bytes_max:
@@ -286,8 +287,8 @@ async def in_thread(submitter: Submitting, call: Callable[..., T], *args: Any) -
 def _outcome(
     call: Callable[..., T], args: tuple[Any, ...]
 ) -> tuple[T | None, BaseException | None]:
-    """(value, error) of a call. The error has no traceback, because the thread pool's frames in a
-    traceback would hold the call, and so the error itself."""
+    """(value, error) of a call. The error has no traceback, because the thread pool's frames in the
+    traceback would refer to the call, and so to the error itself."""
     try:
         return call(*args), None
     except BaseException as error:

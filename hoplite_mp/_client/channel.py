@@ -1,13 +1,13 @@
-"""A client's connection to its node: one request, one reply, from any thread.
+"""A client's connection to its node, for requests and replies from any thread.
 
 The channel carries requests that cannot be answered from shared memory. Each message is one packet,
-so an interrupted call (Ctrl-C) can leave a stale reply behind, but never half a reply; stale
-replies are recognised by their number. Before each request the Channel checks that its descriptor
-is still its socket, because user code may have closed the socket and opened a file under the same
-number.
+so an interrupted call (Ctrl-C) can leave a stale reply behind, but never part of a reply. Stale
+replies are recognised by their number. Before each request, the channel checks that its descriptor
+still refers to its socket, because user code may have closed the socket and opened a file with the
+same number.
 
-Calls are made one at a time, under a lock, under which no other lock is taken. Messages without a
-reply are sent without that lock, so they never wait for a call of another thread.
+Calls are made one at a time, under a lock. No other lock is acquired while this lock is held.
+Messages without a reply are sent without the lock, so they never wait for another thread's call.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ __all__ = ["Channel", "take_over", "take_over_all"]
 PACKET_BYTES_MAX = 1 << 20
 GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN)  # the other end is closed
 TOO_LARGE = (
-    f"at most {PACKET_BYTES_MAX} bytes fit into one, fewer if the system's net.core.wmem_max is "
+    f"a request has at most {PACKET_BYTES_MAX} bytes, fewer if the system's net.core.wmem_max is "
     "small; pass fewer options, names or refs at once"
 )
 TAKEN_AWAY = (
-    "this process has closed the file descriptor over which it speaks to the node of its host "
+    "this process has closed the file descriptor of its connection to the node of its host "
     "(os.closerange?), so it does not take part in the cluster any more"
 )
 
 
 INSIDE = (
-    "a finalizer or a signal handler asked the node for something while its thread was in the "
-    "middle of another question: do it later, in a thread say"
+    "a finalizer or a signal handler made a request to the node while its thread was in the "
+    "middle of another request: make the request later, for example in another thread"
 )
 
 
@@ -63,15 +63,15 @@ class Channel:
         self.line = Watched(self._sock.fileno())
         # Returns the reason for the loss of the node, if it is known.
         self.why_gone: Callable[[], BaseException | None] = lambda: None
-        # Called when the descriptor is no longer the channel's socket.
+        # Called when the descriptor no longer refers to the channel's socket.
         self.taken_away: Callable[[], None] = lambda: None
         self._closed = False
-        # Held by the current call. An RLock, because an RLock knows which thread holds it (see
-        # `check_not_inside`). No thread takes it twice.
+        # Held during a call. An RLock, because `check_not_inside` must know whether the current
+        # thread holds it. No thread acquires it twice.
         self._lock = locks.rlock("client.channel")
         self._number = first
         # Number of the last reply that this process has read. Each call contains this number: the
-        # node then takes back resources of later replies, which were never read (Ctrl-C).
+        # node then takes back the resources in later replies, which were never read (Ctrl-C).
         self._seen = [first]
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Reply)
@@ -79,11 +79,12 @@ class Channel:
         self._packet = memoryview(bytearray(PACKET_BYTES_MAX))
 
     def tell(self, ask: Ask, sent: list[int] | None = None) -> None:
-        """Sends a request that has no reply. ValueError: the request is too large. sent: a list
-        that gets an item in the same step that sends the request, so no signal handler can raise in
-        between.
+        """Sends a request that has no reply. ValueError: the request is too large. sent: a list to
+        which an item is added in the same step that sends the request, so no signal handler can
+        raise an exception in between.
 
-        Takes no lock, so the caller may hold any lock. Messages of one thread arrive in order."""
+        Acquires no lock, so the caller may hold any lock. Messages from one thread arrive in
+        order."""
         locks.sends("client.channel")
         try:
             self._look()
@@ -93,7 +94,7 @@ class Channel:
             else:  # signal handlers run between Python instructions; this is one C call
                 sent.extend(map(self._sock.send, (packet,)))
         except OSError as error:
-            if is_interruption(error):  # TimeoutError, say
+            if is_interruption(error):  # for example TimeoutError
                 raise
             raise self._lost(error) from error
 
@@ -104,17 +105,17 @@ class Channel:
         descriptors: Sequence[int] = (),
         sent: list[int] | None = None,
     ) -> Any:
-        """Sends a request and returns its Reply; `descriptors` are sent along. ValueError says why
-        the node has refused; NodeLostError: the request concerns another node, which is gone. sent:
-        as for `tell`.
+        """Sends a request, with `descriptors`, and returns its Reply. Raises ValueError with the
+        reason if the node refuses the request, and NodeLostError if the request concerns another
+        node, which is gone. sent: as for `tell`.
 
-        `take(value, number, seen)` makes an object that owns the resource in the reply, and records
-        in the same step that the reply was read. Ctrl-C between these two steps would leave the
-        resource without an owner. `call` then returns this object instead of the Reply. `take` must
-        not acquire a lock, because other threads wait for the end of this call.
+        `take(value, number, seen)` creates an object that owns the resource in the reply, and
+        records that the reply was read. `call` then returns this object instead of the Reply.
+        Without `take`, Ctrl-C after the reply was read could leave the resource without an owner.
+        `take` must not acquire a lock, because other threads are waiting for the end of this call.
         """
         self.check_not_inside()
-        locks.waits("a reply of the node")
+        locks.waits("a reply from the node")
         try:
             with self._lock:
                 self._look()
@@ -139,7 +140,7 @@ class Channel:
                     if reply.number == number:
                         break
         except OSError as error:
-            if is_interruption(error):  # TimeoutError, say
+            if is_interruption(error):  # for example TimeoutError
                 raise
             raise self._lost(error) from error
         if reply.error and not reply.full:
@@ -153,8 +154,8 @@ class Channel:
         return packet
 
     def check_not_inside(self) -> None:
-        """RuntimeError in a finalizer or a signal handler that has interrupted a call of the same
-        thread: the handler would wait for this call for ever."""
+        """Raises RuntimeError in a finalizer or a signal handler that has interrupted a call by the
+        same thread. Otherwise the handler would wait for this call indefinitely."""
         if self._lock._is_owned():  # type: ignore[attr-defined]
             raise RuntimeError(INSIDE)
 
@@ -175,24 +176,24 @@ class Channel:
             self.taken_away()
             return errors.NodeLostError(TAKEN_AWAY)
         if error.errno not in GONE:
-            return errors.NodeLostError(f"the node of this host does not answer: {error}")
+            return errors.NodeLostError(f"the node of this host does not reply: {error}")
         return self.why_gone() or errors.NodeLostError("the node of this host has ended")
 
     def close(self) -> None:
-        """Ends the connection, even if a forked child has the socket, too. A call of another thread
-        ends with an error."""
+        """Ends the connection, even if a forked child has the socket, too. A call by another thread
+        fails."""
         self._closed = True
         self.why_gone = lambda: None
         close_socket(self._sock, self.line)
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a node at the other end. A killed node closes its end before the thread
-        that watches the node notices the death."""
+        """Whether there is a node at the other end. When a node is killed, its end is closed before
+        the thread that watches the node detects the death."""
         if self._closed or not self.line.there():
             return False
         poll = select.poll()
-        poll.register(self._sock, 0)  # only for the end of the other side, which is always reported
+        poll.register(self._sock, 0)  # no events: a closed connection is always reported
         return not poll.poll(0)
 
     def fileno(self) -> int:
@@ -200,7 +201,7 @@ class Channel:
 
 
 def seqpacket_pair() -> tuple[socket.socket, socket.socket]:
-    """A pair of connected sockets with space for large packets."""
+    """A pair of connected sockets with buffers for large packets."""
     pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in pair:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -209,15 +210,15 @@ def seqpacket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def dump(message: Any) -> bytes:
-    """Any message of protocol.local as bytes."""
+    """Encodes a message of `_protocol.local`."""
     return msgspec.msgpack.encode(message)
 
 
-# Takes over an object that the node holds on behalf of this process.
+# Taking over objects that the node holds on behalf of this process.
 #
-# The node holds an object that it has given to a process until it receives Imported. Imported
+# The node holds an object that it has passed to a process until it receives Imported. Imported
 # acknowledges all earlier replies, too, because some replies may never be read (Ctrl-C). A thread
-# must therefore acquire its hold before another thread of the process can send Imported: it
+# must therefore acquire its hold before another thread in the process can send Imported, so it
 # acquires the hold under the channel's lock.
 
 
@@ -231,15 +232,15 @@ class Holder(Protocol):
 
 
 def take_over(holder: Holder, ask: Ask, oid_in: Callable[[Any], int]) -> Any:
-    """Sends the request and returns a hold on the object that `oid_in` finds in the reply; None if
-    there is none."""
+    """Sends the request, and returns a hold on the object whose id `oid_in` finds in the reply;
+    None if there is no object."""
     (hold,) = take_over_all(holder, ask, lambda value: [oid_in(value)])
     return hold
 
 
 def take_over_all(holder: Holder, ask: Ask, oids_in: Callable[[Any], list[int]]) -> list[Any]:
-    """Sends the request and returns holds on the objects that `oids_in` finds in the reply; None
-    for an id that is 0, and for an object that is gone."""
+    """Sends the request, and returns holds on the objects whose ids `oids_in` finds in the reply;
+    None for an id that is 0 and for an object that is gone."""
 
     def take(value: Any, number: int, seen: list[int]) -> tuple[int, list[Any]]:
         holds = [holder.client.hold(oid) if oid else None for oid in oids_in(value)]

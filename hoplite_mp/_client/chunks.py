@@ -1,8 +1,8 @@
-"""Cuts the items of a map into tasks.
+"""Divides the items of a map into tasks.
 
 A task costs as much as a thousand tiny items, and the cost of an item is unknown in advance. So
 chunks are small at first, and grow as long as the workers finish them immediately. Items are sent
-as columns, one list for each argument of the function, because a list of numbers is written and
+as columns, one list for each of the function's arguments, because a list of numbers is written and
 read ten times as fast as a list of tuples.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Chunks", "Items", "rows_of"]
 
-# If a chunk is done this soon after it was sent, the next ones have twice as many items.
+# If a chunk is done within this time after it was sent, the next chunks have twice as many items.
 GROWS_WITHIN_S = 0.005
 # These have a length, and iterating over them neither changes them nor waits.
 _SIZED = {list, tuple, range}
@@ -36,7 +36,7 @@ class Items:
     """The arguments of a map, in the order of its iterables."""
 
     def __init__(self, iterables: Sequence[Iterable[Any]], at_once: bool) -> None:
-        """at_once: reads and counts all items now."""
+        """at_once: whether to read and count all items now."""
         self.count: int | None = None
         self._alone = len(iterables) == 1
         self._left: Iterator[Any]
@@ -65,20 +65,20 @@ class Items:
 
 
 class Chunks:
-    """Iterates over (Future, number of items), sending each task on demand."""
+    """Iterates over (Future, number of items). Each task is sent on demand."""
 
     def __init__(
         self, items: Items, send: Callable[..., Future[Any]], size: int, size_max: int
     ) -> None:
-        """send: submits a task with these columns. size: items of the first chunk. Later chunks
-        have more items, up to size_max, as long as sending is the bottleneck."""
+        """send: submits a task with columns as arguments. size: number of items in the first chunk.
+        Later chunks have more items, up to size_max, as long as sending is the bottleneck."""
         self._items = items
         self._send = send
         self._size = size
         self._size_max = size_max
-        # A task of the present size whose duration is being measured, or None.
+        # A task with the present number of items whose duration is being measured, or None.
         self._watched: Future[Any] | None = None
-        self._since = 0.0  # when it was sent
+        self._since = 0.0  # time at which this task was sent
 
     def __iter__(self) -> Chunks:
         return self

@@ -1,10 +1,10 @@
-"""The end of a cluster: unread results stay readable, and all pending objects fail.
+"""What happens when a cluster ends: unread results stay readable, and all pending objects fail.
 
 As in the standard library, a finished Future may be read after the end of its cluster. Results in
 memory are pinned. Spilled results are not restored into the store, which may be full of pinned
-results: the node reads them piece by piece into this process's private memory. The copies have a
-deadline and a size limit, so leaving `with` always ends. Reading a result that was not kept raises
-an error with the reason.
+results. Instead, this process reads them through the node, piece by piece, into private memory. The
+copies have a deadline and a size limit, so leaving `with` always completes. Reading a result that
+was not kept raises an error with the reason.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ if TYPE_CHECKING:
 __all__ = ["Completion", "Unread", "call_back", "fail_pending", "keep_results", "suppress_closed"]
 
 
-ALIGN = 64  # alignment of buffers in a payload, and so of private memory that holds one
-UNREAD_MIN = 1024  # length of the list at which read Futures are removed from it
+ALIGN = 64  # alignment of buffers in a payload, and of private memory that holds a payload
+UNREAD_MIN = 1024  # minimum length of the list at which read Futures are removed from it
 
 
 class Unread(deque["weakref.ref[Settles]"]):
     """The finished Futures of one process that may be unread. Any thread may append a Future at any
-    time, so the list is never rebuilt: each step of a deque is atomic. A thread that makes the list
-    longer than `limit` calls `sort_out`."""
+    time, so the list is never rebuilt: each operation on a deque is atomic. A thread that makes the
+    list longer than `limit` calls `sort_out`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.limit = UNREAD_MIN
 
     def sort_out(self) -> None:
-        """Removes Futures that are gone, or whose result has been read."""
+        """Removes Futures that no longer exist, or whose result has been read."""
         with contextlib.suppress(IndexError):  # another thread removes Futures, too
             for _ in range(len(self)):
                 one = self.popleft()
@@ -64,8 +64,8 @@ class Unread(deque["weakref.ref[Settles]"]):
 
 
 def keep_results(memory: Memory, futures: Iterable[Settles], bytes_max: int) -> None:
-    """Pins or copies the unread results of these finished Futures; at most `bytes_max` bytes are
-    copied, within `Config.shutdown_timeout_s`."""
+    """Pins or copies the unread results of these finished Futures. Copies at most `bytes_max`
+    bytes, within `Config.shutdown_timeout_s`."""
     away = [future for future in futures if future._is_unread and not _pin(memory, future)]
     deadline = clock.monotonic() + memory.config.shutdown_timeout_s
     left = bytes_max
@@ -73,9 +73,9 @@ def keep_results(memory: Memory, futures: Iterable[Settles], bytes_max: int) -> 
         why = "there was no time left"
         if clock.monotonic() < deadline:
             size = int(memory.client.inspect(future._oid)["size"])
-            why = f"{format_bytes(bytes_max)} of such results are kept"
+            why = f"at most {format_bytes(bytes_max)} of such results are kept"
             if size <= left:
-                why = "the node no longer answered"
+                why = "the node no longer replied"
                 if _copy(memory, future, size, deadline):
                     left -= size
                     continue
@@ -86,7 +86,7 @@ def keep_results(memory: Memory, futures: Iterable[Settles], bytes_max: int) -> 
 
 
 def _pin(memory: Memory, future: Settles) -> bool:
-    """Pins the result; False if its bytes are not in memory here."""
+    """Pins the result. Returns False if its bytes are not in memory on this host."""
     if future.cancelled():
         return True
     got = memory.client.view(future._oid)
@@ -96,19 +96,19 @@ def _pin(memory: Memory, future: Settles) -> bool:
 
 
 def _copy(memory: Memory, future: Settles, size: int, deadline: float) -> bool:
-    """Copies the result from the spill file; False if that fails."""
+    """Copies the result from the spill file. Returns False if the copy fails."""
     oid = future._oid
     while clock.monotonic() < deadline:
         try:
             data = _pieces(memory, oid, size, deadline)
         except (HopliteError, ValueError):  # the node has ended, or its disk failed
             return False
-        # The bytes belong to the object only if it was spilled all the time: after it is restored,
-        # its place in the file may be given to another object.
+        # The bytes are the object's only if the object was spilled throughout: after it has been
+        # restored, its place in the file may be given to another object.
         if data is not None and memory.client.state(oid) == STATE["SPILLED"]:
             future._kept = data
             return True
-        if _pin(memory, future):  # restored meanwhile, at the request of another process
+        if _pin(memory, future):  # it was restored meanwhile for another process
             return True
         if data is None and memory.client.state(oid) == STATE["SPILLED"]:
             return False  # it is on another host
@@ -116,8 +116,8 @@ def _copy(memory: Memory, future: Settles, size: int, deadline: float) -> bool:
 
 
 def _pieces(memory: Memory, oid: int, size: int, deadline: float) -> memoryview | None:
-    """The payload in private memory; None if it is not in the spill file, or if reading took too
-    long."""
+    """A copy of the payload in private memory; None if the payload is not in the spill file, or if
+    reading took too long."""
     room = np.empty(size + ALIGN, np.uint8)
     start = -room.__array_interface__["data"][0] % ALIGN
     data = memoryview(room.data)[start : start + size]
@@ -135,16 +135,16 @@ def _pieces(memory: Memory, oid: int, size: int, deadline: float) -> memoryview 
 # A task that is being submitted at that moment must fail, too. The end is therefore a state,
 # `Memory.lost`, which is set once, before the first task is failed. A thread that adds a pending
 # task checks `Memory.lost` afterwards and, if it is set, fails all pending objects once more. So
-# the later of the two threads fails the Future of this task.
+# one of the two threads fails this task's Future.
 
 
 _log = logging.getLogger("hoplite_mp")
 
 
 class suppress_closed:
-    """Suppresses the errors of a lost node or a closed cluster. NodeLostError is named only if an
-    exception was raised: the first use of the name creates the class, which most programs never
-    need."""
+    """Suppresses the errors for a lost node or a closed cluster. Names NodeLostError only if an
+    exception was raised, because the first use of the name creates the class, which most programs
+    never need."""
 
     def __enter__(self) -> None:
         pass
@@ -156,9 +156,9 @@ class suppress_closed:
 
 
 def fail_pending(submitter: Submitting, error: BaseException) -> None:
-    """Fails all objects that are not done, with the error in `Memory.lost`, or with `error` if
-    `lost` is not set yet. A finished task keeps its result, unless its completion cannot be
-    processed. The caller then calls `call_back`, without a lock."""
+    """Fails all objects that are not done with the error in `Memory.lost`, or with `error` if
+    `lost` is not set. A finished task keeps its result, unless its completion cannot be processed.
+    Afterwards the caller must call `call_back` without holding a lock."""
     memory, tasks, pending = submitter.memory, submitter.tasks, submitter.pending
     if memory.lost is None:
         memory.lost = error
@@ -169,7 +169,7 @@ def fail_pending(submitter: Submitting, error: BaseException) -> None:
             future = one.future
             if future is not None and future._settle(False, True, memory.lost_again()):
                 submitter.ended_futures.append(future)
-            # Remove the entry last, so that it is found again if Ctrl-C interrupts this.
+            # The entry is removed last, so that it is found again if Ctrl-C interrupts this loop.
             pending.pop(oid, None)
             one.holds, one.needs = None, []
         if not finished_too and pending:
@@ -178,8 +178,8 @@ def fail_pending(submitter: Submitting, error: BaseException) -> None:
 
 
 def call_back(submitter: Submitting) -> None:
-    """Calls the callbacks of all finished Futures. All Futures have ended before the first callback
-    runs, because a callback may wait for another Future."""
+    """Calls the callbacks of all finished Futures. All Futures are settled before the first
+    callback runs, because a callback may wait for another Future."""
     interrupt: BaseException | None = None
     while submitter.ended_futures:
         try:
@@ -188,7 +188,7 @@ def call_back(submitter: Submitting) -> None:
             break
         try:
             future._tell()
-        except BaseException as problem:  # SystemExit, for example: the other callbacks still run
+        except BaseException as problem:  # for example SystemExit; the other callbacks must run
             _log.exception("in a callback of a Future whose cluster has ended")
             interrupt = problem
     if isinstance(interrupt, KeyboardInterrupt):
@@ -196,15 +196,15 @@ def call_back(submitter: Submitting) -> None:
 
 
 class Completion:
-    """The end of a cluster. One thread performs it, and other threads can wait for it. The
-    performing thread cannot wait, although it may run callbacks meanwhile."""
+    """The shutdown of a cluster. One thread performs it, and other threads can wait for its end. In
+    the performing thread, `wait` returns immediately, because callbacks may call it there."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         self._over = threading.Event()
 
     def over(self) -> None:
-        """Called when the end is complete, or has failed."""
+        """Called when the shutdown is complete or has failed."""
         self._over.set()
 
     def wait(self) -> None:

@@ -1,12 +1,12 @@
-"""The collector, a thread that processes completions without a waiting call; and callbacks.
+"""The collector, a thread that processes completions while no call is waiting for them.
 
-A thread that waits for a result, or submits a task, processes completions. Callbacks, the standard
-library's waiters and dependencies between tasks have no such thread: the collector runs for them,
-and otherwise sleeps. The collector calls all callbacks of Futures, because a thread that waits for
-a result may hold a user's lock, and a callback may need the same lock. It survives errors of
-callbacks and a full store. A thread that wakes the collector may be interrupted anywhere (Ctrl-C).
-An interrupt can leave the inner locks of the standard library's Condition, Event and Thread locked
-for ever, so this module does not use them.
+A thread that waits for a result, or submits a task, processes completions itself. Callbacks, the
+standard library's waiters and dependencies between tasks have no such thread: the collector runs
+for them, and otherwise sleeps. The collector calls all callbacks of Futures, because a thread that
+waits for a result may hold a user's lock that a callback needs. It survives errors in callbacks and
+a full store. Ctrl-C may interrupt a thread that wakes the collector at any point, and could leave
+the inner locks of the standard library's Condition, Event and Thread locked indefinitely. So this
+module does not use these classes.
 """
 
 from __future__ import annotations
@@ -31,28 +31,29 @@ __all__ = ["Collector", "DoneCallback", "begin", "watch", "withdraw"]
 
 
 STOP_PATIENCE_S = 1.0
-AWAY = -1  # in place of a thread's ident: no thread may be started
+AWAY = -1  # value of `_thread` if no thread may be started
 _log = logging.getLogger("hoplite_mp")
 
 
 class Collector:
-    """One thread of a process, started when it is first needed."""
+    """The collector of one process. Its thread is started when it is first needed."""
 
     def __init__(self, submitter: Submitting) -> None:
         self._submitter = submitter
         self._armed = 0
         self._tell: Callable[[int], None] | None = None
         self._look_again = False
-        self._resting = False  # it sleeps until it is woken
+        self._resting = False  # whether the thread sleeps without a deadline
         self._closed = False
-        # Reentrant, because the garbage collector may run inside and get here again.
+        # Reentrant, because the garbage collector may run while the lock is held, and call a method
+        # that acquires it.
         self._lock = locks.rlock("client.collector")
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._thread = 0  # its ident; 0: not started
+        self._thread = 0  # the thread's ident; 0: not started
 
     def arm(self) -> None:
-        """Records a waiter of the standard library: completions must then be checked."""
+        """Records a waiter from the standard library, for which completions must be checked."""
         with self._lock:
             self._armed += 1
             if self._armed == 1 and self._tell is not None:
@@ -67,17 +68,17 @@ class Collector:
                 self._tell(-1)
 
     def tell_armed(self, tell: Callable[[int], None]) -> None:
-        """Registers `tell`. The collector calls tell(1) when the first waiter of the standard
-        library begins, and tell(-1) when the last one ends. Waiters are callbacks,
-        `concurrent.futures.wait` and `asyncio.wrap_future`, but not an `await` of a Future."""
+        """Registers `tell`. The collector calls tell(1) when the first waiter from the standard
+        library begins, and tell(-1) when the last one ends. Such waiters are callbacks,
+        `concurrent.futures.wait` and `asyncio.wrap_future`, but not `await future`."""
         with self._lock:
             if self._tell is None and self._armed:
                 tell(1)
             self._tell = tell
 
     def look_again(self) -> None:
-        """Makes the thread check all pending objects. Called when completions were taken, but
-        perhaps not processed."""
+        """Makes the thread check all pending objects. Called when completions were taken from the
+        queue, but perhaps not processed."""
         self._look_again = True
         self.start()
         self.notice()
@@ -91,13 +92,14 @@ class Collector:
                         self._thread = _thread.start_new_thread(self._run, ())
 
     def stay_away(self) -> None:
-        """Prevents the start of the thread, in a process whose own code processes completions."""
+        """Prevents the start of the thread. Called in a process that processes completions
+        itself."""
         self._thread = AWAY
         self._ended.put(None)
 
     def notice(self) -> None:
         """Wakes the thread from a sleep without a deadline, because it must now check for
-        completions from time to time."""
+        completions periodically."""
         if self._woken.empty():
             self._woken.put(None)
 
@@ -109,7 +111,7 @@ class Collector:
             self.notice()
 
     def wake(self) -> None:
-        """Wakes the thread in any case, because it must wait for a new object."""
+        """Wakes the thread unconditionally, because it must wait for a new object."""
         self.notice()
         self._submitter.tasks.wake(self._submitter.client.slot)
 
@@ -124,21 +126,21 @@ class Collector:
         return self._thread == threading.get_ident()
 
     def call_back(self) -> None:
-        """Makes the thread call the callbacks of finished Futures. Without a thread, this method
-        calls them. The thread that ends the cluster calls all others."""
+        """Makes the thread call the callbacks of finished Futures. If the thread is not running,
+        this method calls them. The thread that closes the cluster calls the remaining ones."""
         if not self._serves:
             self._submitter.call_back()
         elif not self._is_here:
             self.wake()
 
     def stop(self) -> None:
-        """Ends the thread. Unless the caller is that thread, waits until it has ended, but at most
-        STOP_PATIENCE_S, because it may be inside a callback."""
+        """Stops the thread. Unless the caller is that thread, waits until it has stopped, but at
+        most STOP_PATIENCE_S, because the thread may be inside a callback."""
         self._closed = True
         if self._thread and self._thread != threading.get_ident():
             self.wake()
             with contextlib.suppress(queue.Empty):
-                self._ended.put(self._ended.get(timeout=STOP_PATIENCE_S))  # also for later calls
+                self._ended.put(self._ended.get(timeout=STOP_PATIENCE_S))  # kept for later calls
 
     def _run(self) -> None:
         try:
@@ -152,12 +154,12 @@ class Collector:
 
     def _turns(self) -> None:
         memory = self._submitter.memory
-        # Once the node is gone, the thread that notices this fails the pending objects
+        # When the node is gone, the thread that detects this fails the pending objects
         # (_client/closing.py).
         while not self._closed and memory.client.usable and memory.lost is None:
             try:
                 self._turn()
-            except BaseException:  # a callback may raise SystemExit, say; call the others
+            except BaseException:  # for example SystemExit in a callback; the others must still run
                 if not self._closed:
                     _log.exception("in the collector thread")
                     self._look_again = True
@@ -186,7 +188,7 @@ class Collector:
         # Set before the check. If another thread adds an object afterwards, either the check sees
         # the object, or the other thread sees the flag and wakes this thread.
         self._resting = True
-        # Futures have ended since the call above if the garbage collector has cancelled them.
+        # The garbage collector may have cancelled Futures since `call_back` above.
         if submitter.pending or memory.inner or submitter.ended_futures:
             self._resting = False
             self._sleep(interval)
@@ -195,18 +197,19 @@ class Collector:
             self._resting = False
 
 
-# Watches: callbacks for objects that become done, without a thread for each wait.
+# Watches: callbacks that are called when an object is done, without a thread for each wait.
 #
 # An event loop, or an iteration over completions, waits for many objects, and cannot use a thread
-# for each object. The code that processes completions (`Submitter.drain`, the collector) notifies
-# the watches, and wakes each waiter once for all objects that completed together.
+# for each. The code that processes completions (`Submitter.drain`, the collector) notifies the
+# watches, and wakes each waiter once for all objects that completed together.
 
 
 class DoneCallback:
     """An entry among the tasks that wait for an object (`Submitting.waits`).
 
-    `tell` is called when the object is done, or when it can never be done because its cluster has
-    ended. It may be called in any thread, and more than once. It must neither raise nor block.
+    `tell` is called when the object is done, or will never be done because its cluster has ended.
+    It may be called in any thread, and more than once. It must neither raise an exception nor
+    block.
     """
 
     __slots__ = ("oid",)
@@ -237,26 +240,26 @@ def watch(submitter: Submitting, oid: int, tell: Callable[[], None]) -> DoneCall
 
 
 def begin(submitter: Submitting, made: DoneCallback) -> None:
-    """Starts a watch, which fires immediately if the object is done. The caller must hold the
-    object as long as the watch exists."""
+    """Starts a watch. If the object is already done, the waiter is notified immediately. The caller
+    must hold the object as long as the watch exists."""
     oid, memory = made.oid, submitter.memory
     memory.check()
     try:
         with submitter.waits_lock:
             first = not submitter.waits
             submitter.begin_wait(oid, made)
-        # Check after the watch is listed: if the completion was processed before, no other thread
-        # will notify the watch.
+        # Checked after the watch was added: if the completion was processed earlier, no other
+        # thread will notify the watch.
         if submitter.tasks.done(oid) or memory.lost is not None:
             submitter.release(oid)
             submitter.wake_waiters()
         else:
             submitter.collector.start()
-            # Later watches need no notice: as long as there is a watch, the collector sleeps on the
-            # event word, and the completion of a watched object changes this word.
+            # Later watches need no notice: while there is a watch, the collector sleeps on the
+            # event word, which changes when a watched object completes.
             if first:
                 submitter.collector.notice()
-    except BaseException:  # Ctrl-C may leave an entry in the list, which the collector must find
+    except BaseException:  # Ctrl-C may leave an entry that the collector must find
         submitter.collector.look_again()
         raise
 

@@ -1,8 +1,8 @@
 """Futures and refs in the order in which they complete, for threads and event loops.
 
-`map`, `as_completed` and progress bars need the next of many items to finish, without a check of
-all items each time. Each item is therefore watched. When an item is done, its number is put into a
-queue, from which items are taken in order of completion.
+`map`, `as_completed` and progress bars need the next finished item, without checking all items each
+time. Each item is therefore watched. When an item is done, its number is put into a queue, from
+which items are taken in order of completion.
 """
 
 from __future__ import annotations
@@ -38,40 +38,40 @@ __all__ = ["Completions", "as_completed"]
 T = TypeVar("T")
 F = TypeVar("F", bound="concurrent.futures.Future[Any] | ObjectRef[Any]")
 _NOTHING: Any = object()
-_NUDGE = -1  # in the queue instead of a number: no item, but waiters must check again
+_NUDGE = -1  # an entry in the queue that is not an item: waiters must check again
 SLICE_S = 0.5  # how often a wait checks whether this process still has its cluster
 
 
 class Completions(Generic[T]):
     """The iterator that `as_completed` returns, for `for` and `async for`.
 
-    It ends when all items have been yielded. If several threads and tasks iterate, each item goes
-    to one of them.
+    It ends when all items have been yielded. If several threads or tasks iterate, each item is
+    yielded to one of them.
     """
 
     def __init__(self, items: Any, timeout: float | None = None) -> None:
         check_timeout(timeout)
         self._deadline = None if timeout is None else clock.monotonic() + timeout
         self._numbers = itertools.count()
-        self._items: dict[int, T] = {}  # not yielded yet, by number
+        self._items: dict[int, T] = {}  # items not yet yielded, by number
         self._known: dict[T, int] = {}
         self._ended: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._ahead: deque[int] = deque()  # taken out of the queue, not yielded yet
+        self._ahead: deque[int] = deque()  # taken out of the queue, but not yet yielded
         self._added = 0
         self._lock = locks.lock("client.completions")
         self._submitters: dict[Submitting, None] = {}
-        self._others = False  # whether there are Futures of another library
-        self._sleeping = 0  # threads that sleep on the event word
+        self._others = False  # whether there are Futures from another library
+        self._sleeping = 0  # number of threads that are sleeping on the event word
         self._loops: dict[asyncio.Future[None], LoopInbox] = {}
         self.add(items)
 
     def add(self, more: Any) -> None:
-        """Adds further items; from any thread, also while another thread iterates.
+        """Adds items. Any thread may call this, even while another thread is iterating.
 
         Parameters
         ----------
         more : Future, ObjectRef, or an iterable of them
-            An item that is present already, and has not been yielded yet, is ignored.
+            An item that is present and has not been yielded is ignored.
 
         Examples
         --------
@@ -106,7 +106,7 @@ class Completions(Generic[T]):
     def _watch(self, item: Any, number: int) -> None:
         if isinstance(item, Future):
             if item._state != "PENDING":
-                self._ended.put(number)  # also if its cluster has ended meanwhile
+                self._ended.put(number)  # even if its cluster has ended meanwhile
                 self._wake(None)
                 return
             submitter, oid = item._submitter, item._oid
@@ -120,13 +120,13 @@ class Completions(Generic[T]):
             return
         submitter.memory.check()
         self._submitters[submitter] = None
-        # The watch has only a weak reference to this object, which may be dropped before the items
-        # are done.
+        # The watch has only a weak reference to this object, because the program may drop it before
+        # the items are done.
         begin(submitter, _Awaited(oid, weakref.ref(self), number, submitter))
 
     def _wake(self, submitter: Submitting | None) -> None:
         """Wakes all waiters for these items: immediately or, if a submitter is given, in the next
-        call of its `wake_waiters`."""
+        call to its `wake_waiters`."""
         told: deque[Any] = deque() if submitter is None else submitter.told
         if self._sleeping:
             for one in list(self._submitters):
@@ -151,13 +151,14 @@ class Completions(Generic[T]):
                     continue
                 self._known.pop(item, None)
                 last = not self._items
-            if last:  # wake the other waiters, because nothing is left to wait for
+            if last:  # the other waiters have nothing left to wait for
                 self._ended.put(_NUDGE)
                 self._wake(None)
             return item
 
     def take(self) -> T | None:
-        """The next item that is known to be done, without waiting; None if there is none."""
+        """Returns the next item that is known to be done, without waiting; None if there is
+        none."""
         item = self._take()
         return None if item is _NOTHING else item
 
@@ -184,8 +185,8 @@ class Completions(Generic[T]):
     # -- waiting -------------------------------------------------------------------------------
 
     def _look(self) -> bool:
-        """Processes completions. True if an item can be taken now, or nothing is left to wait
-        for."""
+        """Processes completions. Returns True if an item can be taken now, or if there is nothing
+        left to wait for."""
         for submitter in list(self._submitters):
             if submitter.client.usable:
                 submitter.drain()
@@ -210,8 +211,8 @@ class Completions(Generic[T]):
     def _own_waits(
         self, submitters: list[Submitting], awaits: bool
     ) -> contextlib.AbstractContextManager[Any]:
-        """Surrounds a wait in an actor. RuntimeError if it waits for later calls of the same
-        actor."""
+        """A context manager around a wait in an actor. Raises RuntimeError if the wait is for later
+        calls to the same actor."""
         with contextlib.ExitStack() as stack:
             for submitter in submitters:
                 if submitter.waiting.own_calls is not None:
@@ -241,7 +242,7 @@ class Completions(Generic[T]):
                 if not counted:
                     until = min(until, clock.monotonic_ns() + BLOCKED_AFTER_NS)
                 if tasks.wait_event(seen, until, True) == _tasks.CLOSING:
-                    self._wait_in_queue()  # the thread that ends the cluster notifies all waiters
+                    self._wait_in_queue()  # the thread that closes the cluster notifies all waiters
                     return
                 if not counted and clock.monotonic_ns() >= until:
                     counted = blocked = True
@@ -253,7 +254,7 @@ class Completions(Generic[T]):
                 waiting.count_blocked(-1)
 
     def _wait_counted(self, submitters: list[Submitting]) -> None:
-        """As `_wait_in_queue`; a worker counts as blocked meanwhile."""
+        """Like `_wait_in_queue`. A worker counts as blocked meanwhile."""
         of_workers = [one.waiting for one in submitters if one.waiting.run_in_place is not None]
         for waiting in of_workers:
             waiting.count_blocked(1)
@@ -264,8 +265,8 @@ class Completions(Generic[T]):
                 waiting.count_blocked(-1)
 
     def _wait_in_queue(self) -> None:
-        """Waits until something is put into the queue, at most SLICE_S. Used for items of several
-        clusters or of the standard library, which have no common event word."""
+        """Waits until something is put into the queue, for at most SLICE_S. Used for items from
+        several clusters or from the standard library, which have no common event word."""
         left = self._left()
         with contextlib.suppress(queue.Empty):
             self._ahead.append(
@@ -314,7 +315,7 @@ class Completions(Generic[T]):
 
 
 class _Awaited(DoneCallback):
-    """The watch on one item."""
+    """The watch for one item."""
 
     __slots__ = ("completions", "number", "submitter")
 
@@ -352,19 +353,20 @@ def as_completed(futs: F | Iterable[F], timeout: float | None = None) -> Complet
     Parameters
     ----------
     futs : Future, ObjectRef, or an iterable of them
-        The items; Futures of other executors are allowed. Duplicates are yielded once.
+        The items. Futures from other executors are allowed. Duplicates are yielded once.
     timeout : float, optional
         Seconds from this call. Default: no limit.
 
     Returns
     -------
     iterator
-        For `for` and `async for`. `.add(more)` adds items while it runs, from any thread.
+        An iterator for `for` and `async for`. Any thread may add items with `.add(more)` while it
+        is running.
 
     Raises
     ------
     HopliteTimeoutError
-        From the iterator: some items are not done in time.
+        From the iterator: some items were not done in time.
     TypeError
         An item is neither a Future nor a ref.
 

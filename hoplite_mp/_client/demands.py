@@ -1,8 +1,8 @@
-"""Placement of workers, actors and tasks on the nodes that have their resources.
+"""Places workers, actors and tasks on the nodes that have their resources.
 
-A demand that no node can ever meet is an error at the call. Workers and actors that need resources
-are placed on nodes that have them. The node of this host knows the resources of each node; its
-answer is cached until the cluster's nodes change.
+A demand that no node can ever meet raises an error in the call. Workers and actors that need
+resources are placed on nodes that have these resources. The node of this host knows the resources
+of each node, and its reply is cached until the cluster's nodes change.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 __all__ = ["WORKERS_MAX", "Demands", "check_demands", "refusal", "refuse_demands", "spread"]
 
 
-KNOWN_MAX = 256  # how many different demands are cached
+KNOWN_MAX = 256  # maximum number of different demands that are cached
 
 
 def check_demands(changes: dict[str, Any]) -> None:
-    """Checks the options priority= and resources=, and replaces them by numbers and units.
-    ValueError, TypeError."""
+    """Checks the options priority= and resources=, and replaces their values by numbers and units.
+    Raises ValueError or TypeError."""
     if "priority" in changes:
         changes["priority"] = checked_priority(changes["priority"])
     if changes.get("resources") is not None:
@@ -38,8 +38,8 @@ def refuse_demands(changes: dict[str, Any]) -> None:
     """Refuses resources= for a view of an executor."""
     if changes.get("resources") is not None:
         raise ValueError(
-            "resources= of an executor belong to its workers for their whole life: set them when "
-            "it is made, with c.options(resources=...).executor(n)"
+            "resources= of an executor belong to its workers as long as they exist: set them when "
+            "creating the executor, with c.options(resources=...).executor(n)"
         )
 
 
@@ -52,8 +52,8 @@ class Demands:
         self._version = -1
 
     def _places(self, demand: Demand) -> list[tuple[int, int, int, int]]:
-        """(node, workers, number of such demands that the node can meet in total, number that it
-        can meet now) in order of joining, but this host first."""
+        """For each node: (node, workers, how many such demands the node can meet in total, how many
+        it can meet now). This host is first; the others are in the order in which they joined."""
         self._runtime.memory.check()
         found = [tuple(one) for one in self._runtime.channel.call(ResourcePlaces(demand)).value]
         own = self._runtime.tasks.node_number
@@ -61,12 +61,12 @@ class Demands:
         return found
 
     def common_workers(self) -> int:
-        """The number of workers of the common pool, over all nodes."""
+        """The number of workers in the common pool, over all nodes."""
         return sum(workers for _, workers, *_ in self._places(()))
 
     def nodes_for_task(self, demand: Demand, nodes: Sequence[int] | None) -> Sequence[int] | None:
-        """The named nodes on which a task with that demand can run; None if no nodes are named and
-        some node can run it. ValueError: no node can."""
+        """The nodes among `nodes` on which a task with that demand can run. If `nodes` is None,
+        returns None if any node can run the task. ValueError: no node can."""
         version = self._runtime.submitter.queues.ranked.resources_version
         if version != self._version or len(self._known) > KNOWN_MAX:
             self._known, self._version = {}, version
@@ -92,7 +92,7 @@ class Demands:
         why = ""
         if idle:
             names = ", ".join(f"h{number}" for number in idle)
-            why = f" and workers for everybody's tasks (without workers: {names})"
+            why = f" and workers in the common pool (without workers: {names})"
         raise ValueError(
             f"{where} has {demand_words(demand)}{why}: declare a host's resources with "
             "Cluster(resources=), or with --resources of `hoplite-mp up` and `join`"
@@ -101,9 +101,9 @@ class Demands:
     def places_for_workers(
         self, demand: Demand, count: int, numbers: Sequence[int]
     ) -> list[tuple[int, int]]:
-        """(node, workers) for `count` processes with that demand each: spread over the named nodes;
-        if none are named, as many on each node as fit, this host first. ValueError: they do not all
-        fit."""
+        """[(node, number of workers)] for `count` processes that each have that demand. The
+        processes are spread over the nodes in `numbers`. If `numbers` is empty, each node gets as
+        many as fit, this host first. ValueError: not all processes fit."""
         fits = {number: times for number, _, times, _ in self._places(demand)}
         able = [one for one in numbers or fits if fits.get(one)]
         if not able:
@@ -112,7 +112,7 @@ class Demands:
         if room < count:
             raise ValueError(
                 f"{count} processes with {demand_words(demand)} each: there is enough for {room}"
-                + (" on the nodes that are named" if numbers else "")
+                + (" on the given nodes" if numbers else "")
             )
         if numbers:
             return spread(count, [(one, 1) for one in able], fits)
@@ -124,15 +124,16 @@ class Demands:
         return [place for place in places if place[1]]
 
     def most_workers(self, demand: Demand, count: int, numbers: Sequence[int]) -> int:
-        """As many workers as fit, at least one and at most `count`."""
+        """The number of workers that fit, at least one and at most `count`."""
         fits = [
             times for number, _, times, _ in self._places(demand) if number in (numbers or [number])
         ]
         return max(1, min(count, sum(fits)))
 
     def places_for_actor(self, demand: Demand, nodes: Sequence[int], turn: int) -> list[int]:
-        """Candidate nodes for an actor: first nodes that can meet the demand now, then other nodes
-        that have the resources. Named nodes are rotated. ValueError: no node has the resources."""
+        """Candidate nodes for an actor: first the nodes that can meet the demand now, then other
+        nodes that have the resources. If `nodes` is not empty, only these nodes are candidates, and
+        both lists are rotated by `turn`. ValueError: no node has the resources."""
         known = [
             (number, now)
             for number, _, times, now in self._places(demand)
@@ -145,8 +146,8 @@ class Demands:
         return _turned(able, turn) + _turned(others, turn) if nodes else able + others
 
     def assigned(self) -> dict[str, list[int]]:
-        """The indices of the resources that were assigned to the running task, or to this process
-        for its whole life."""
+        """The indices of the resources that are assigned to the running task, or to this process as
+        long as it runs."""
         call = current_call.get()
         oid = self._runtime.running if call is None else call.oid
         found = self._runtime.channel.call(AssignedAsked(oid)).value
@@ -163,7 +164,7 @@ WORKERS_MAX = 200
 
 
 def refusal(max_workers: Any) -> str:
-    """The error for an invalid number of workers; begins like the standard library's."""
+    """The error text for an invalid number of workers. It begins like the standard library's."""
     return (
         f"max_workers must be greater than 0 and at most {WORKERS_MAX}, or None, "
         f"not {max_workers!r}"
@@ -173,9 +174,9 @@ def refusal(max_workers: Any) -> str:
 def spread(
     count: int, places: Sequence[tuple[int, int]], most: dict[int, int] | None = None
 ) -> list[tuple[int, int]]:
-    """Distributes `count` workers over (node, weight): returns (node, workers) without zeros. Each
-    worker goes to the node that then has the fewest in proportion to its weight, the first of
-    several. `most`: how many workers fit on a node."""
+    """Distributes `count` workers over (node, weight). Returns [(node, workers)] without zeros.
+    Each worker is placed on the node that then has the fewest workers in proportion to its weight;
+    the first such node wins. `most`: the maximum number of workers on each node."""
     given = dict.fromkeys((number for number, _ in places), 0)
     for _ in range(count):
         open_ = [one for one in places if most is None or given[one[0]] < most[one[0]]]

@@ -1,8 +1,8 @@
 """Descriptions of refs and clusters: one line for prompts and debuggers, HTML for notebooks.
 
 Users look at a repr when a program misbehaves, so it must work then. A repr reads only this
-process's fields and shared memory: it does not wait for a node that hangs, fetches nothing, and
-does not raise, not even after the end of the cluster.
+process's fields and shared memory. It does not wait for a node that hangs, fetches nothing, and
+raises no exception, even after the end of the cluster.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _ENDED = {
 
 
 def ref_words(runtime: MembershipPort, ref: ObjectRef[Any]) -> str:
-    """A ref's description, such as "float32 (1000,), 3.9 KiB, ready on h0". May raise the errors of
-    reading the ref."""
+    """A ref's description, such as "float32 (1000,), 3.9 KiB, ready on h0". May raise the same
+    errors as reading the ref."""
     client = runtime.client
     oid = runtime.memory.local_id(ref)
     state = client.state(oid)
@@ -66,21 +66,21 @@ def _kind(mem: memoryview) -> str:
 
 
 def cluster_words(cluster: Any) -> str:
-    """A description of the cluster from this process's own data."""
+    """A description of the cluster, based on this process's own data."""
     fields = cluster.__dict__
     runtime, host, network = (fields.get(f"_{name}") for name in ("runtime", "host", "network"))
     base = fields.get("_base", cluster)
     if runtime is None or base._closed or not runtime.client.usable:
         return "closed"
     if host is None:
-        return f"as {runtime.label} sees it"
+        return f"in {runtime.label}"
     words = []
     if network is not None:
         words.append(f"at {network.address}, here h{runtime.tasks.node_number}")
     if host.attached:
         words.append("through the node of this host")
     else:
-        words.append(f"{host.workers} worker{'' if host.workers == 1 else 's'} of this host")
+        words.append(f"{host.workers} worker{'' if host.workers == 1 else 's'} on this host")
     words.append(f"store of {format_bytes(host.limit)}")
     if host.lost:
         words.append("lost")
@@ -89,13 +89,13 @@ def cluster_words(cluster: Any) -> str:
 
 # The HTML of a Cluster in a notebook: its nodes, their workers, and memory as bars.
 #
-# A notebook shows HTML in place of a repr: plain HTML without scripts, in which all names and
-# addresses are escaped. Unlike the repr, it needs requests to the nodes, but it does not wait for
-# slow nodes, and does not raise.
+# A notebook shows HTML in place of a repr. It is plain HTML without scripts, in which all names and
+# addresses are escaped. Unlike the repr, it requires requests to the nodes, but it does not wait
+# for slow nodes, and raises no exception.
 
 
-# How long a cell waits for the nodes. Higher: slow nodes are shown; lower: a cell ends sooner if
-# the cluster has problems.
+# How long a cell waits for the nodes. With a higher value, slow nodes are shown. With a lower
+# value, a cell finishes sooner if the cluster has problems.
 ANSWER_WAIT_S = 2.0
 _BAR = (
     '<div style="width:12em;height:.8em;border:1px solid currentColor;border-radius:3px;'
@@ -108,13 +108,14 @@ _FULL = 0.9
 
 
 def in_time(ask: Callable[[], Any]) -> Any:
-    """The result of `ask`; None if it raises, or takes longer than ANSWER_WAIT_S."""
+    """The result of `ask`; None if `ask` raises an exception, or takes longer than
+    ANSWER_WAIT_S."""
     answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def work() -> None:
         try:
             answers.put(ask())
-        except Exception:  # closed, or lost
+        except Exception:  # the cluster is closed or lost
             answers.put(None)
 
     threading.Thread(target=work, name="hoplite_mp html", daemon=True).start()
@@ -125,8 +126,8 @@ def in_time(ask: Callable[[], Any]) -> Any:
 
 
 def cluster_html(words: str, address: str | None, nodes: Sequence[Any] | None, here: str) -> str:
-    """words: the description without requests. nodes: None if they have not answered. here: the id
-    of this process's node."""
+    """The HTML for a cluster. words: the description without requests. nodes: None if the nodes
+    have not replied. here: the id of this process's node."""
     import html  # few programs show a cluster in a notebook
 
     title = "hoplite_mp.Cluster"

@@ -1,8 +1,9 @@
-"""File descriptors of this library: moved to high numbers, and checked before each use.
+"""The library's file descriptors: moved to high numbers, and checked before each use.
 
-Code that makes daemons closes all descriptors, including the library's, and the kernel then gives
-their numbers to other files. The library's descriptors therefore get high numbers, which are rarely
-closed or reused, and `Watched` checks whether a number still refers to the same file.
+Programs that turn themselves into daemons close all descriptors, including the library's, and the
+kernel then assigns their numbers to other files. The library's descriptors therefore have high
+numbers, which are rarely closed or reused, and `Watched` checks whether a number still refers to
+the same file.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ __all__ = [
     "lift_socket",
 ]
 
-# The library's numbers begin here, or at half of the process's limit. Higher: fewer programs that
-# close "all" numbers up to some limit close these. Lower: a fork copies a smaller table.
+# The library's numbers begin here, or at half of the process's limit. With a higher value, the
+# descriptors survive more programs that close all numbers up to some limit. With a lower value, a
+# fork copies a smaller table.
 NUMBER_MIN = 1000
 
 
 def lift(fd: int) -> int:
-    """Duplicates a descriptor to a high number, close-on-exec, and closes the old one. Returns the
-    old one if no high number is free."""
+    """Moves a descriptor to a high number, and marks it close-on-exec. Returns the new descriptor,
+    or the old one if no high number is free."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = NUMBER_MIN if soft == resource.RLIM_INFINITY else min(NUMBER_MIN, soft // 2)
     try:
@@ -50,8 +52,8 @@ def lift_socket(sock: socket.socket) -> socket.socket:
 
 
 def close_socket(sock: socket.socket, line: Watched) -> None:
-    """Ends the connection for the other side, even if a forked child has the socket, too. Does not
-    close the descriptor if its number now belongs to another file."""
+    """Ends the connection for the other side, even if a forked child has the socket, too. Does
+    nothing to the descriptor if its number now belongs to another file."""
     if line.there():
         with contextlib.suppress(OSError):
             sock.shutdown(socket.SHUT_RDWR)
@@ -81,8 +83,8 @@ class Watched:
 
 
 def fill_standard_descriptors() -> None:
-    """Opens /dev/null as standard input, output or error if the program has closed these. Otherwise
-    a file of the library would get such a number, and the supervisor replaces these descriptors."""
+    """Opens /dev/null as standard input, output or error if the program has closed them. Otherwise
+    one of the library's files would get such a number, and the supervisor would replace it."""
     number = os.open(os.devnull, os.O_RDWR)
     while number <= 2:
         os.set_inheritable(number, True)  # the supervisor needs them, too

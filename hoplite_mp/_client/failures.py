@@ -1,10 +1,10 @@
-"""Reports failed tasks whose errors the program has not read, once, at the end of the cluster.
-Failures of nested tasks are reported at the end of the submitting task's worker.
+"""Reports failed tasks whose errors the program has not read, once, when the cluster ends. Failures
+of nested tasks are reported when the worker of the submitting task ends.
 
 Without the report, a program that drops a Future, or never requests its result, would not notice
-the failure. A failure counts as read after `result`, `exception`, `await`, `get`, or the use of the
-Future as an argument. If a Future still exists at the end of the cluster, it can still be read, so
-its failure is reported at the end of the program.
+the failure. A failure counts as read after `result`, `exception`, `await` or `get`, or after the
+Future was used as an argument. If a Future exists when the cluster ends, it can still be read, so
+its failure is reported when the program ends.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Failures"]
 
-TRACEBACKS_MAX = 3  # in the report
-# Failures whose payloads are kept. Higher: the report has tracebacks even if the program has read
-# many earlier failures; each payload costs up to 80 KiB.
+TRACEBACKS_MAX = 3  # maximum number of tracebacks in the report
+# Maximum number of failures whose payloads are kept. With a higher value, the report has tracebacks
+# even if the program has read many earlier failures. Each payload costs up to 80 KiB.
 PAYLOADS_MAX = 64
 FAILURES_MAX = 100_000  # beyond this number the report says "more than"; each costs about 200 bytes
-NAMES_MAX = 10  # names of tasks in the report
-# Ended clusters whose failures can still be read. Beyond this number the earliest cluster's
-# failures are reported at once. Higher: more memory in a program that opens many clusters and keeps
-# failed Futures.
+NAMES_MAX = 10  # maximum number of task names in the report
+# Maximum number of ended clusters whose failures are kept. Beyond this number, the earliest
+# cluster's failures are reported immediately. A higher value costs memory in a program that opens
+# many clusters and keeps failed Futures.
 CLUSTERS_MAX = 16
 
 _log = logging.getLogger("hoplite_mp")
@@ -52,10 +52,10 @@ class Failures:
         self._client = client
         self._tasks = tasks
         self._pending = pending
-        self._found: dict[int, Failure] = {}  # by the task's id
+        self._found: dict[int, Failure] = {}  # task id -> failure
         self._payloads = 0
         self._more = False
-        self.closed = False  # later failures are caused by the end of the cluster
+        self.closed = False  # whether failures are ignored: the cluster has ended
 
     def note(self, future: Settles) -> None:
         """Records that the task of this Future has failed."""
@@ -66,7 +66,7 @@ class Failures:
             return
         oid, payload = future._oid, b""
         if self._client.closing and self._tasks.claimant(oid) == NODE_SLOT:
-            return  # its worker was killed at the end of the cluster, for example
+            return  # for example, its worker was killed when the cluster ended
         if self._payloads < PAYLOADS_MAX and self._client.state(oid) == STATE["FAILED"]:
             got = self._client.view(oid)
             if not isinstance(got, int):
@@ -90,8 +90,8 @@ class Failures:
         self._forget(oid)  # `note` may have run between the two steps
 
     def report(self) -> None:
-        """Logs failures that can no longer be read, at the end of the cluster. All others are
-        logged at the end of the program."""
+        """Called when the cluster ends. Logs failures that can no longer be read. All others are
+        logged when the program ends."""
         self.closed = True
         gone = {oid: one for oid, one in list(self._found.items()) if one[2]() is None}
         for oid in gone:
@@ -102,8 +102,8 @@ class Failures:
             _log_failures(list(_later.pop(0).values()), False)
 
     def report_all(self) -> None:
-        """Logs all failures, at the end of a worker, because the Futures end with the worker."""
-        for pending in self._pending.copy().values():  # done, and not processed yet
+        """Called when a worker ends. Logs all failures, because the Futures end with the worker."""
+        for pending in self._pending.copy().values():  # some may be done, but not yet processed
             future = pending.future
             if future is not None and self._client.state(pending.oid) == STATE["FAILED"]:
                 self.note(future)
@@ -116,7 +116,7 @@ def _was_read(future: Settles) -> bool:
     return not future._reports
 
 
-_later: list[dict[int, Failure]] = []  # of clusters that have ended
+_later: list[dict[int, Failure]] = []  # the failures of clusters that have ended
 
 
 def _log_failures(found: list[Failure], more: bool) -> None:
@@ -141,14 +141,14 @@ def _log_failures(found: list[Failure], more: bool) -> None:
 
 
 def _text(payload: bytes) -> str:
-    with contextlib.suppress(Exception):  # if the bytes are not a pickled error, for example
+    with contextlib.suppress(Exception):  # for example, the bytes are not a pickled error
         return _serialize.error_text(memoryview(payload)) if payload else ""
     return ""
 
 
 @atexit.register
 def _report_rest() -> None:
-    """Runs after the exit handler that ends open clusters, because it is registered before that
+    """Runs after the exit handler that closes open clusters, because it is registered before that
     handler."""
     for found in _later:
         _log_failures(list(found.values()), False)

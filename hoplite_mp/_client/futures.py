@@ -1,8 +1,8 @@
 """Future: a real `concurrent.futures.Future` over a header in shared memory.
 
 The header's state word is authoritative, and a Future only reads it. A standard Future creates a
-condition and lists immediately. Here they are created at their first use; the collector must then
-check this result.
+condition and lists immediately. Here they are created when they are first used, and the collector
+must then check for this result.
 """
 
 from __future__ import annotations
@@ -35,34 +35,35 @@ __all__ = ["Future"]
 
 T = TypeVar("T")
 # Held while a Future's condition is created, and while a Future is completed: each step must see
-# the effect of the other. Reentrant, because the garbage collector may run inside, and an object
-# that it drops (a map, for example) may cancel other Futures.
+# the effect of the other. Reentrant, because the garbage collector may run while it is held, and
+# drop an object (for example a map) that cancels other Futures.
 _making = locks.rlock("client.making_conditions")
 
 
 def _forked() -> None:
-    """Replaces the lock in a forked child, where a thread that does not exist may hold it."""
+    """Replaces the lock in a forked child, because a thread that does not exist there may hold
+    it."""
     global _making
     _making = locks.rlock("client.making_conditions")
 
 
 os.register_at_fork(after_in_child=_forked)
-_log = logging.getLogger("concurrent.futures")  # as the standard library's Future
+_log = logging.getLogger("concurrent.futures")  # like the standard library's Future
 _NOTHING: Any = object()
 _PENDING, _FINISHED, _CANCELLED = "PENDING", "FINISHED", "CANCELLED_AND_NOTIFIED"
 
 
 class _Lent(weakref.ref[Any]):
     """A weak reference to an array in the store that `result` has returned. As long as the array
-    lives, `result` returns it again. A strong reference would pin the array's bytes, so a list of
+    exists, `result` returns it again. A strong reference would pin the array's bytes, so a list of
     Futures could fill the store."""
 
     __slots__ = ()
 
 
 class _Waiters(list[Any]):
-    """The waiters for a Future in `concurrent.futures.wait` or `as_completed`. In a worker, the
-    worker counts as blocked as long as there are waiters."""
+    """The waiters for a worker's Future in `concurrent.futures.wait` or `as_completed`. The worker
+    counts as blocked as long as there are waiters."""
 
     def __init__(self, waiting: WaitsPort) -> None:
         super().__init__()
@@ -78,9 +79,9 @@ class _Waiters(list[Any]):
 
 
 class _Condition(threading.Condition):
-    """The condition of a pending Future, with the Future's waiters and callbacks. It costs few
-    objects: a standard condition binds five methods of its lock, all of which the garbage collector
-    visits, and `concurrent.futures.wait` needs a condition for each of its Futures."""
+    """The condition of a pending Future, with the Future's waiters and callbacks. It consists of
+    few objects. A standard condition binds five methods of its lock, all of which the garbage
+    collector visits, and `concurrent.futures.wait` needs a condition for each of its Futures."""
 
     def __init__(self, waiters: list[Any]) -> None:
         self._lock = locks.rlock("client.future")
@@ -138,7 +139,7 @@ class _Settled(threading.Condition):
 
 
 class _NoWaiters(list[Any]):
-    """The waiters of a Future that was done before any waiter was added."""
+    """The waiters for a Future that was done before any waiter was added."""
 
     def append(self, waiter: Any) -> None:
         pass
@@ -178,15 +179,15 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         self._made: threading.Condition | None = None
         self._value: Any = _NOTHING
         self._error: BaseException | None = None
-        self._kept: memoryview | None = None  # the payload, kept when its cluster closed
-        self._unkept = ""  # why it could not be kept
+        self._kept: memoryview | None = None  # the payload, kept when the cluster closed
+        self._unkept = ""  # the reason why the payload could not be kept
 
-    _reports = True  # an unread failure is reported at the end
+    _reports = True  # whether an unread failure is reported when the cluster ends
 
     @property
     def _is_unread(self) -> bool:
-        """Whether this process still needs the store to read the result. True if the result was not
-        fetched yet, or is an array in the store."""
+        """Whether this process still needs the store to read the result: the result has not been
+        fetched, or is an array in the store."""
         if self._error is not None:
             return False
         return self._value is _NOTHING or type(self._value) is _Lent
@@ -208,8 +209,9 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
             with _making:
                 made = self._made = self._made or _SETTLED
             return made
-        # Armed before any thread can find the condition, and without the lock. `_settle` disarms
-        # only if it finds the condition, so an interrupt cannot cause a second disarm.
+        # The collector is armed before any thread can find the condition, and without the lock.
+        # `_settle` disarms it only if it finds the condition, so an interrupt cannot cause a second
+        # disarm.
         collector, waiting = self._submitter.collector, self._submitter.waiting
         fresh = _Condition(_Waiters(waiting) if waiting.run_in_place else [])
         collector.arm()
@@ -232,9 +234,9 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         Parameters
         ----------
         fn : callable
-            Takes this Future. It may wait for other Futures by `result` or `Cluster.wait`. It must
-            not call `concurrent.futures.wait` or `as_completed`: they need the thread that runs the
-            callback. A `ProcessPoolExecutor` has the same limit.
+            Takes this Future. It may wait for other Futures with `result` or `Cluster.wait`. It
+            must not call `concurrent.futures.wait` or `as_completed`, because these need the thread
+            that runs the callback. `ProcessPoolExecutor` has the same restriction.
 
         Examples
         --------
@@ -248,13 +250,14 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
 
     @property
     def _waiters(self) -> list[Any]:  # type: ignore[override]
-        """The waiters of `concurrent.futures.wait` and `as_completed`; read under the condition."""
+        """The waiters in `concurrent.futures.wait` and `as_completed`. Read while the condition is
+        held."""
         made = self._made
         return made.waiters if type(made) is _Condition else _NO_WAITERS
 
     @property
     def _done_callbacks(self) -> list[Any]:
-        """Read under the condition, or after the Future is done."""
+        """The callbacks. Read while the condition is held, or after the Future is done."""
         made = self._made
         if type(made) is not _Condition:
             return []
@@ -263,8 +266,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         return made.callbacks
 
     def _get_snapshot(self) -> tuple[bool, bool, Any, BaseException | None]:
-        """(done, cancelled, value, error), as in the standard library's Future since Python
-        3.15."""
+        """(done, cancelled, value, error), like the standard library's Future since Python 3.15."""
         if not self.done():
             return False, False, None, None
         if self.cancelled():
@@ -286,8 +288,9 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
             self._tell()
 
     def _settle(self, cancelled: bool, failed: bool, error: BaseException | None = None) -> bool:
-        """Completes this Future, and wakes its waiters. If it returns True, the caller must then
-        call `_tell` for the callbacks. `error`: the reason why there will never be a result."""
+        """Completes this Future, and wakes its waiters. If this method returns True, the caller
+        must then call `_tell` for the callbacks. `error`: the reason why there will never be a
+        result."""
         with _making:
             if self._state is not _PENDING:
                 return False
@@ -320,7 +323,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         for callback in callbacks:
             try:
                 callback(self)
-            except BaseException as error:  # SystemExit, say; call the others nevertheless
+            except BaseException as error:  # for example SystemExit; the others must run
                 _log.exception("exception calling callback for %r", self)
                 if issubclass(type(error), KeyboardInterrupt) or is_interruption(error):
                     interrupt = error
@@ -331,7 +334,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
 
     @property
     def ref(self) -> ObjectRef[T]:
-        """The ref of the result, valid at once, also after cancellation and failure.
+        """A ref to the result. It is valid immediately, and even after cancellation or failure.
 
         Examples
         --------
@@ -388,17 +391,18 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         Parameters
         ----------
         force : bool, optional
-            True also interrupts a running task: the Future is cancelled immediately, and the worker
-            gets a KeyboardInterrupt. If the task has not ended after `Config.cancel_grace_s`
-            seconds, the worker is killed and replaced. Tasks that this worker runs inside the
-            cancelled task's waits are interrupted, too, and run again if they have retries left.
-            Default: False, as in the standard library. Running calls of actors are never
-            interrupted; `Actor.kill` ends an actor.
+            If True, a running task is interrupted, too: the Future is cancelled immediately, and
+            the worker gets a KeyboardInterrupt. If the task has not ended after
+            `Config.cancel_grace_s` seconds, the worker is killed and replaced. Tasks that the
+            worker is running while the cancelled task waits are also interrupted, and run again if
+            they have retries left. Default: False, as in the standard library. Running actor calls
+            are never interrupted; `Actor.kill` kills an actor.
 
         Returns
         -------
         bool
-            False if the task is running (without `force`, or as a call of an actor) or has ended.
+            False if the task has ended, or is running and `force` is False, or is a running actor
+            call.
 
         Examples
         --------
@@ -409,7 +413,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         >>> future.cancelled()
         True
         """
-        self._seen()  # the result is not wanted any more, so a failure is not reported
+        self._seen()  # the result is not needed any more, so a failure is not reported
         if self.cancelled():
             return True
         if self._state is not _PENDING:
@@ -417,7 +421,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         return self._submitter.cancel(self._oid, force)
 
     def result(self, timeout: float | None = None) -> T:
-        """Waits for the value of the task.
+        """Waits for the task's value, and returns it.
 
         Parameters
         ----------
@@ -428,8 +432,8 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         -------
         object
             The value. Its arrays are read-only ("assignment destination is read-only") unless the
-            task was submitted by `c.options(copy=True)`. The Future does not pin an array in the
-            store; if the program drops the array, the next call reads it again.
+            task was submitted with `c.options(copy=True)`. The Future does not pin an array in the
+            store: if the program drops the array, the next call reads it again.
 
         Raises
         ------
@@ -438,7 +442,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         CancelledError
             The task was cancelled.
         Exception
-            The exception of the task; the remote traceback is its `__cause__`.
+            The task's exception. Its `__cause__` is the remote traceback.
 
         Examples
         --------
@@ -484,7 +488,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         return self._error
 
     def _fetch(self, timeout: float | None) -> Any:
-        """The value; or None if the task raised an exception, which is then in `_error`."""
+        """The value. If the task raised an exception, sets `_error` and returns None."""
         if self._error is not None:
             self._seen()
             return None
@@ -517,7 +521,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
             value = _serialize.decode(mem, make_ref=memory.make_ref, writable=self._writable)
         except (KeyboardInterrupt, MemoryError):  # the next attempt may succeed
             raise
-        except BaseException as error:  # the value cannot be unpickled here, for example
+        except BaseException as error:  # for example, the value cannot be unpickled here
             if is_interruption(error):
                 raise
             name = self._submitter.tasks.name(self._oid) if memory.client.usable else "task"
@@ -534,8 +538,8 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
 
     def __await__(self) -> Generator[Any, None, T]:
         """Waits for the value without blocking the event loop. Cancelling the `await` does not
-        cancel the task. (`asyncio.wrap_future` and `run_in_executor` pass a cancellation on to the
-        task, as for every executor.)"""
+        cancel the task. (`asyncio.wrap_future` and `run_in_executor` propagate a cancellation to
+        the task, as with every executor.)"""
         from hoplite_mp._client.awaiting import result_of
 
         return result_of(self).__await__()
@@ -543,7 +547,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
     def __repr__(self) -> str:
         state = "cancelled" if self.cancelled() else "finished" if self.done() else "pending"
         if state == "finished":
-            with contextlib.suppress(ClosedError):  # in a forked child, for example
+            with contextlib.suppress(ClosedError):  # for example in a forked child
                 state += self._raised()
         return f"<Future {self._submitter.memory.public_id(self._oid).hex()} {state}>"
 
@@ -566,14 +570,13 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         try:
             failed = _serialize.payload_kind(mem) == _serialize.ERROR
             return f" raised {_serialize.error_name(mem)}" if failed else ""
-        except Exception:  # a repr must not raise: the bytes are not a valid error
+        except Exception:  # the bytes are not a valid error, and a repr must not raise one
             return ""
 
     def __reduce__(self) -> Any:
         raise TypeError("a Future does not pickle; send its .ref")
 
-    # The standard library's executors call these methods; here a worker sets the result in the
-    # header.
+    # The standard library's executors call these methods. Here a worker stores the result.
     def set_result(self, result: Any) -> None:
         raise concurrent.futures.InvalidStateError("the result of a task is set by its worker")
 

@@ -1,12 +1,12 @@
-"""Passes arrays that are in the store to the other members of a Group without a copy.
+"""Passes arrays in the store to other members of a Group without a copy.
 
-A Group's call usually copies a rank's contribution into the store, and the result out of the store.
-Some arrays are in the store already: an array from `empty`, or the result of an earlier call, is in
+A Group call usually copies a rank's contribution into the store, and the result out of the store.
+Some arrays are already in the store: an array from `empty`, or the result of an earlier call, is in
 a block of this process; an array from `get` is a view of a sealed object. Such arrays are
 recognised by their address, and the other members read them in place. A block becomes an object for
 the duration of the call (`Block.lend`), so its bytes remain if this process dies or drops the
-array. When no member reads the block any more, it is taken back. Only arrays that fill their block
-or object are recognised.
+array. The block is taken back when no member is reading it any more. Only arrays that fill their
+block or object are recognised.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class InPlace:
         return bool(self._lent)
 
     def ref(self, array: Array, may_lend: bool) -> ObjectRef[Any] | None:
-        """A ref to an object with the array's bytes; None if the array has to be copied.
-        `may_lend`: a block of this process may be lent, too. The caller may write to this block
-        again after the call."""
+        """A ref to an object with the array's bytes; None if the array must be copied. `may_lend`:
+        whether a block of this process may be lent, to which the caller may write again after the
+        call."""
         if array.nbytes < IN_PLACE_BYTES_MIN:
             return None
         base: Any = array.base
@@ -79,7 +79,7 @@ class InPlace:
     def _of_object(
         self, array: Array, shown: _shm.Block | _shm.View, oid: int
     ) -> ObjectRef[Any] | None:
-        """Like `ref`, for an array that is a view of a sealed object, which is never written."""
+        """Like `ref`, for an array that is a view of a sealed object, which never changes."""
         if not oid or (type(shown) is _shm.Block and shown.is_lent):
             return None
         if self._memory.client.state(oid) != STATE["SEALED"]:
@@ -88,7 +88,7 @@ class InPlace:
         return ref if ref._hold is not None and fills(self._memory, array, ref) else None
 
     def take_back(self) -> bool:
-        """Takes back the lent blocks without readers. Returns False if any block still has
+        """Takes back the lent blocks that have no readers. Returns False if any block still has
         readers."""
         for payload, (block, _) in list(self._lent.items()):
             if block.recall():
@@ -113,7 +113,8 @@ def fills(memory: Memory, array: Array, ref: ObjectRef[Any]) -> bool:
 
 
 def own_copy(memory: Memory, array: Array) -> Array:
-    """A writable copy; in a block of the store if it is large and the store has free space."""
+    """A writable copy. If it is large and the store has free space, it is in a block of the
+    store."""
     if array.nbytes < RESULT_BYTES_MIN or array.dtype.hasobject or not memory.client.usable:
         return np.array(array)
     order = "C" if array.flags.c_contiguous or not array.flags.f_contiguous else "F"
@@ -125,8 +126,8 @@ def own_copy(memory: Memory, array: Array) -> Array:
 def new_result(
     memory: Memory, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any = "C"
 ) -> Array:
-    """An uninitialised array for a result; in a block of the store if it is large and the store has
-    free space."""
+    """An uninitialised array for a result. If it is large and the store has free space, it is in a
+    block of the store."""
     nbytes = PREFIX_BYTES + math.prod(shape) * dtype.itemsize
     if nbytes < PREFIX_BYTES + RESULT_BYTES_MIN:
         return np.empty(shape, dtype, order)

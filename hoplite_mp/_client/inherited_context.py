@@ -1,14 +1,14 @@
-"""The inheritance of new processes: settings of multiprocessing, and arguments of initializers.
+"""What new processes inherit: multiprocessing settings, and arguments of initializers.
 
 multiprocessing is imported only after the host's processes have been started, so that no program
 waits for the import. If the program has not imported multiprocessing before, no object can depend
-on its authkey yet, and the workers' key is set.
+on its authkey, so the workers' authkey is set here.
 
 The standard library's locks, queues, pipes and shared values can only be pickled while a process is
-spawned, because they are file descriptors, or names that live as long as the object. The arguments
-of an initializer are therefore pickled as if for a spawned process. Their descriptors are numbered,
-and sent with the request for the pool. Each worker of the pool inherits them, even if it is started
-later.
+spawned, because they contain file descriptors, or names that are valid as long as the object
+exists. The arguments of an initializer are therefore pickled as if for a spawned process. Their
+descriptors are numbered, and sent with the request for the pool. Each worker in the pool inherits
+them, even if it is started later.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ AUTHKEY_BYTES = 32
 
 
 def inherited_settings_here() -> InheritedContext:
-    """The settings for workers of this program."""
+    """The settings for this program's workers."""
     process: Any = sys.modules.get("multiprocessing.process")
     context: Any = sys.modules.get("multiprocessing.context")
     key = os.urandom(AUTHKEY_BYTES) if process is None else process.current_process().authkey
@@ -60,7 +60,8 @@ def inherited_settings_here() -> InheritedContext:
 
 
 def share_authkey(inherited_settings: InheritedContext) -> None:
-    """Gives this process its workers' authkey, if multiprocessing was not imported before."""
+    """Sets this process's authkey to the workers' authkey if multiprocessing was not imported
+    before."""
     if "multiprocessing.process" not in sys.modules:
         import multiprocessing.process
 
@@ -73,13 +74,13 @@ _here: list[int] = []  # descriptors that this worker has inherited
 
 
 class Inherited:
-    """A descriptor, named by its number in the inheritance."""
+    """An inherited descriptor, identified by its number."""
 
     def __init__(self, number: int) -> None:
         self.number = number
 
     def detach(self) -> int:
-        """Returns a duplicate for the caller, as `multiprocessing.reduction.DupFd.detach` does."""
+        """Returns a duplicate for the caller, like `multiprocessing.reduction.DupFd.detach`."""
         return os.dup(_here[self.number])
 
 
@@ -100,7 +101,7 @@ class Inheritance:
     def collected(self, pickle: Callable[[], T]) -> T:
         """Calls `pickle` while this thread pickles for processes that inherit the descriptors."""
         context: Any = sys.modules.get("multiprocessing.context")
-        if context is None:  # then no such objects exist
+        if context is None:  # no such objects exist
             return pickle()
         before = context.get_spawning_popen()
         context.set_spawning_popen(self)
@@ -116,7 +117,7 @@ def receive(descriptors: list[int]) -> None:
 
 
 def forget() -> None:
-    """Closes the inherited descriptors, once the initializer has its arguments."""
+    """Closes the inherited descriptors. Called when the initializer's arguments are unpickled."""
     while _here:
         os.close(_here.pop())
 
@@ -127,8 +128,8 @@ def put_setup(
     initargs: tuple[Any, ...],
     inheritance: Inheritance | None,
 ) -> Any:
-    """Stores the initializer and its arguments for all workers. inheritance: given if all workers
-    are on this host."""
+    """Stores the initializer and its arguments for all workers. inheritance: not None if all
+    workers are on this host."""
     memory = runtime.memory
     function = _serialize.encode_function(initializer, memory.scan and memory.scan())
     if inheritance is not None and "multiprocessing.context" in sys.modules:
@@ -139,7 +140,7 @@ def put_setup(
                 raise
             raise TypeError(
                 "initargs hold an object of multiprocessing's fork context, which only a "
-                "forked process can use: make it with the spawn context, as "
+                "forked process can use: create it with the spawn context, for example "
                 "multiprocessing.get_context('spawn').Lock()"
             ) from error
         if len(inheritance.descriptors) > DESCRIPTORS_MAX:
@@ -154,6 +155,6 @@ def put_setup(
         if "through inheritance" not in str(error):
             raise
         raise TypeError(
-            f"{error}: initargs reach workers of other hosts by value; use a "
+            f"{error}: initargs are sent by value to workers on other hosts; use a "
             "multiprocessing.Manager() that listens on the network, or workers on this host"
         ) from error

@@ -1,7 +1,7 @@
-"""Starts a host (shared memory, sockets, the supervisor) and ends it.
+"""Starts a host (shared memory, sockets, the supervisor) and shuts it down.
 
-The driver creates the control memory itself, so it can submit before any other process runs. The
-supervisor receives all resources as descriptors and values; no named file is created.
+The driver creates the control memory itself, so it can submit tasks before any other process runs.
+The supervisor receives all resources as descriptors and values, and no named file is created.
 """
 
 from __future__ import annotations
@@ -56,26 +56,26 @@ if TYPE_CHECKING:
 
 __all__ = ["HostProcesses", "check_room_to_attach", "store_size"]
 
-# The size of a host's store: the limit of its objects, and the length of its sparse file.
+# The size of a host's store: the limit for its objects, and the length of its sparse file.
 #
-# Every process of a host maps the whole file. The file's length therefore counts against `ulimit
-# -v` of each process, and against `ulimit -f`, although it costs no memory. If such a limit is set,
-# the store takes at most half of the remaining space; the other half is for the program.
+# Every process on a host maps the whole file. The file's length therefore counts against each
+# process's `ulimit -v`, and against `ulimit -f`, although it costs no memory. If such a limit is
+# set, the store takes at most half of the remaining space; the other half is for the program.
 
 
 LENGTH_MIN, LENGTH_MAX = 64 << 30, 32 << 40  # address space, not memory
 MEMORY_MAX = LENGTH_MAX // 2
-FACTOR = 8  # so that fragmentation never prevents an allocation while memory is free
+FACTOR = 8  # fragmentation then never prevents an allocation while memory is free
 FACTOR_MIN = 2  # under a ulimit; separate free ranges are then combined more often
-DEFAULT_MIN = 64 * MIB  # no smaller store is made unless memory= asks for it
+DEFAULT_MIN = 64 * MIB  # a smaller store needs an explicit memory=
 ROOM_SHARE = 2  # the store takes at most 1/ROOM_SHARE of the space that a limit leaves
 ADDRESSES, FILES = "address space (ulimit -v)", "file length (ulimit -f)"
 
 
 def store_size(memory: int | None) -> tuple[int, int]:
     """(limit of the store, length of its file), in bytes. memory: the requested limit; None: a
-    third of the host's memory, or less under an ulimit. ConfigError: such a store cannot be
-    made."""
+    third of the host's memory, or less under a ulimit. ConfigError: such a store cannot be
+    created."""
     limit = memory or total_bytes() // 3
     if limit > MEMORY_MAX:
         raise ConfigError(f"memory={limit}: it must be at most {MEMORY_MAX} bytes (16 TiB)")
@@ -114,7 +114,7 @@ def _room() -> tuple[int, int, str]:
 
 
 def check_room_to_attach(control_fd: int, store_fd: int) -> None:
-    """ConfigError if a limit of this process is too small for the memory of the existing node."""
+    """Raises ConfigError if this process's limits are too small for the existing node's memory."""
     lengths = [os.fstat(fd).st_size for fd in (control_fd, store_fd)]
     for needed, left, which in (
         (sum(lengths), address_space_left(), ADDRESSES),
@@ -129,22 +129,22 @@ def check_room_to_attach(control_fd: int, store_fd: int) -> None:
 
 
 PROCESSES_BESIDE = 2  # processes other than workers that put small objects: driver and node
-SPANS_SHARE = 2  # spans are halved until those of all processes take at most 1/2 of the store
-# Descriptors in the process that starts a host: for each worker both ends of its connection and of
+SPANS_SHARE = 2  # spans are halved until all spans together take at most 1/2 of the store
+# Descriptors in the process that starts a host: for each worker, both ends of its connection and of
 # its two output pipes; and all others, including those for a network.
 DESCRIPTORS_PER_WORKER, DESCRIPTORS_BESIDE = 6, 32
 PROCESSES_BESIDE_WORKERS = 3  # supervisor, node and manager
-THREADS_HERE = 2  # of the process that starts a host: for workers' output, and for completions
+THREADS_HERE = 2  # threads in the process that starts a host: output and completions
 BOOT_FILE = os.path.join("_supervisor", "boot.py")
 READ_BYTES = 1 << 16
-READER_PATIENCE_S = 1.0  # for the printing thread, which the user's stdout may block
+READER_PATIENCE_S = 1.0  # limit of a wait for the printing thread; the user's stdout may block it
 _log = logging.getLogger("hoplite_mp")
 
 
 class HostProcesses:
-    """The processes of one host, as seen by the driver that started them."""
+    """The processes on one host, as seen by the driver that started them."""
 
-    attached = False  # true if the node is another process's child
+    attached = False  # whether another process has started the node
     standby: tuple[str, ...] = ()  # addresses of the cluster's standby
     holds_standby = ""  # the standby's address, if it is on this host
 
@@ -230,7 +230,7 @@ class HostProcesses:
             raise
 
     def _watch(self) -> None:
-        """Starts a thread that reads the node's output. The thread ends with the node."""
+        """Starts a thread that reads the node's output. The thread ends when the node ends."""
         self._output_line = Watched(self.output.fileno())
         self.lost = False
         self.ended = threading.Event()
@@ -239,7 +239,7 @@ class HostProcesses:
         memory.await_lost = self._await_lost
         self.runtime.channel.why_gone = memory.node_gone
         self._ending = False
-        channel = self.runtime.channel  # the thread must keep the channel alive, but not this host
+        channel = self.runtime.channel  # the thread must keep the channel alive, but not `self`
         self._printer = Printer(lambda number: channel.tell(MarkLines(number)))
         self._printer.follow_cells()
         self.runtime.memory.print_lines = self._print_lines
@@ -250,17 +250,17 @@ class HostProcesses:
             self._reader.start()
 
     def _print_lines(self, timeout: float | None) -> None:
-        """Waits until all lines that workers have printed so far are written, at most until the
+        """Waits until all lines that workers have printed so far are written, or until the
         timeout."""
         if self._reader is not threading.current_thread():  # in a callback of a Future
             self._printer.wait(timeout)
 
     def _read_output(self) -> None:
-        """Prints the workers' lines until the node's end."""
+        """Prints the workers' lines until the node ends."""
         try:
             self._forward_output()
         except Exception:
-            _log.exception("what the workers print cannot be read")
+            _log.exception("the workers' output cannot be read")
         finally:
             try:
                 self._printer.end()
@@ -279,7 +279,7 @@ class HostProcesses:
                 if not self.runtime.tasks.pid(NODE_SLOT):
                     waited = self._config.start_timeout_s
                     _log.error("the host did not start within %g s (start_timeout_s)", waited)
-                    # The process has not been reaped, so its pid is still ours.
+                    # The process has not been reaped, so its pid has not been reused.
                     os.kill(self.process.pid, signal.SIGKILL)
                 continue
             except OSError:
@@ -295,8 +295,8 @@ class HostProcesses:
                 del data[: 4 + size]
 
     def _node_ended(self) -> None:
-        """Fails all pending objects. The thread that reads the output calls this method, so it also
-        runs if `end()` was interrupted."""
+        """Fails all pending objects. Called by the thread that reads the output, so it runs even if
+        `end()` was interrupted."""
         runtime = self.runtime
         try:
             if self._ending:
@@ -308,7 +308,7 @@ class HostProcesses:
                 runtime.memory.lost = error
             self._knows.set()
             runtime.tasks.lose()
-            if self._ending:  # the thread that ends the cluster calls the callbacks
+            if self._ending:  # the thread that closes the cluster calls the callbacks
                 runtime.submitter.fail_pending(error)
             else:
                 runtime.submitter.abandon(error)
@@ -318,7 +318,8 @@ class HostProcesses:
 
     def _await_lost(self) -> None:
         """Waits until the thread that reads the output has set `Memory.lost`. The user's stdout may
-        block that thread, so the wait is limited. If it expires, the error gives no reason."""
+        block that thread, so the wait has a time limit. After the limit, the error has no
+        reason."""
         if self._reader is not threading.current_thread():
             self._knows.wait(2 * READER_PATIENCE_S)
 
@@ -331,7 +332,7 @@ class HostProcesses:
         error = errors.NodeLostError(
             f"node {self.runtime.node_name}, through which this process took part in the cluster "
             f"at {self._joined}, was removed from it by remove_node(); open "
-            f"Cluster(address={self._joined!r}) again to go on"
+            f"Cluster(address={self._joined!r}) again to continue"
         )
         _log.info("%s", error)
         return error
@@ -345,20 +346,20 @@ class HostProcesses:
             return ManagerLostError(
                 f"the cluster at {self._joined} has declared this host lost, because its "
                 "heartbeats did not arrive in time (Config.heartbeat_timeout_s); open "
-                "Cluster(address=...) again to go on"
+                "Cluster(address=...) again to continue"
             )
-        if self._joined and code != NODE_DIED:  # the cluster's manager decides when it ends
+        if self._joined and code != NODE_DIED:  # the manager decides when the cluster ends
             error = ManagerLostError(f"the cluster at {self._joined} has ended")
             _log.info("%s", error)
             return error
         if code == GIVEN_UP:
-            _log.error("the manager of this host has stepped down: it has lost most other hosts")
-            return ManagerLostError("the manager of this host has stepped down")
-        _log.error("the node of this host has ended unexpectedly; its cluster is lost")
+            _log.error("the manager on this host has stepped down: it has lost most other hosts")
+            return ManagerLostError("the manager on this host has stepped down")
+        _log.error("the node of this host has ended unexpectedly; the cluster is lost")
         return errors.NodeLostError("the node of this host has ended")
 
     def end(self) -> None:
-        """Ends all processes and waits until they are gone."""
+        """Stops all processes, and waits until they have exited."""
         self._ending = True
         client = self.runtime.client
         if client.usable:
@@ -366,11 +367,11 @@ class HostProcesses:
             self.runtime.tasks.wake_pool_all()
         try:
             with contextlib.suppress(OSError):
-                # If user code has closed the connection, the supervisor ends everything.
+                # If user code has closed the connection, the supervisor stops everything.
                 if self._line.there():
                     self.supervisor.send(dump(Shutdown()))
             self._wait_gone()
-        finally:  # also after Ctrl-C: closes all connections, which ends the processes
+        finally:  # even after Ctrl-C: closing all connections stops the processes
             with contextlib.suppress(OSError):
                 if self.output.fileno() >= 0 and self._output_line.there():
                     self.output.shutdown(socket.SHUT_RDWR)
@@ -383,7 +384,8 @@ class HostProcesses:
 
     @property
     def given_up(self) -> bool:
-        """Whether the cluster had declared this living host dead. Valid after `end`."""
+        """Whether the cluster had declared this host dead while it was running. Valid after
+        `end`."""
         return self.process.returncode == GIVEN_UP
 
     @property
@@ -400,7 +402,7 @@ class HostProcesses:
             if clock.wait_for_process(self.process, self._config.shutdown_timeout_s) is None:
                 self._kill()  # this also kills its children (PDEATHSIG)
                 self.process.wait()
-        except BaseException:  # after Ctrl-C no thread waits for the processes again
+        except BaseException:  # after Ctrl-C, nothing waits for the processes again
             self._kill()
             raise
 
@@ -411,9 +413,9 @@ class HostProcesses:
 
 def _with_spans_that_fit(config: Config, limit: int, workers: int) -> Config:
     """The configuration with spans that fit into the store. Every process that puts objects needs
-    its own span. In a small store spans are halved, down to a minimum, until half of the store is
-    left for large objects and for workers that replace blocked workers. ConfigError if even the
-    smallest spans do not fit."""
+    its own span. In a small store, spans are halved down to a minimum, so that half of the store is
+    left for large objects and for workers that replace blocked workers. ConfigError: not even the
+    smallest spans fit."""
     processes = workers + PROCESSES_BESIDE
     span, smallest = config.span_bytes, 2 * config.small_object_bytes_max
     while SPANS_SHARE * processes * span > limit and span // 2 >= max(smallest, SPAN_BYTES_MIN):
@@ -421,48 +423,48 @@ def _with_spans_that_fit(config: Config, limit: int, workers: int) -> Config:
     if processes * span > limit:
         raise ConfigError(
             f"memory={limit} is too small for {workers} workers: each of {processes} processes "
-            f"needs {span} bytes for its small objects, together {processes * span}. Raise "
-            "memory=, ask for fewer workers, or lower small_object_bytes_max"
+            f"needs {span} bytes for its small objects, {processes * span} in total. Raise "
+            "memory=, start fewer workers, or lower small_object_bytes_max"
         )
     return dataclasses.replace(config, span_bytes=span)
 
 
 def _check_spill_dir(config: Config) -> None:
-    """ConfigError if the given directory cannot be written. The directory is not created."""
+    """Raises ConfigError if the spill directory does not exist or cannot be written to."""
     where = config.spill_dir
     if where is None or config.spill_bytes_max == 0:
         return
     if not os.path.isdir(where):
-        raise ConfigError(f"spill_dir={where!r} is no directory of this host: make it first")
+        raise ConfigError(f"spill_dir={where!r} is not a directory on this host: create it first")
     if not os.access(where, os.W_OK | os.X_OK):
-        raise ConfigError(f"spill_dir={where!r} cannot be written by this process")
+        raise ConfigError(f"spill_dir={where!r}: this process cannot write to it")
 
 
 def _check_descriptors(workers: int) -> None:
-    """ConfigError if this process may not open enough descriptors for the start. Later shortages
-    only cause delays, so they are not counted."""
+    """Raises ConfigError if this process may not open enough descriptors for the start. Later
+    shortages only cause delays, so they are not checked."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = DESCRIPTORS_BESIDE + DESCRIPTORS_PER_WORKER * workers
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise ConfigError(
             f"workers={workers} needs about {needed} descriptors, and a process may open {hard} "
-            "here: raise the hard limit (ulimit -Hn), or ask for fewer workers"
+            "here: raise the hard limit (ulimit -Hn), or start fewer workers"
         )
 
 
 def _check_processes(workers: int) -> None:
-    """ConfigError if this user may not start enough processes and threads."""
+    """Raises ConfigError if this user may not start enough processes and threads."""
     needed = PROCESSES_BESIDE_WORKERS + THREADS_HERE + workers
     left, which = processes_left()
     if left < needed:
         raise ConfigError(
             f"workers={workers} needs {needed} more processes and threads, and {left} are allowed "
-            f"here ({which}): raise the limit, or ask for fewer workers"
+            f"here ({which}): raise the limit, or start fewer workers"
         )
 
 
 def interpreter() -> str:
-    """The path of an interpreter like this one. ConfigError if there is none, as in a program that
+    """The path of an interpreter like this one. ConfigError: there is none, as in a program that
     embeds Python."""
     if sys.executable:
         return sys.executable
@@ -471,8 +473,8 @@ def interpreter() -> str:
     if os.access(found, os.X_OK):
         return found
     raise ConfigError(
-        f"sys.executable={sys.executable!r}, and there is no {found}: set sys.executable to the "
-        "path of a Python interpreter that has this program's packages, before a cluster opens"
+        f"sys.executable={sys.executable!r}, and {found} does not exist: set sys.executable to the "
+        "path of a Python interpreter with this program's packages before opening a cluster"
     )
 
 
@@ -481,7 +483,7 @@ def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
 
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     boot = os.path.join(root, "hoplite_mp", BOOT_FILE)
-    # Absolute, because the program and its tasks may change their working directories.
+    # Made absolute, because the program and its tasks may change their working directories.
     path = [p if os.path.isabs(p) else os.path.abspath(p) for p in sys.path if isinstance(p, str)]
     path += [] if root in path else [root]
     _serialize.set_readers_path(path)
@@ -491,7 +493,7 @@ def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
     info = os.memfd_create("hoplite_mp start", os.MFD_CLOEXEC)
     os.write(info, len(listed).to_bytes(8, "little") + listed + body)
     os.lseek(info, 0, os.SEEK_SET)
-    # Like processes of the standard library, the supervisor and its workers inherit -O, -W and -X.
+    # Like multiprocessing's processes, the supervisor and its workers inherit -O, -W and -X.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     try:
         return run_boot([interpreter(), *flags, boot, str(info)], [*fds, info])
@@ -500,8 +502,8 @@ def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
 
 
 def run_boot(command: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
-    """Executes a command. The new process has these descriptors under the same numbers. Ctrl-C is
-    blocked until boot.py ignores it, because Ctrl-C must not interrupt the imports."""
+    """Executes a command. The new process has these descriptors with the same numbers. Ctrl-C is
+    blocked until boot.py ignores it, because it must not interrupt the imports."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(
@@ -513,7 +515,7 @@ def run_boot(command: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
         )
     except BlockingIOError as error:  # EAGAIN of fork
         raise ConfigError(
-            "no process can be started: every process that this user may have is in use; raise "
+            "no process can be started: this user has the maximum number of processes; raise "
             "the limit (ulimit -u, or that of the control group)"
         ) from error
     finally:

@@ -1,7 +1,7 @@
 """The results of `map`, one after the other, while further tasks are sent.
 
 `map` iterates over Futures, and submits further tasks as it advances, for threads and for event
-loops. At its end, in any way, tasks that have not begun are cancelled. No Future is held longer
+loops. However the iteration ends, tasks that have not begun are cancelled. No Future is held longer
 than needed.
 """
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MapRun", "Results", "bars_aside", "length_of", "open_bar"]
 
-# The bar of `map(progress=)`.
+# The progress bar of `map(progress=)`.
 #
-# The package tqdm draws bars in terminals and in notebooks. It is an optional dependency, imported
+# The package tqdm draws bars in terminals and notebooks. It is an optional dependency, and imported
 # for the first bar. Workers' lines that arrive while a bar is shown are written above it.
 
 
@@ -60,7 +60,8 @@ def open_bar(progress: bool | str, total: int | None) -> Any:
 
 
 def bars_aside(file: Any) -> Any:
-    """A context in which a line can be written: bars are cleared before and redrawn after it."""
+    """A context manager for writing a line: bars are cleared before the line and redrawn after
+    it."""
     bar = next((one for one in list(_bars) if not one.disable), None)
     return contextlib.nullcontext() if bar is None else bar.external_write_mode(file)
 
@@ -81,7 +82,7 @@ T = TypeVar("T")
 
 
 class MapRun:
-    """One call of map: the Futures in progress, and the iterator that submits further tasks."""
+    """One call to map: the Futures in progress, and the iterator that submits further tasks."""
 
     def __init__(
         self,
@@ -95,10 +96,10 @@ class MapRun:
         catches: bool,
         chunked: bool,
     ) -> None:
-        """futures: each with the number of its items. timeout: in seconds, as given by the user,
-        for messages; deadline: the resulting time. executor: kept alive. bar: a tqdm bar, or None.
-        catches: exceptions of items are results. chunked: the result of a Future is a list of its
-        items' results."""
+        """futures: pairs (Future, number of its items). timeout: seconds, as given by the user, for
+        messages. deadline: the resulting time. executor: an object to keep alive. bar: a tqdm bar,
+        or None. catches: whether items' exceptions are returned as results. chunked: whether a
+        Future's result is a list of its items' results."""
         self._more = futures
         self._timeout = timeout
         self._deadline = deadline
@@ -107,10 +108,11 @@ class MapRun:
         self._ordered = ordered
         self.catches = catches
         self.chunked = chunked
-        self._sizes: dict[Future[Any], int] = {}  # if it catches: Future -> number of its items
-        # If ordered: Futures in order, the next one first.
+        self._sizes: dict[Future[Any], int] = {}  # if `catches`: Future -> number of its items
+        # If `ordered`: the Futures in order, the next one first.
         self._ahead: deque[Future[Any]] = deque()
-        # If completions are followed: Futures that are not known to be done -> number of items.
+        # If completions are followed: each Future that is not known to be done -> number of its
+        # items.
         self._under_way: dict[Future[Any], int] = {}
         self._ends: Completions[Future[Any]] | None = None
         try:
@@ -140,7 +142,7 @@ class MapRun:
         return bool(self._ahead or self._under_way)
 
     def next(self) -> Future[Any]:
-        """The next Future. It is done if completions are followed; otherwise it may be pending."""
+        """The next Future. If completions are followed, it is done; otherwise it may be pending."""
         if self._ends is None:
             return self._ahead.popleft()
         try:
@@ -185,8 +187,8 @@ class MapRun:
         return future
 
     def result(self, future: Future[Any], result: Any) -> Any:
-        """The result of a successful Future. It contains the exceptions of items at their
-        places."""
+        """The result of a successful Future. It contains the exception of each failed item in its
+        place."""
         if self.catches:
             del self._sizes[future]
             if self.chunked:
@@ -195,12 +197,12 @@ class MapRun:
         return result
 
     def instead(self, future: Future[Any], error: BaseException) -> Any:
-        """The result of a failed Future: the task's own exception if this map returns exceptions.
-        Otherwise raises the error."""
+        """The result of a failed Future. Returns the task's own exception if this map returns
+        exceptions; otherwise raises the error."""
         own = future._error
         if not self.catches or own is None:
             raise error
-        if error is not own and _serialize.cause_of(error) is not own:  # may wrap it
+        if error is not own and _serialize.cause_of(error) is not own:  # `error` may wrap `own`
             raise error
         _serialize.drop_traceback(own)
         count = self._sizes.pop(future)
@@ -243,7 +245,7 @@ class Results(Generic[T]):
     def __init__(self, run: MapRun) -> None:
         self._run = run
         self._results = results = _results_of(run)
-        # Drives the iterator over the present chunk, and ends it when cleared (see `_poppers`).
+        # Controls the iterator over the present chunk, and ends it when cleared (see `_poppers`).
         self._turns: list[list[int]] = []
         self._iterator: Iterator[T] = results
         if run.chunked:
@@ -267,8 +269,7 @@ class Results(Generic[T]):
 
 
 def _results_of(run: MapRun) -> Generator[Any, None, None]:
-    """Yields results. Tasks that have not begun are cancelled at the end of the generator, in any
-    case."""
+    """Yields results. However the generator ends, tasks that have not begun are cancelled."""
     try:
         while run:
             future = run.next()
@@ -280,7 +281,7 @@ def _results_of(run: MapRun) -> Generator[Any, None, None]:
                 future.cancel()  # has no effect once the task is done
                 del future
             run.go_on()
-            yield result.pop()  # now only the reader holds it
+            yield result.pop()  # now only the caller holds the result
     finally:
         run.end()
 
@@ -309,9 +310,9 @@ def _not_an_end(error: StopAsyncIteration) -> RuntimeError:
 def _poppers(
     results: Generator[list[Any], None, None], turns: list[list[int]]
 ) -> Generator[Iterator[Any], None, None]:
-    """Yields an iterator for each chunk. It removes items from the chunk as it yields them, so only
-    the reader holds a yielded item. No Python code runs for an item. The iterator ends when the
-    list in `turns` is used up or cleared."""
+    """Yields an iterator for each chunk. The iterator removes items from the chunk as it yields
+    them, so only the caller holds a yielded item. No Python code runs for each item. The iterator
+    ends when the list in `turns` is used up or cleared."""
     for chunk in results:
         chunk.reverse()
         turns[:] = [[-1] * len(chunk)]
@@ -319,13 +320,13 @@ def _poppers(
 
 
 class _InLoop(Generic[T]):
-    """The results in an event loop. This class is not an asynchronous generator, because a loop
+    """Iterates over the results in an event loop. Not an asynchronous generator, because the loop
     would have to close a generator."""
 
     def __init__(self, run: MapRun) -> None:
         self._run = run
         self._chunk: list[T] = []  # reversed: its last item is the next one
-        self._future: Future[Any] | None = None  # a Future that is done and not read yet
+        self._future: Future[Any] | None = None  # a Future that is done and has not been read
         self._busy = False
 
     def __aiter__(self) -> _InLoop[T]:
@@ -335,7 +336,7 @@ class _InLoop(Generic[T]):
         import asyncio
 
         if self._busy:
-            raise RuntimeError("another task is waiting for the next result of this map() already")
+            raise RuntimeError("another task is already waiting for the next result of this map()")
         self._busy = True
         try:
             while not self._chunk:
@@ -344,7 +345,7 @@ class _InLoop(Generic[T]):
         except asyncio.CancelledError:
             if self._future is not None and self._future.cancelled():
                 self._end()
-            raise  # unless the task was cancelled, only this step was, and it may be repeated
+            raise  # if only this step was cancelled, it may be repeated
         except BaseException:  # the end, or a task's error
             self._end()
             raise

@@ -1,7 +1,7 @@
-"""One process's access to the store: put, get, and arrays that are allocated in the store.
+"""One process's access to the store: put, get, and arrays allocated in the store.
 
 `put` and `get` consist of serialisation, at most one copy, and updates of a few words in shared
-memory. Small objects involve no other process. Large blocks, spilled objects and new spans are
+memory. Small objects need no other process. Large blocks, spilled objects and new spans are
 requested from the node.
 """
 
@@ -85,7 +85,8 @@ class PageMap:
             self.units.update(units)
 
     def serves(self, payload: int, nbytes: int) -> bool:
-        """Whether a write there should go through the mapping, which is made once it pays off."""
+        """Whether a write to these bytes should use the mapping, which is created at the second
+        write."""
         if nbytes < POPULATE_BYTES_MIN:
             return True
         units = _units(payload, nbytes)
@@ -103,14 +104,14 @@ def _units(payload: int, nbytes: int) -> range:
 
 
 def checked_order(order: str) -> Any:
-    """A checked `order`; ValueError for anything but "C" and "F"."""
+    """Returns `order`. Raises ValueError unless it is "C" or "F"."""
     if order not in ("C", "F"):
         raise ValueError(f"order must be 'C' or 'F', not {order!r}")
     return order
 
 
 def freeze(array: np.ndarray[Any, np.dtype[Any]]) -> None:
-    """Makes the array read-only, and every array of which it is a view."""
+    """Makes the array read-only, and also every array that it is a view of."""
     base: Any = array
     while type(base) is np.ndarray:
         base.flags.writeable = False
@@ -122,7 +123,7 @@ PREFIX_SMALL = 256
 SPILLING_POLL_S = 0.001
 SIZE_BYTES_MAX = 1 << 62
 FORKED = (
-    "this process was forked from the one that opened this cluster, and cannot use it: open a "
+    "this process was forked from the process that opened this cluster, and cannot use it: open a "
     "Cluster in this process"
 )
 
@@ -131,8 +132,8 @@ WaitOne = Callable[[int, int], None]
 
 
 def whole(value: Any) -> int | None:
-    """An integer of any type (numpy's, a 0-d array) as int; None for any other value, and for
-    bool."""
+    """An integer of any type (a NumPy integer, a 0-d array) as an int; None for any other value,
+    including bool."""
     if isinstance(value, (bool, np.bool_)):
         return None
     try:
@@ -150,26 +151,27 @@ class Memory:
         self.config = config
         self.wait_one: WaitOne = lambda oid, deadline: None
         self.wait_moved: Callable[[int, int], bool] = lambda oid, deadline: True
-        # For large arrays that functions capture.
+        # Finds large arrays that functions capture.
         self.scan: Callable[[], _serialize.Scan] | None = None
         self.drain: Callable[[], None] = lambda: None  # drops the objects of finished tasks
-        self.pending: Container[int] = ()  # unprocessed results of this process
+        self.pending: Container[int] = ()  # unprocessed results for this process
         self.ended: Callable[[int], None] = lambda oid: None  # processes one such result
         # Called when the failure of a task is read, or may be read by another process.
         self.failure_read: Callable[[int], None] = lambda oid: None
         self.lost: BaseException | None = None  # the reason why no pending object will ever be done
-        # Waits until the thread that watches the node has set `lost`, or will not set it.
+        # Waits until the thread that watches the node has set `lost`, or gives up after a while.
         self.await_lost: Callable[[], None] = _nothing
-        # The value of `client.printed` up to which lines were printed; the function that prints.
+        # The value of `client.printed` up to which lines were printed, and the function that prints
+        # lines.
         self.printed = client.printed
         self.print_lines: Callable[[float | None], None] | None = None  # only in drivers
-        self.attached = 0  # number of refs that were unpickled elsewhere than in `decode`
+        self.attached = 0  # number of refs that were unpickled outside `decode`
         self.inner: dict[int, list[ObjectRef[Any]]] = {}  # object of this process -> refs inside it
-        # Whether a task that raised SystemExit, for example, fails with this exception, not with a
-        # TaskError.
+        # Whether a task that raised an exception such as SystemExit fails with this exception
+        # instead of a TaskError.
         self.raises_exits = False
         self.mapped = PageMap(client)
-        # Payloads of blocks with results of Groups' calls, to which the owner may write.
+        # Payloads of blocks with results of Group calls, to which the owner may write.
         self.results: set[int] = set()
 
     # -- refs ----------------------------------------------------------------------------------
@@ -180,21 +182,21 @@ class Memory:
             raise ClosedError(FORKED if self.client.forked else "this cluster is closed")
 
     def check_lost(self) -> None:
-        """Like `check`; also raises the error with the reason if the node is lost."""
+        """Like `check`, but also raises an error with the reason if the node is lost."""
         if self.lost is not None or not self.client.usable:
             self.check()
             raise self.lost_again()
 
     def lost_again(self) -> BaseException:
-        """A copy of the error with which all pending objects have failed. Each raise thus has a
-        separate traceback."""
+        """A copy of the error that all pending objects have failed with, so that each raise has its
+        own traceback."""
         assert self.lost is not None
         return type(self.lost)(*self.lost.args)
 
     def show_printed(self, deadline: int) -> None:
-        """Prints the workers' output so far, before a result is returned, at most until the
-        deadline. Called if `client.printed` has changed. Does nothing in an event loop, because it
-        blocks."""
+        """Prints the workers' output so far, waiting at most until the deadline. Called before a
+        result is returned if `client.printed` has changed. Does nothing in an event loop, because
+        it blocks."""
         seen = self.client.printed
         if self.print_lines is not None:
             loops: Any = sys.modules.get("asyncio.events")
@@ -202,10 +204,10 @@ class Memory:
                 return
             left = None if deadline == FOREVER_NS else (deadline - clock.monotonic_ns()) / 1e9
             self.print_lines(left)
-        self.printed = seen  # only now, because other threads must wait for these lines, too
+        self.printed = seen  # set last, because other threads must wait for these lines, too
 
     def node_gone(self) -> BaseException:
-        """The error of a call that found the node ended."""
+        """The error for a call that has detected the end of the node."""
         self.check()
         self.await_lost()
         if self.lost is not None:
@@ -216,7 +218,7 @@ class Memory:
         return ids.pack_id(self.client.host_id, oid)
 
     def _named(self, oid: int) -> ObjectRef[Any]:
-        """The text of the object's ref, for messages."""
+        """A ref whose text names the object in messages."""
         return ObjectRef(self.public_id(oid))
 
     def local_id(self, ref: ObjectRef[Any]) -> int:
@@ -230,7 +232,7 @@ class Memory:
         hold: Any = ref._hold
         if type(hold) is not _shm.Hold or hold.host_id != self.client.host_id:
             raise ObjectLostError(
-                f"{ref} is gone, or belongs to another cluster or to one that has ended"
+                f"{ref} is gone, or belongs to another cluster or to a cluster that has ended"
             )
         return hold.oid
 
@@ -239,7 +241,7 @@ class Memory:
         return ObjectRef(self.public_id(oid), self.client.hold(oid, False))
 
     def make_ref(self, object_id: bytes) -> ObjectRef[Any]:
-        """A ref with a new hold; without a hold if the object is gone."""
+        """A ref with a new hold, or without a hold if the object is gone."""
         host_id, oid = ids.unpack_id(object_id)
         hold = None
         if host_id == self.client.host_id:
@@ -250,13 +252,14 @@ class Memory:
         return ObjectRef(object_id, hold)
 
     def _import(self, object_id: bytes) -> Any:
-        """A hold on another host's object; None if it is gone, or there are no other hosts."""
+        """A hold on another host's object; None if the object is gone, or there are no other
+        hosts."""
         return take_over(self, Import([object_id]), lambda oids: oids[0])
 
     # -- writing -------------------------------------------------------------------------------
 
     def put(self, value: Any) -> ObjectRef[Any]:
-        """Stores a value; returns a ref to the sealed object."""
+        """Stores a value, and returns a ref to the sealed object."""
         self.check()
         if self.client.news():
             self.collect()
@@ -267,7 +270,8 @@ class Memory:
         return self.put_encoded(_serialize.encode(value, self.scan))
 
     def put_encoded(self, encoded: _serialize.Encoded, held: bool = False) -> ObjectRef[Any]:
-        """`held`: the caller holds the refs inside the object as long as it may be read."""
+        """Stores an encoded value. `held`: whether the caller holds the refs inside the object as
+        long as the object may be read."""
         refs = bool(encoded.refs)
         if encoded.nbytes <= _shm.INLINE_BYTES_MAX:
             hold = self.client.put_inline(
@@ -282,17 +286,17 @@ class Memory:
         return ObjectRef(self.public_id(oid), hold)
 
     def put_error(self, encoded: _serialize.Encoded) -> ObjectRef[Any]:
-        """Like `put_encoded`, for an error of up to `error_bytes_max`. Does not wait for space, but
-        may use the reserve for errors. StoreFullError: there is no space."""
+        """Like `put_encoded`, for an error of up to `error_bytes_max` bytes. Does not wait for
+        space, but may use the reserve for errors. StoreFullError: there is no space."""
         if encoded.nbytes <= _shm.INLINE_BYTES_MAX or encoded.refs:
             return self.put_encoded(encoded)
         hold = self.client.put(self.write(encoded, error=True), encoded.nbytes, False)
         return ObjectRef(self.public_id(hold.oid), hold)
 
     def put_text(self, values: tuple[Any, ...], place: int) -> ObjectRef[Any]:
-        """Stores plain values without waiting for space. The value at `place` is a string. If not
-        even the reserve for errors has space, the string is cut until all values fit beside the
-        header: an error that reports a full store must not need space itself."""
+        """Stores plain values without waiting for space. The value at index `place` is a string. If
+        not even the reserve for errors has space, the string is shortened until all values fit into
+        the header, because an error that reports a full store must not need space itself."""
         encoded = _serialize.encode(values)
         if _shm.INLINE_BYTES_MAX < encoded.nbytes <= self.config.error_bytes_max:
             with contextlib.suppress(StoreFullError):
@@ -304,8 +308,8 @@ class Memory:
     def write(
         self, encoded: _serialize.Encoded, error: bool = False, what: str = "put"
     ) -> _shm.Lease:
-        """Writes the payload into a new LEASED block. An error may use the reserve. what: the
-        operation's name for errors."""
+        """Writes the payload into a new LEASED block. error: whether the payload is an error, which
+        may use the reserve. what: the operation's name, for error messages."""
         if error and encoded.nbytes <= self.config.error_bytes_max:
             lease = self.allocate_error(encoded.nbytes)
         else:
@@ -316,9 +320,10 @@ class Memory:
         return lease
 
     def allocate(self, nbytes: int, written: bool = False, what: str = "put") -> _shm.Lease:
-        """A LEASED block. It is returned to the node with the last reference to the Lease, unless
-        it has become an object. StoreFullError if there is no space for put_wait_s. written: the
-        caller writes all pages and decides how to map them, so they are not mapped here."""
+        """A LEASED block. The block is returned to the node with the last reference to the Lease,
+        unless it has become an object. StoreFullError: there was no space for put_wait_s. written:
+        whether the caller writes all pages and decides how to map them, so that they are not mapped
+        here."""
         lease: _shm.Lease | None
         if nbytes <= self.config.small_object_bytes_max:
             lease = self.client.lease_small(nbytes)
@@ -345,8 +350,8 @@ class Memory:
         return lease
 
     def preallocate(self, nbytes: int) -> _shm.Lease | None:
-        """A block of more than `small_object_bytes_max` bytes for later use; None if the space is
-        needed for other objects."""
+        """A block of more than `small_object_bytes_max` bytes for later use; None if other objects
+        need the space."""
         reply: Reply | _shm.Lease = self.channel.call(
             Lease(nbytes, preallocated=True), self.client.take_lease
         )
@@ -374,16 +379,16 @@ class Memory:
         return reply
 
     def _ask_for_span(self) -> None:
-        """Adds a span to this process's spans, if the store has one without a wait. Many small
-        errors then need only one request."""
+        """Adds a span to this process's spans if the store has one immediately. Many small errors
+        then need only one request."""
         self.channel.call(LeaseSpan(error=True), self.client.take_span)
 
     def _ask(
         self, ask: Lease | LeaseSpan, nbytes: int, deadline: float, what: str
     ) -> _shm.Lease | None:
-        """Requests a block or a span from the node. A span is added to this process's spans.
-        Returns None after a span was added, or if there is no space yet; the caller should then try
-        again."""
+        """Requests a block or a span from the node. Returns a block; adds a span to this process's
+        spans and returns None. Also returns None if there is no space yet. The caller should then
+        try again."""
         take = self.client.take_lease if isinstance(ask, Lease) else self.client.take_span
         reply: Reply | _shm.Lease | None = self.channel.call(ask, take)
         if not isinstance(reply, Reply):
@@ -401,9 +406,7 @@ class Memory:
         try:
             if spans:
                 self.channel.tell(GiveSpans(spans))
-        except (
-            BaseException
-        ):  # Ctrl-C, or a request by a finalizer: the node still counts them as ours
+        except BaseException:  # Ctrl-C, or called in a finalizer: the node did not take them back
             list(map(self.client.add_span, spans))
             raise
 
@@ -418,7 +421,7 @@ class Memory:
         if ids.unpack_id(ref._id)[0] != self.client.host_id:
             self.channel.tell(DropForeign(oid))
         while self.client.delete(oid) < 0:
-            self.check_lost()  # raises if the node is gone: it would never finish
+            self.check_lost()  # a lost node would never finish spilling
             clock.sleep(SPILLING_POLL_S)
 
     # -- arrays made in the store --------------------------------------------------------------
@@ -428,11 +431,11 @@ class Memory:
         self.check()
         kind = np.dtype(dtype)
         if kind.hasobject:
-            raise TypeError(f"an array of {kind} holds Python objects: the store cannot hold it")
+            raise TypeError(f"an array of {kind} contains Python objects: the store cannot hold it")
         try:
             dims = tuple(map(operator.index, shape if hasattr(shape, "__iter__") else (shape,)))
         except TypeError:
-            raise TypeError(f"shape={shape!r:.80}: it must be an integer or several") from None
+            raise TypeError(f"shape={shape!r:.80}: it must be an integer or a tuple") from None
         if any(n < 0 for n in dims):
             raise ValueError(f"negative dimensions are not allowed: {dims}")
         nbytes = kind.itemsize
@@ -449,8 +452,8 @@ class Memory:
         return np.ndarray(dims, kind, buffer=block, offset=prefix, order=checked_order(order))
 
     def private_copy(self, part: memoryview) -> Any:
-        """A writable copy of a large buffer, in a block of the store whose pages are already in
-        memory; in ordinary memory if the store has no space."""
+        """A writable copy of a large buffer. The copy is in a block of the store, whose pages are
+        already in memory, or in ordinary memory if the store has no space."""
         nbytes = part.nbytes
         if not self.client.usable:
             return bytearray(part)
@@ -464,8 +467,8 @@ class Memory:
         return memoryview(block)[PREFIX_BIG:]
 
     def block_of(self, array: Array) -> _shm.Block | None:
-        """The block of this process that the array fills, if the block is not an object yet;
-        otherwise None."""
+        """This process's block that the array fills; None if there is none, or the block has become
+        an object."""
         base: Any = array.base
         while type(base) is np.ndarray:
             base = base.base
@@ -479,14 +482,14 @@ class Memory:
         return base if array.__array_interface__["data"][0] == start else None
 
     def block_to_publish(self, array: Array) -> _shm.Block | None:
-        """The block that this array fills, if `put` may turn the block into an object: for an array
-        made by `empty`. A result of a Group's call is copied, because its owner may still write to
-        the block."""
+        """The block that this array fills if `put` may turn the block into an object, as for an
+        array from `empty`. The result of a Group call is copied, because its owner may still write
+        to the block."""
         block = self.block_of(array)
         return None if block is None or block.payload in self.results else block
 
     def block_head(self, array: Array, block: _shm.Block) -> bytes | None:
-        """The payload's head, for the bytes before the array; None if the head does not fit
+        """The payload's head, to be written before the array; None if the head does not fit
         there."""
         prefix = len(block) - array.nbytes
         order = "C" if array.flags.c_contiguous else "F"
@@ -544,7 +547,7 @@ class Memory:
                     return
                 if clock.monotonic_ns() >= deadline:
                     raise HopliteTimeoutError("the object is being copied from another host")
-                continue  # request it again: if there is no space now, the reply says so
+                continue  # request it again, because there may be no space now
             if deadline == 0 or clock.monotonic_ns() >= deadline:
                 raise HopliteTimeoutError("the object is being read back from the spill file")
             if clock.monotonic_ns() >= limit:
@@ -560,7 +563,7 @@ class Memory:
         failed = _serialize.payload_kind(mem) == _serialize.ERROR
         if failed:  # before `ended`, because another thread may record the failure of the Future
             self.failure_read(oid)
-        if oid in self.pending:  # releases the task's holds now, not at the next `drain`
+        if oid in self.pending:  # releases the task's holds now instead of at the next `drain`
             self.ended(oid)
         if failed:
             raise self.failure(mem)
@@ -578,7 +581,8 @@ class Memory:
     def decode_value(
         self, mem: memoryview, what: str | Callable[[], str], writable: bool = False
     ) -> Any:
-        """Like `_serialize.decode`. what: names the value in the error if its own code fails."""
+        """Like `_serialize.decode`. what: the value's name for the error if the value's own code
+        fails."""
         try:
             return _serialize.decode(mem, make_ref=self.make_ref, writable=writable)
         except BaseException as error:
@@ -593,15 +597,15 @@ class Memory:
     def _value_not_loaded(
         self, error: BaseException, what: str | Callable[[], str]
     ) -> BaseException:
-        """The error to raise for a value that could not be loaded; `error` itself if it interrupts
-        the call."""
+        """The error to raise for a value that could not be loaded; `error` itself if it is an
+        interruption of the call."""
         if isinstance(error, (KeyboardInterrupt, MemoryError)) or is_interruption(error):
             return error
         return self.not_loaded(error, what if isinstance(what, str) else what())
 
     def call_not_loaded(self, error: BaseException, what: str) -> BaseException:
-        """The error to raise if the function or the arguments of a call could not be loaded. The
-        error of a ref's value, and interruptions of the call, are returned unchanged."""
+        """The error to raise if a call's function or arguments could not be loaded. Errors raised
+        by reading a ref's value, and interruptions of the call, are returned unchanged."""
         if isinstance(error, (KeyboardInterrupt, MemoryError)) or is_interruption(error):
             return error
         frame = _serialize.get_traceback(error)
@@ -627,7 +631,7 @@ class Memory:
         return made
 
     def error(self, oid: int, deadline: int) -> BaseException | None:
-        """The error that the object failed with; None if it has a value."""
+        """The error that the object has failed with; None if it has a value."""
         mem = self.payload(oid, deadline)
         if _serialize.payload_kind(mem) != _serialize.ERROR:
             return None
@@ -638,12 +642,12 @@ class Memory:
         """Records that other processes may now read these objects, including the failures of their
         tasks."""
         for ref in refs:
-            with contextlib.suppress(ObjectLostError):  # its readers will get this error, too
+            with contextlib.suppress(ObjectLostError):  # the readers will get this error, too
                 self.failure_read(self.local_id(ref))
 
     def failure(self, mem: memoryview) -> BaseException:
-        """The exception in an error payload. Also reads the cause of a ReduceError (the error of
-        its source), because the node never unpickles."""
+        """The exception in an error payload. Also reads the cause of a ReduceError (its source's
+        error), because the node never unpickles."""
         error = self.to_raise(_serialize.decode_error(mem, self.make_ref))
         source = getattr(error, "source", None) if type(error) is ReduceError else None
         if isinstance(source, ObjectRef):
@@ -656,13 +660,13 @@ class Memory:
         return error
 
     def to_raise(self, error: BaseException) -> BaseException:
-        """The exception to raise in the program for the exception of a task."""
+        """The exception to raise in the program for a task's exception."""
         if issubclass(type(error), _serialize.EXITS) and not self.raises_exits:
             return _serialize.exit_error(error)
         return error
 
     def inner_refs(self, oid: int) -> list[ObjectRef[Any]]:
-        """The refs inside a sealed object, each with a hold of this process."""
+        """The refs inside a sealed object, each with a hold by this process."""
         try:
             mem = self.payload(oid, FOREVER_NS)  # restores a spilled object
         except (CancelledError, ObjectLostError):
@@ -670,8 +674,8 @@ class Memory:
         return [self.make_ref(object_id) for object_id in _serialize.read_refs(mem)]
 
     def contributors(self, ref: ObjectRef[Any]) -> tuple[int, ...] | None:
-        """The indices of the sources of a reduction's result; None if it is not ready, or is
-        another kind of object."""
+        """The indices of the sources that are in a reduction's result; None if the object is not
+        ready, or is not a reduction's result."""
         oid = self.local_id(ref)
         got = self.client.view(oid)
         if isinstance(got, int) and got != STATE["SPILLED"]:

@@ -1,7 +1,7 @@
-"""The network settings of a host in a LAN: token, sockets, certificate; nodes started over ssh.
+"""A host's network settings (token, sockets, certificate), and nodes started over ssh.
 
-Errors in an address, a port or a token are found in the user's process, and raised there. Other
-processes receive descriptors and values, never names to resolve.
+Errors in an address, a port or a token are detected and raised in the user's process. Other
+processes receive descriptors and values, but no names to resolve.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class HostNetwork:
         stays: bool = False,
         standby: Sequence[str] = (),
     ) -> None:
-        """standby: with listen_at, the place of the standby; with address, further addresses at
-        which the manager may be. stays: this process exists for its node, so drivers of this host
-        may attach to the node. AuthError, ConfigError: an argument is wrong."""
+        """standby: with listen_at, the address of the standby; with address, further addresses of
+        the manager. stays: whether this process exists only for its node, so that drivers on this
+        host may attach to the node. AuthError, ConfigError: an argument is wrong."""
         if (listen_at is None) == (address is None):
             raise ConfigError("listen= starts a cluster, address= joins one: pass only one of them")
         self.config = config
@@ -80,12 +80,12 @@ class HostNetwork:
                 self._add_standby(parse_address(other))
             if listen_at is not None:
                 self._listen(parse_address(listen_at))
-                # Last, so that no token is created if the address cannot be listened at.
+                # Last, so that no token is created if listening fails.
                 self.token = load_token(token, make=True)
             else:
                 assert address is not None
                 where = parse_address(address)
-                # Report errors in this host's settings before contacting another host.
+                # Errors in this host's settings are reported before another host is contacted.
                 self.token = load_token(token)
                 self._find(where)
         except BaseException:
@@ -93,8 +93,8 @@ class HostNetwork:
             raise
         if not self.tls:
             _log.warning(
-                "tls=False: all data is sent unencrypted, and anybody on the path can read and "
-                "change it; the token still protects the cluster against strangers"
+                "tls=False: all data is sent unencrypted, and anybody on the network path can read "
+                "and change it; processes without the token still cannot join the cluster"
             )
 
     def _listen(self, where: Address) -> None:
@@ -112,8 +112,8 @@ class HostNetwork:
         host = ipaddress.ip_address(standby.sockaddr[0].partition("%")[0])
         if host.is_unspecified or host.is_loopback or str(host) in own_addresses():
             raise ConfigError(
-                f"the standby at {host}: give an address of another host, as others reach it; this "
-                "one has the manager"
+                f"the standby at {host}: pass an address of another host that all hosts can reach; "
+                "this host runs the manager"
             )
 
     def _add_standby(self, where: Address) -> None:
@@ -134,14 +134,14 @@ class HostNetwork:
         self._routed = routed
 
     def open(self) -> None:
-        """Listens for the other nodes of the cluster, if this host joins with a new node.
-        ConfigError if no port is free."""
+        """Listens for the other nodes in the cluster. Called if this host joins with a new node.
+        ConfigError: no port is free."""
         peers = self._open(self._routed, self._wanted)
         self.addresses = [str(Address(self._routed, bound_address(peers).port))]
 
     def address_for(self, host: str) -> str:
-        """The address at which that host can join: this host's address on the route to it, if its
-        name can be resolved here; otherwise the first advertised address."""
+        """The address at which that host can join: this host's address on the route to `host` if
+        its name can be resolved here; otherwise the first advertised address."""
         name = host.rpartition("@")[2]
         own = parse_address(self.address)
         try:
@@ -196,7 +196,7 @@ class HostNetwork:
 
 def _ports(ports: Any) -> range:
     if ports is None:
-        return range(1)  # any free one
+        return range(1)  # any free port
     if isinstance(ports, range):
         return ports
     return parse_ports(str(ports))
@@ -204,23 +204,23 @@ def _ports(ports: Any) -> range:
 
 # Starts nodes on other hosts: `Cluster(hosts=[...])`, by default over the system's ssh.
 #
-# For each host this process runs Config.hosts_command once; the command runs `hoplite-mp join` on
-# the host. The token is sent through the command's standard input, never as an argument. The end of
-# this input ends the node, so a broken connection leaves no process behind.
+# For each host, this process runs Config.hosts_command once. The command runs `hoplite-mp join` on
+# the host. The token is sent through the command's standard input, never as an argument. The node
+# shuts down when this input ends, so a broken connection leaves no process behind.
 
 
 POLL_S = 0.05
-END_PATIENCE_S = 5.0  # for processes that end with the cluster
+END_PATIENCE_S = 5.0  # how long processes may take to exit after the cluster has ended
 ERROR_BYTES_MAX = 4096  # how much of a host's error output is shown
 
 
 class RemoteHosts:
     """The processes that run Config.hosts_command, one for each host. Each reads the token from its
-    standard input; the end of that input ends its node."""
+    standard input, and its node shuts down when that input ends."""
 
     def __init__(self, addresses: dict[str, str], command: str, token: str, tls: bool) -> None:
-        """addresses: for each host, the address at which it joins. ConfigError: the command
-        cannot be run."""
+        """addresses: for each host, the address that it joins at. ConfigError: the command cannot
+        be run."""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._said: dict[str, IO[bytes]] = {}
         try:
@@ -235,7 +235,7 @@ class RemoteHosts:
         words = []
         try:
             split = shlex.split(template)
-        except ValueError as error:  # a quotation that does not end
+        except ValueError as error:  # an unclosed quotation
             raise ConfigError(f"hosts_command={template!r} is not allowed: {error}") from error
         for word in split:
             words += arguments if word == "{arguments}" else [word.replace("{host}", host)]
@@ -246,20 +246,20 @@ class RemoteHosts:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=said,
-                # Ctrl-C must reach only the program, which then ends these processes in order.
+                # Ctrl-C must reach only the program, which then stops these processes in order.
                 start_new_session=True,
             )
         except OSError as error:
             raise ConfigError(f"hosts_command={template!r} cannot be run: {error}") from error
         self.processes[host] = process
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the process has ended; `wait` reports why
+        with contextlib.suppress(BrokenPipeError):  # it has exited; `wait` reports the reason
             process.stdin.write(token.encode("utf-8", "surrogatepass") + b"\n")
             process.stdin.flush()
 
     def wait(self, joined: Callable[[], int], timeout_s: float) -> None:
-        """Waits until all these nodes have joined. NodeLostError: a node could not join, or not in
-        time."""
+        """Waits until all these nodes have joined. NodeLostError: a node could not join, or did not
+        join in time."""
         deadline = clock.monotonic() + timeout_s
         while joined() < len(self.processes):
             for host, process in self.processes.items():
@@ -284,8 +284,8 @@ class RemoteHosts:
         return text or "no error output"
 
     def end(self) -> None:
-        """Kills the processes that have not ended within END_PATIENCE_S. Called after the end of
-        the cluster, which normally ends all of them."""
+        """Called after the cluster has ended, which normally makes these processes exit. Kills
+        those that have not exited within END_PATIENCE_S."""
         for process in self.processes.values():
             if process.stdin is not None:
                 with contextlib.suppress(OSError):
@@ -301,7 +301,7 @@ class RemoteHosts:
 
 
 def checked_hosts(hosts: Any) -> list[str]:
-    """The names as a list; ValueError if they are not valid."""
+    """The names as a list. ValueError: the names are not valid."""
     given = hosts if isinstance(hosts, Iterable) and not isinstance(hosts, str) else [None]
     # A name that begins with "-" would be an option of the command that reaches the host.
     if not all(isinstance(host, str) and host and host[0] != "-" for host in given):

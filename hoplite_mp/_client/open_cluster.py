@@ -1,6 +1,6 @@
-"""Opens a cluster in a process: with a new host, or through the existing node of its host.
+"""Opens a cluster in a process: with a new host, or through the existing node on its host.
 
-A process may start a cluster of one host, start a cluster that other hosts join, join a cluster
+A process may start a cluster with one host, start a cluster that other hosts join, join a cluster
 with a new node, or attach to its host's existing node. The result is always a runtime that puts,
 gets and submits.
 """
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 __all__ = ["NoNodeHere", "enter"]
 
-# Delay before a connecting process logs the address for which it waits. Lower: the message also
-# appears for clusters that are about to start.
+# Delay before a connecting process logs the address that it is waiting for. With a lower value, the
+# message also appears for clusters that are about to start.
 SILENT_S = 1.0
 _log = logging.getLogger("hoplite_mp")
 
 
 class NoNodeHere(HopliteError):
-    """This host has no node of that cluster, and this process must not start one."""
+    """This host has no node in that cluster, and this process must not start one."""
 
 
 def enter(
@@ -51,12 +51,13 @@ def enter(
     stays: bool,
     standby: Sequence[str] = (),
 ) -> tuple[HostProcesses, HostNetwork | None]:
-    """Returns the host, and its network if there is one; arguments as for `Cluster`.
+    """Returns the host, and its network if there is one. The arguments are as for `Cluster`.
 
-    attaches: use this host's node of the cluster, if there is one. joins: if there is none, start
-    one; without `joins`, raise NoNodeHere. stays: this process exists for its node, so drivers of
-    this host may attach to it. standby: with listen=, the place of the standby; with address=,
-    further addresses at which the manager may be. If joining fails, raises the reason.
+    attaches: whether to use this host's node in the cluster if there is one. joins: whether to
+    start a node if there is none; otherwise raises NoNodeHere. stays: whether this process exists
+    only for its node, so that drivers on this host may attach to the node. standby: with listen=,
+    the address of the standby; with address=, further addresses of the manager. If joining fails,
+    raises an error with the reason.
     """
     if address is None and listen is None:
         if (ports, token, tls) != (None, None, None):
@@ -103,7 +104,7 @@ def _enter_network(
             if attached is not None:
                 return attached, network
         if not joins:
-            raise NoNodeHere(f"this host has no node of the cluster at {address}")
+            raise NoNodeHere(f"this host has no node in the cluster at {address}")
         network.open()
     try:
         host = HostProcesses(workers, config.memory_bytes, config, network)
@@ -116,8 +117,8 @@ def _enter_network(
 
 @contextlib.contextmanager
 def _warns_if_silent(address: str | None, timeout_s: float) -> Iterator[None]:
-    """Logs one warning if the body takes longer than SILENT_S and the address does not answer. If
-    `timeout_s` is not longer than that, the error is enough."""
+    """Logs a warning if the body takes longer than SILENT_S and the address does not respond. Does
+    nothing if `timeout_s` is at most SILENT_S, because an error will follow."""
     if address is None or timeout_s <= SILENT_S:
         yield
         return
@@ -130,7 +131,7 @@ def _warns_if_silent(address: str | None, timeout_s: float) -> Iterator[None]:
         if reason and not over.is_set():
             _log.warning("waiting for %s ... (%s)", address, reason)
 
-    with contextlib.suppress(RuntimeError):  # no thread can be started: no warning
+    with contextlib.suppress(RuntimeError):  # if no thread can be started, there is no warning
         threading.Thread(target=say, name="hoplite_mp waiting", daemon=True).start()
     try:
         yield
@@ -139,7 +140,7 @@ def _warns_if_silent(address: str | None, timeout_s: float) -> Iterator[None]:
 
 
 def _why_silent(address: str) -> str:
-    """Why no connection to that address can be made; "" if one can."""
+    """The reason why no connection to that address can be made; "" if one can."""
     from hoplite_mp._transport.addresses import parse_address
 
     where = parse_address(address)
@@ -151,7 +152,8 @@ def _why_silent(address: str) -> str:
 
 
 def _await_standing(host: HostProcesses) -> None:
-    """Waits until the node has joined. If it could not, raises the reason."""
+    """Waits until the node has joined. If the node could not join, raises an error with the
+    reason."""
     try:
         standing = host.runtime.channel.call(JoinStatus()).value
         if isinstance(standing[0], str):

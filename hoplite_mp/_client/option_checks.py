@@ -1,5 +1,5 @@
 """Checks the options `retry_exceptions=`, `retry_delay=` and `env=`, and converts them for
-messages; checks the names that users give to actors and Groups.
+messages. Also checks the names that users give to actors and Groups.
 """
 
 from __future__ import annotations
@@ -49,29 +49,32 @@ UNUSED: dict[str, tuple[str, ...]] = {
 _USERS = {
     **dict.fromkeys(_OF_ACTORS, "actor()"),
     **dict.fromkeys(_OF_TASKS, "submit() and map()"),
-    "buffersize": "stream(); map() has an argument of that name",
-    "timeout": "submit() and map(); run() and group() have an argument of that name",
+    "buffersize": "stream(); map() has an argument with that name",
+    "timeout": "submit() and map(); run() and group() have an argument with that name",
     "node": "calls that start something on a node",
-    "name": "tasks and actors; group() has an argument of that name",
+    "name": "tasks and actors; group() has an argument with that name",
 }
 
 
 def check_name(name: str, whose: str) -> None:
-    """ValueError if messages cannot carry that name. whose: "a group" or "an actor"."""
+    """Raises ValueError if messages cannot carry that name. whose: "a group" or "an actor"."""
     if len(name) > NAME_CHARS_MAX:
-        raise ValueError(f"{whose}'s name of {len(name)} characters: at most {NAME_CHARS_MAX}")
+        raise ValueError(
+            f"{whose}'s name has {len(name)} characters: the maximum is {NAME_CHARS_MAX}"
+        )
     try:
         name.encode()
     except UnicodeEncodeError:
         raise ValueError(
             f"name={name!r}: {whose}'s name must be encodable as UTF-8, and lone surrogates are "
-            "not; they come from bytes that were decoded with surrogateescape, as in file names; "
-            "replace them"
+            "not; replace them (they result from decoding bytes, such as file names, with "
+            "surrogateescape)"
         ) from None
 
 
 def check_values(changes: dict[str, Any]) -> None:
-    """Checks the given options among these. TypeError, ValueError."""
+    """Checks and converts those of these options that are in `changes`. Raises TypeError or
+    ValueError."""
     for name in ("detached", "get_if_exists"):
         if name in changes and not isinstance(changes[name], bool):
             raise TypeError(f"{name}={changes[name]!r}: it must be True or False")
@@ -84,20 +87,21 @@ def check_values(changes: dict[str, Any]) -> None:
 
 
 def _exceptions(given: Any) -> tuple[type[Exception], ...]:
-    """A class or a tuple or list of classes, as for `except`; returned as a tuple."""
+    """Checks a class, or a tuple or list of classes, as for `except`. Returns a tuple."""
     found = given if isinstance(given, (tuple, list)) else () if given is None else (given,)
     for one in found:
         if not (isinstance(one, type) and issubclass(one, Exception)):
             raise TypeError(
-                f"retry_exceptions={given!r}: it must be a class of exceptions (subclasses of "
-                f"Exception), or a tuple of them; {one!r} is none"
+                f"retry_exceptions={given!r}: it must be an exception class (a subclass of "
+                f"Exception), or a tuple of them; {one!r} is not one"
             )
     return tuple(dict.fromkeys(found))
 
 
 def _retry_delay(given: Any) -> RetryDelay | None:
-    """Seconds, or (first, factor, max); returned as the latter, or None for no delay."""
-    form = "it must be seconds, or (first, factor, max): two numbers of seconds and a factor"
+    """Checks a number of seconds, or (first, factor, max). Returns the latter form; None for no
+    delay."""
+    form = "it must be a number of seconds, or (first, factor, max) with two numbers of seconds"
     given = 0.0 if given is None else given
     found = given if isinstance(given, (tuple, list)) else (given, 1.0, given)
     for one in found:
@@ -108,14 +112,14 @@ def _retry_delay(given: Any) -> RetryDelay | None:
     first, factor, most = map(float, found)
     if not (0 <= first <= most <= RETRY_DELAY_S_MAX and 1 <= factor <= RETRY_FACTOR_MAX):
         raise ValueError(
-            f"retry_delay={given!r}: {form}; seconds from 0 to {RETRY_DELAY_S_MAX:g}, max not "
-            f"below first, and a factor from 1 to {RETRY_FACTOR_MAX:g}"
+            f"retry_delay={given!r}: {form}; seconds from 0 to {RETRY_DELAY_S_MAX:g}, max at "
+            f"least first, and a factor from 1 to {RETRY_FACTOR_MAX:g}"
         )
     return (first, factor, most) if first > 0 else None
 
 
 def retry_pause(delay: RetryDelay | None, tries: int) -> float:
-    """Seconds from the end of a task's last try (number `tries`) to the next try. Equal to
+    """Seconds from the end of a task's try number `tries` to the next try. Equal to
     `Tasks.retry_pause`, which the node uses."""
     pause, factor, most = delay or (0.0, 1.0, 0.0)
     for _ in range(1, tries):
@@ -131,11 +135,13 @@ def _environment(given: Any) -> Environment:
     for name, value in given.items():
         if not isinstance(name, str) or not (value is None or isinstance(value, str)):
             raise TypeError(
-                f"env has {name!r}: {value!r}; names and values must be texts, a value None "
+                f"env has {name!r}: {value!r}; names and values must be strings; the value None "
                 "removes the variable"
             )
         if not name or "=" in name or "\0" in name or "\0" in (value or ""):
-            raise ValueError(f"env has {name!r}: no environment can hold that name, or its value")
+            raise ValueError(
+                f"env has {name!r}: an environment cannot contain that name or its value"
+            )
         try:
             f"{name}{value}".encode()
         except UnicodeEncodeError:
@@ -147,14 +153,14 @@ def _environment(given: Any) -> Environment:
     nbytes = sum(len(part.encode(errors="replace")) for part in texts)
     if nbytes > ENV_BYTES_MAX:
         raise ValueError(
-            f"env has {nbytes} bytes: at most {ENV_BYTES_MAX} travel to a process that starts; "
+            f"env has {nbytes} bytes: at most {ENV_BYTES_MAX} can be sent to a new process; "
             "put large values into a file, or into initargs"
         )
     return tuple(sorted(given.items()))
 
 
 def refuse_unused(options: Any, call: str) -> None:
-    """ValueError if an option was given that would have no effect on that call."""
+    """Raises ValueError if an option was given that would have no effect on that call."""
     defaults = type(options)()
     for name in UNUSED[call]:
         if getattr(options, name) == getattr(defaults, name):
@@ -165,8 +171,8 @@ def refuse_unused(options: Any, call: str) -> None:
                 "view without it, c.options(...)"
             )
         raise ValueError(
-            f"env= is for processes of their own, which executor(), actor() and spmd() start; "
-            f"{call}() uses workers that run already: use c.options(env=...).executor(), or "
+            f"env= is for the new processes that executor(), actor() and spmd() start; "
+            f"{call}() uses existing workers: use c.options(env=...).executor(), or "
             "executor(initializer=)"
         )
 
@@ -175,7 +181,7 @@ PRIORITY_MAX = (1 << 31) - 1  # the lowest is its negative
 
 
 def checked_priority(given: Any) -> int:
-    """The priority as int. ValueError if it is not an integer in range."""
+    """The priority as an int. ValueError: it is not an integer, or not in range."""
     priority = whole(given)
     if priority is None or not -PRIORITY_MAX <= priority <= PRIORITY_MAX:
         raise ValueError(

@@ -1,8 +1,8 @@
-"""Interfaces of a process's submitter and membership, for the modules that they use.
+"""Interfaces to a process's submitter and membership, for modules that these two use.
 
 The submitter creates Futures, waits and watches, which call the submitter. The membership creates
-actors, demands and descriptions, which call the membership. These modules depend on the interfaces,
-so there are no circular imports.
+actors, demands and descriptions, which call the membership. These modules import only the
+interfaces, so there are no circular imports.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Collecting(Protocol):
     """The thread that processes completions when no call waits for them."""
 
     def arm(self) -> None:
-        """Records a waiter of the standard library."""
+        """Records a waiter from the standard library."""
 
     def disarm(self) -> None:
-        """Removes a waiter of the standard library."""
+        """Removes a waiter from the standard library."""
 
     def start(self) -> None:
         """Starts the thread."""
 
     def notice(self) -> None:
-        """Makes the thread check for completions from time to time."""
+        """Makes the thread check for completions periodically."""
 
     def look_again(self) -> None:
         """Makes the thread check all pending objects."""
@@ -56,22 +56,24 @@ class WaitsPort(Protocol):
 
     @property
     def own_calls(self) -> OwnCalls | None:
-        """Refuses an actor's wait for a later call of the same actor."""
+        """Refuses an actor's wait for a later call to the same actor."""
 
     def own_waits(self, oids: list[int], awaits: bool = False) -> AbstractContextManager[None]:
-        """Surrounds a wait. RuntimeError if it waits for a later call of the same actor."""
+        """A context manager around a wait. Raises RuntimeError if the wait is for a later call to
+        the same actor."""
 
     def wait_done(self, oid: int, deadline: int) -> None:
-        """Waits until the object is done; HopliteTimeoutError at the deadline."""
+        """Waits until the object is done. HopliteTimeoutError: the deadline has passed."""
 
     def count_blocked(self, change: int) -> None:
-        """Adds `change` to the number of this worker's threads that wait inside a task."""
+        """Adds `change` to the number of threads in this worker that are waiting inside a task."""
 
 
 class Submitting(Protocol):
     """Sends tasks and processes their completions, for one process."""
 
-    # Threads that read values which an event loop cannot read at once; made at their first use.
+    # Threads that read values that an event loop cannot read immediately; created when first
+    # needed.
     readers: Any
 
     @property
@@ -100,20 +102,20 @@ class Submitting(Protocol):
     def waits_lock(self) -> threading.RLock: ...
     @property
     def waits(self) -> dict[int, list[Any]]:
-        """Object -> tasks that need it, and watches on it."""
+        """Object -> tasks that need the object, and watches for it."""
 
     @property
     def wants_news(self) -> bool:
-        """Whether completions must be processed although no call waits."""
+        """Whether completions must be processed even if no call is waiting."""
 
     def begin_wait(self, oid: int, one: Any) -> None:
-        """Adds a task or watch that waits for the object; called under the lock."""
+        """Adds a task or watch that waits for the object. Called under the lock."""
 
     def release(self, oid: int) -> None:
         """Notifies all waiters of an object that is done."""
 
     def end_waits(self, oid: int) -> None:
-        """Ends the watches on an object without waiters. Called under the lock."""
+        """Ends the watches for an object without waiters. Called under the lock."""
 
     def drain(self) -> None:
         """Processes all completions of this process."""
@@ -137,7 +139,8 @@ class Submitting(Protocol):
         """Cancels the task; False if it is running (without force) or has ended."""
 
     def forget_waiting(self) -> None:
-        """Drops tasks that wait for arguments or for space in a queue: they will not be sent."""
+        """Drops tasks that are waiting for arguments or for space in a queue. They will not be
+        sent."""
 
 
 class MembershipPort(Protocol):

@@ -1,10 +1,10 @@
-"""Prints workers' lines on the user's stdout and stderr; in a notebook below the right cell.
+"""Prints workers' lines on the user's stdout and stderr, and in a notebook below the right cell.
 
 A thread writes the lines, which arrive independently of results. A notebook's kernel shows output
-below the cell in the writing thread's context, and a result may end a cell before earlier lines
-have arrived. Each cell therefore passes its context to the Printer at its beginning, and waits at
-its end until all lines printed so far are written. Only IPython's events and contextvars are used,
-so the code works with any kernel.
+below the cell that belongs to the writing thread's context, and a cell may end with a result before
+earlier lines have arrived. Each cell therefore passes its context to the Printer when it begins,
+and waits at its end until all lines printed so far are written. The code uses only IPython's events
+and contextvars, so it works with any kernel.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Printer"]
 
-# How long the end of a cell waits for lines in transit. Higher: with a slow node more lines appear
-# below their own cell; lower: a cell ends sooner when the node hangs.
+# How long the end of a cell waits for lines in transit. With a higher value and a slow node, more
+# lines appear below their own cell. With a lower value, a cell ends sooner when the node hangs.
 CELL_WAIT_S = 1.0
-# As CELL_WAIT_S, for a result whose timeout has passed. Higher: more lines appear before a polled
-# result; lower: a poll takes less time while the output is slow.
+# Like CELL_WAIT_S, but for a result whose timeout has passed. With a higher value, more lines
+# appear before a polled result. With a lower value, a poll takes less time while the output is
+# slow.
 RESULT_WAIT_S = 0.02
 
 
@@ -37,16 +38,16 @@ class Printer:
     """Writes the lines of one host's workers for this process."""
 
     def __init__(self, ask: Callable[[int], None]) -> None:
-        """ask(number): asks the node to send a mark with that number after all lines that workers
+        """ask(number): requests from the node a mark with that number after all lines that workers
         have printed so far."""
         self._ask = ask
         self._numbers = itertools.count(1)
         self._awaited: dict[int, threading.Event] = {}
-        self._context: contextvars.Context | None = None  # of the current or latest cell
+        self._context: contextvars.Context | None = None  # context of the current or latest cell
         self._events: Any = None
 
     def take(self, stream: int, label: str, line: bytes) -> None:
-        """Handles one line or mark; called only by the thread that reads them."""
+        """Handles one line or mark. Called only by the thread that reads them."""
         if stream == LINES_MARK:
             event = self._awaited.pop(int(label), None)
             if event is not None:
@@ -59,7 +60,7 @@ class Printer:
     # -- cells ---------------------------------------------------------------------------------
 
     def follow_cells(self) -> None:
-        """Starts to follow the session's cells, if this is an interactive session of IPython."""
+        """Starts to follow the session's cells if this is an interactive IPython session."""
         events = _events_of_the_shell()
         if events is None:
             return
@@ -74,11 +75,11 @@ class Printer:
         self._forget.atexit = False
 
     def cell_begins(self) -> None:
-        """Makes later lines be written in the calling context."""
+        """Causes later lines to be written in the caller's context."""
         self._context = contextvars.copy_context()
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits until all lines that workers printed before this call are written, at most
+        """Waits until all lines that workers printed before this call are written, for at most
         CELL_WAIT_S. `timeout`: a shorter limit, but at least RESULT_WAIT_S."""
         limit = CELL_WAIT_S
         if timeout is not None:
@@ -89,17 +90,17 @@ class Printer:
         def ask() -> None:
             try:
                 self._ask(number)
-            except Exception:  # closed, or its node is gone, so no more lines will come
+            except Exception:  # closed, or the node is gone: no more lines will come
                 event.set()
 
         # In a thread, because `ask` blocks as long as the node does not read its messages.
-        with contextlib.suppress(RuntimeError):  # no thread can be started: do not wait for lines
+        with contextlib.suppress(RuntimeError):  # if no thread can be started, there is no wait
             threading.Thread(target=ask, daemon=True, name="hoplite cell").start()
             event.wait(limit)
         self._awaited.pop(number, None)
 
     def end(self) -> None:
-        """Ends the printing, in any thread, when no more lines will arrive."""
+        """Ends all waits. Called in any thread when no more lines will arrive."""
         for event in list(self._awaited.values()):
             event.set()
         if self._events is not None:
@@ -107,7 +108,7 @@ class Printer:
 
 
 def _events_of_the_shell() -> Any:
-    """IPython's events, if it runs this session; imports nothing."""
+    """IPython's events if IPython runs this session. Imports nothing."""
     found = getattr(sys.modules.get("IPython"), "get_ipython", None)
     shell = found() if found is not None else None
     return getattr(shell, "events", None)

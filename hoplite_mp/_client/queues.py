@@ -1,9 +1,9 @@
-"""The hint queues of one process, and the tasks that wait for space or for their turn.
+"""One process's hint queues, and the tasks that are waiting for space or for their turn.
 
-A queue is a ring of bounded length. Tasks whose hints do not fit wait in order. Calls of an actor
-keep their order: a call that waits for its arguments delays all later calls. Messages to the node
-are sent under the lock, which preserves their order; `Channel.tell` takes no other lock. A request
-that waits for its reply must not be made under the lock.
+A queue is a ring of bounded length. Tasks whose hints do not fit wait in order. Calls to an actor
+keep their order: a call that is waiting for its arguments delays all later calls. Messages to the
+node are sent under the lock, which preserves their order; `Channel.tell` acquires no other lock. A
+request that waits for its reply must not be made under the lock.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 __all__ = ["HERE", "PLACE", "SHUT_DOWN", "Pending", "Queues"]
 
 
-# Instead of a pool's number: the common pool, but only its workers on this host.
+# A value in place of a pool's number: the common pool's workers on this host.
 HERE = -1
 SHUT_DOWN = "cannot schedule new futures after shutdown: this executor takes no new tasks"
 POOL_ENDED = 4  # state of an actor's pool
-# Kept among a call's missing arguments until `_depend` has checked all of them, so that the call is
-# not posted earlier.
+# An entry among a call's missing arguments until `_depend` has checked all of them, so that the
+# call is not posted earlier.
 PLACE = 0
 
 
@@ -48,15 +48,15 @@ class Queues:
         self.lock = lock
         self._pending = pending
         self._queues: dict[int, int] = {}  # pool -> queue
-        # The number of pools that this process has closed, and the value of this number at the
-        # closing of each pool. If a pool was closed after a task's queue was looked up, the queue
-        # may now belong to another process, and lead to another pool.
+        # The number of pools that this process has closed, and the value of this number when each
+        # pool was closed. If a pool was closed after a task's queue was looked up, the queue may
+        # now belong to another process, and lead to another pool.
         self.closings = 0
         self._closed: dict[int, int] = {}
         self._bags: dict[int, int] = {}  # pool -> queue for tasks with a rank
         self.ranked = _tasks.Ranked(tasks)
         self._ordered: dict[int, int] = {}  # queue -> pool, for pools of actors
-        # Queue -> tasks that wait for space in its ring, or behind a call that is not ready.
+        # Queue -> tasks that are waiting for space in its ring, or behind a call that is not ready.
         self.overflow: dict[int, deque[Pending] | Best] = {}
 
     def of(self, pool: int) -> int:
@@ -85,10 +85,11 @@ class Queues:
             return {one[pool] for one in (self._queues, self._bags) if pool in one}
 
     def close(self, pool: int) -> None:
-        """Closes the queues to that pool, to which no more tasks are sent."""
+        """Closes the queues to a pool that gets no more tasks."""
         with self.lock:
             closed = [queues.pop(pool, None) for queues in (self._queues, self._bags)]
-            # Only now: a thread that sees the new number must not find one of these queues.
+            # Set after the removal: a thread that sees the new number must not find one of these
+            # queues.
             self.closings += 1
             self._closed[pool] = self.closings
             others = {*self._queues.values(), *self._bags.values()}
@@ -100,12 +101,14 @@ class Queues:
                     self._tasks.close_queue(queue)
 
     def was_closed(self, pool: int, closings: int) -> bool:
-        """Whether that pool was closed since `closings` had this value; called under the lock."""
+        """Whether that pool was closed after `self.closings` had the value `closings`. Called under
+        the lock."""
         return self._closed.get(pool, 0) > closings
 
     def opened(self, pool: int) -> None:
-        """Forgets queues to an earlier pool, when its number has been given to a new pool. The
-        earlier pool belonged to an actor, and its queues were closed at the actor's end."""
+        """Called when a new pool has the number of an earlier pool. Removes the queues to the
+        earlier pool, which belonged to an actor, and whose queues were closed when the actor
+        ended."""
         with self.lock:
             for queues in (self._queues, self._bags):
                 queue = queues.get(pool)
@@ -113,11 +116,11 @@ class Queues:
                     del queues[pool]
 
     def has_room(self, queue: int) -> bool:
-        """True if no task waits for space or its turn in this queue."""
+        """Whether no task is waiting for space or its turn in this queue."""
         return queue not in self.overflow
 
     def post_later(self, pending: Pending) -> None:
-        """Posts a task behind those that wait for space in the same queue."""
+        """Posts a task behind the tasks that are waiting for space in the same queue."""
         with self.lock:
             if pending.queue in self._ordered and pending.needs:
                 self.post_overflow()  # `keep_place` has already queued it
@@ -134,7 +137,7 @@ class Queues:
             self.post_overflow()
 
     def post_overflow(self) -> None:
-        """Posts tasks for which there is space and whose turn has come."""
+        """Posts waiting tasks as far as there is space and their turn has come."""
         with self.lock:
             for queue, tasks in list(self.overflow.items()):
                 posted = False
@@ -151,7 +154,7 @@ class Queues:
                     self.look_at_actor(self._ordered[queue])
 
     def _post(self, task: Pending) -> bool:
-        """Posts a task; False if there is no space now."""
+        """Posts a task. Returns False if there is no space now."""
         if task.rank is None:
             return self._tasks.post(task.oid, task.queue)
         if task.demand is None:
@@ -162,7 +165,7 @@ class Queues:
     # -- actors --------------------------------------------------------------------------------
 
     def order(self, pool: int) -> None:
-        """Makes the calls of an actor be posted to its pool in the order of submission."""
+        """Causes calls to an actor to be posted to its pool in the order of submission."""
         queue = self._queues.get(pool)
         if (
             queue is not None
@@ -185,25 +188,25 @@ class Queues:
             self.overflow.setdefault(pending.queue, deque()).append(pending)
 
     def look_at_actor(self, pool: int) -> None:
-        """Makes the node fail a call that was posted after the end of its actor, because the node
-        may not have seen the call."""
+        """Makes the node fail calls that were posted after their actor had ended, because the node
+        may not have seen them."""
         if self._tasks.pool_state(pool) == POOL_ENDED:
             self._memory.channel.tell(FailActorCalls(pool))
 
 
 # The submitter's record of each unfinished task.
 #
-# A task that waits for its arguments, or for space in a queue, is listed in several places by this
-# record.
+# A task that is waiting for its arguments, or for space in a queue, is listed in several places by
+# this record.
 
 
 class Settles(Protocol):
     """The interface of a Future for the code that processes the end of its task."""
 
     _oid: int
-    _kept: memoryview | None  # the payload, kept when its cluster closed
-    _unkept: str  # why it could not be kept
-    _reports: bool  # an unread failure is reported at the end
+    _kept: memoryview | None  # the payload, kept when the cluster closed
+    _unkept: str  # the reason why the payload could not be kept
+    _reports: bool  # whether an unread failure is reported when the cluster ends
 
     def cancelled(self) -> bool:
         """Whether the task was cancelled."""
@@ -212,8 +215,8 @@ class Settles(Protocol):
         """Called when the task has ended."""
 
     def _settle(self, cancelled: bool, failed: bool, error: BaseException | None = None) -> bool:
-        """Settles the Future when the task has ended, or will never end. True: the caller must then
-        call `_tell`."""
+        """Settles the Future when the task has ended, or will never end. If the method returns
+        True, the caller must then call `_tell`."""
 
     def _tell(self) -> None:
         """Calls the Future's callbacks."""
@@ -235,16 +238,16 @@ class Pending:
         self.holds = holds
         self.missing: set[int] = set()  # dependencies that are not known to be done
         self.needs: list[ObjectRef[Any]] = []  # all its dependencies
-        # (priority, floor) of a task whose hint is in a bag
+        # (priority, inherited priority) of a task whose hint is in a bag
         self.rank: tuple[int, int] | None = None
-        # The resources that the task needs. Its node decides when it begins.
+        # The resources that the task needs. The node decides when such a task begins.
         self.demand: Demand | None = None
 
 
-# Priorities of tasks: a task's level, and the order of tasks that wait for space.
+# Priorities of tasks: a task's level, and the order of tasks that are waiting for space.
 #
 # Tasks with a priority are posted to bags (cext/shm_bag.h) instead of the ordinary queues. A bag
-# has limited space; other tasks wait in their process, the highest priority first.
+# has limited space. Tasks that do not fit wait in their process, the highest priority first.
 
 
 NO_FLOOR: int = _tasks.NO_FLOOR
@@ -253,8 +256,8 @@ NO_FLOOR: int = _tasks.NO_FLOOR
 def rank_of(
     priority: int, inherited_priority: int, demand: Demand | None
 ) -> tuple[int, int] | None:
-    """(priority, floor) of a task that is submitted now; None if it needs no rank. floor: the level
-    of the submitting task, or NO_FLOOR."""
+    """(priority, inherited priority) of a task that is submitted now; None if the task needs no
+    rank. inherited_priority: the level of the submitting task, or NO_FLOOR."""
     return (
         (priority, inherited_priority)
         if priority or inherited_priority > 0 or demand is not None
@@ -263,8 +266,8 @@ def rank_of(
 
 
 def level_of(rank: tuple[int, int]) -> int:
-    """The task's level: its priority, but at least the level of the task that submitted it, which
-    may be waiting for it."""
+    """The task's level: its priority, but at least the level of the submitting task, which may be
+    waiting for this task."""
     return max(rank)
 
 
@@ -284,7 +287,7 @@ class Best:
     def append(self, pending: Pending) -> None:
         assert pending.rank is not None
         self._count += 1
-        # A task with a demand is only announced to the node. It needs no space, and goes first.
+        # A task with a demand is only announced to the node. It needs no space, so it is first.
         first = pending.demand is None
         key = (first, -level_of(pending.rank), -pending.rank[0], self._count)
         heapq.heappush(self._heap, (key, pending))

@@ -1,7 +1,7 @@
 """The Runtime: one process's membership in a cluster, in drivers and workers alike.
 
-A Runtime has the store, the task table, the connection to the node, and the identity of this
-process; `Cluster` is its public API. `hoplite_mp.current()` returns the innermost open Cluster.
+A Runtime contains the store, the task table, the connection to the node, and the identity of this
+process. `Cluster` is its public API. `hoplite_mp.current()` returns the innermost open Cluster.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _stack_lock = locks.lock("client.runtimes")
 
 
 def _forked() -> None:
-    """Replaces the lock in a forked child, where a thread that does not exist may hold it."""
+    """Replaces the lock in a forked child, because a thread that does not exist there may hold
+    it."""
     global _stack_lock
     _stack_lock = locks.lock("client.runtimes")
 
@@ -62,7 +63,7 @@ class Runtime:
         label: str,
         hidden: bool = False,
     ) -> None:
-        """hidden: `current_runtime()` never returns it."""
+        """hidden: whether `current_runtime()` never returns this Runtime."""
         self.hidden = hidden
         self.client = _shm.Client(control_fd, store_fd, slot, event_fd)
         self.tasks = _tasks.Tasks(self.client)
@@ -77,34 +78,34 @@ class Runtime:
         self.memory.drain = self.submitter.drain
         self.memory.failure_read = self.submitter.failures.read
         self.actors = ActorClient(self)
-        # In a worker of the common pool: runs this worker's part of worker broadcasts
-        # (`Cluster.run`). Called while a task in this worker waits for a broadcast. Otherwise two
-        # such tasks would wait for each other for ever.
+        # In a worker in the common pool: runs this worker's tasks from worker broadcasts
+        # (`Cluster.run`). Called while a task in this worker is waiting for a broadcast. Otherwise
+        # two such tasks would wait for each other indefinitely.
         self.take_part: Callable[[], None] | None = None
         self.demands = Demands(self)
         self.running = 0  # local id of the running task with resources, if it runs alone
         self.own_pool = 0  # the pool whose tasks may be run while waiting
-        self.is_actor = False  # its own pool is that of one actor
-        # The Cluster over this runtime, made at its first use. In a driver this is a weak reference
-        # that must be called, because the user's reference determines the lifetime of the Cluster.
+        self.is_actor = False  # whether `own_pool` belongs to an actor
+        # The Cluster for this runtime, created when first needed. In a driver, a weak reference
+        # that must be called, because the Cluster exists only as long as the user refers to it.
         self.face: Any = None
         # Set in processes that take part for another engine.
         self.foreign: ForeignRefs | None = None
-        self.dropped = False  # its Cluster was dropped; the runtime ends when nothing is pending
+        self.dropped = False  # the Cluster was dropped; ends when nothing is pending
         self.setups: list[Any] = []  # initializers of pools; dropped when the cluster ends
         self.pool_sizes: dict[int, int] = {}
         self.newest_node = 0  # the highest number of a node that this process knows
         self.bound: dict[int, int] = {}  # number of a node -> the pool for tasks on that node
-        # Functions to call at the end of the running task, if only one runs at a time.
+        # Functions to call at the end of the running task if only one task runs at a time.
         self.process_leaves: list[Any] = []
-        self.life: Any = None  # see _sync/sync_actors.py; made at its first use
+        self.life: Any = None  # see _sync/sync_actors.py; created when first needed
         with _stack_lock:
             _stack.append(self)
 
     def work_for_an_engine(self, ref_hold_s: float, passes_on: bool = False) -> None:
-        """Marks this process as part of another engine. When a ref is pickled outside of this
-        library, the node then holds the object for `ref_hold_s`, because the engine transports the
-        bytes. passes_on: see ForeignRefs."""
+        """Marks this process as part of another engine. When a ref is pickled outside this library,
+        the node then holds the object for `ref_hold_s`, because the engine transports the bytes.
+        passes_on: see ForeignRefs."""
         if self.foreign is None:
             number = lambda: self.tasks.node_number  # noqa: E731
             self.foreign = ForeignRefs(self.memory, number, ref_hold_s, passes_on)
@@ -149,7 +150,7 @@ class Runtime:
             call.leaves = leaves
 
     def bound_pool(self, node: int) -> int:
-        """The pool whose tasks run on that node only. NodeLostError if the node is gone."""
+        """The pool whose tasks run only on that node. NodeLostError: the node is gone."""
         if node == self.tasks.node_number:
             return self.bound.setdefault(node, HERE)
         pool = self.bound.get(node)
@@ -170,13 +171,14 @@ class Runtime:
         to: Sequence[int] = (),
         one_of: list[list[int]] | None = None,
     ) -> list[_shm.Hold]:
-        """Passes a collective to the node. Returns a hold on each result (one for each slice)."""
+        """Passes a collective operation to the node. Returns a hold on each result (one for each
+        slice)."""
         self.memory.check_lost()
         named = len(sources) + (slices if slices > 1 else 0)
         if named > (most := self.config.collective_refs_max):
             raise ValueError(
-                f"{kind} of {named} refs: one collective takes at most {most} "
-                f"(Config.collective_refs_max); {kind} parts of them, then the results"
+                f"{kind} of {named} refs: one operation takes at most {most} "
+                f"(Config.collective_refs_max); {kind} groups of the refs, then the results"
             )
         oids = [self.memory.local_id(ref) for ref in sources]
         for oid in oids:
@@ -197,7 +199,7 @@ class Runtime:
                 hold.keep()
             if self.foreign is not None:  # an engine's process may not call this library for long
                 self.submitter.collector.look_soon()
-        except BaseException:  # Ctrl-C, for example: the node may not have received it
+        except BaseException:  # for example Ctrl-C: the node may not have received the request
             for hold in holds:
                 self.tasks.cancel(hold.oid, True)
             self.submitter.drain()
@@ -205,7 +207,7 @@ class Runtime:
         return holds
 
     def operation_future(self, hold: _shm.Hold) -> Future[None]:
-        """A Future over an operation's result."""
+        """A Future for an operation's result."""
         oid = hold.oid
         future: Future[None] = Future(self.submitter, oid, hold, False)
         future._reports = False
@@ -213,7 +215,8 @@ class Runtime:
         if pending is not None:
             pending.future = future
         # The operation may have ended, or the node may have been lost, before the Future was
-        # entered above. The thread that handled this event did not know the Future, so check again.
+        # entered above. The thread that handled this event could not settle the Future, so this is
+        # checked again.
         if self.tasks.done(oid):
             future._complete(self.client.state(oid) in CANCELLED)
         elif self.memory.lost is not None:
@@ -221,24 +224,24 @@ class Runtime:
         return future
 
     def close(self) -> None:
-        """Leaves the cluster; mapped memory stays readable. The caller then calls
-        `Submitter.call_back_at_end`, without a lock."""
+        """Leaves the cluster. Mapped memory stays readable. The caller must then call
+        `Submitter.call_back_at_end` without holding a lock."""
         error = ClosedError("the cluster was closed before this was done")
         if self.memory.lost is None:
-            # First: a thread that submits a task now either sees the flag, or has entered the task
-            # early enough for `abandon` below to fail it.
+            # Set first: a thread that submits a task now either sees the flag, or has entered the
+            # task early enough for `fail_pending` below to fail the task.
             self.memory.lost = error
         self.submitter.stop()
         with _stack_lock:
             if self in _stack:
                 _stack.remove(self)
         self.client.close()
-        self.tasks.lose()  # wakes threads that still wait, which find it closed
+        self.tasks.lose()  # wakes waiting threads, which then raise ClosedError
         for leave in list(self.task_leaves):
-            leave(True)  # ends threads of Groups, whose waits have just failed
+            leave(True)  # stops the threads of Groups, whose waits have just failed
         self.submitter.fail_pending(error)
         self.channel.close()
-        # Break cycles that would keep the mappings until the garbage collector happens to run.
+        # Breaks cycles that would keep the mappings until the garbage collector happens to run.
         self.memory.wait_one = _closed
         self.memory.wait_moved = _gone
         self.memory.drain = _nothing
@@ -248,13 +251,13 @@ class Runtime:
         self.memory.await_lost = _nothing
         self.memory.print_lines = None
         self.face = None
-        self.setups.clear()  # frees arguments of initializers, such as locks, at once
+        self.setups.clear()  # frees arguments of initializers, such as locks, immediately
 
 
 def current_runtime() -> Runtime:
-    """The innermost open Runtime of this process. If all have lost their nodes, or none is open, an
-    engine may first let this process join a cluster. Otherwise returns a Runtime whose calls raise
-    NodeLostError, or raises ClosedError if there is none."""
+    """The innermost open Runtime in this process. If none is open, or all have lost their nodes, an
+    engine may first let this process join a cluster. Otherwise returns a Runtime that has lost its
+    node, or raises ClosedError if there is none."""
     found = _innermost()
     if found is None or found.is_over:
         if enter_by_engine():
@@ -270,7 +273,7 @@ def current_runtime() -> Runtime:
 
 def _innermost() -> Runtime | None:
     """The innermost Runtime that is not hidden and has not lost its node. If there is none, the
-    innermost Runtime for which an engine may find a new node."""
+    innermost Runtime that an engine may connect to a new node."""
     over = None
     for runtime in reversed(_stack):
         if runtime.client.usable and not runtime.dropped and not runtime.hidden:
@@ -281,7 +284,7 @@ def _innermost() -> Runtime | None:
 
 
 def runtime_of(ref: ObjectRef[Any]) -> Runtime:
-    """The Runtime that has this ref's hold. ClosedError if the Runtime has been closed."""
+    """The Runtime that owns this ref's hold. ClosedError: the Runtime has been closed."""
     host_id = getattr(ref._hold, "host_id", 0)
     for runtime in reversed(_stack):
         if runtime.client.usable and runtime.client.host_id == host_id:
@@ -290,7 +293,7 @@ def runtime_of(ref: ObjectRef[Any]) -> Runtime:
         raise ObjectLostError(f"{ref} is gone, or its cluster is not open in this process")
     for runtime in reversed(_stack):
         if runtime.client.host_id == host_id:
-            runtime.memory.check()  # says that this process was forked
+            runtime.memory.check()  # raises a different error in a forked process
     raise ClosedError("the cluster of this object is closed")
 
 
@@ -321,7 +324,7 @@ def _contributors(ref: ObjectRef[Any]) -> tuple[int, ...] | None:
     memory = _owner(ref._id)
     try:
         return None if memory is None else memory.contributors(ref)
-    except ObjectLostError:  # deleted, or of a cluster that is not open here
+    except ObjectLostError:  # deleted, or from a cluster that is not open here
         return None
 
 
@@ -377,7 +380,7 @@ def _words(ref: ObjectRef[Any]) -> str:
     memory = _owner(ref._id)
     for runtime in list(_stack):
         if runtime.memory is memory:
-            # Closed by another thread just now, for example; printing a ref must not raise.
+            # Another thread may just have closed the cluster, and printing a ref must not raise.
             with contextlib.suppress(Exception):
                 return ref_words(runtime, ref)
     return ""

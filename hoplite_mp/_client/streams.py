@@ -1,9 +1,9 @@
-"""x the reader's side: an iterator of refs to the items that a generator yields.
+"""The reader's side of a stream: an iterator of refs to the items that a generator yields.
 
-The generator's task returns a *link*, an object that is initially pending. A finished link names an
-item and the next link. A reader waits for its link, takes the item, and releases the link; the
-release shows the generator's worker that the item was taken. If a link is lost with its process or
-host, the task is sent again, and skips the items that were taken.
+The generator's task returns a *link*, an object that is initially pending. A finished link contains
+refs to an item and to the next link. A reader waits for its link, takes the item, and releases the
+link, which shows the generator's worker that the item was taken. If a link is lost with its process
+or host, the task is sent again, and skips the items that were taken.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["END", "ITEM", "RAISED", "Stream", "StreamPlan"]
 
 T = TypeVar("T")
-# The kinds of a link's value: an item and the next link; the end; the end, with an object that has
+# The kinds of link values: an item and the next link; the end; the end, with an object that has
 # failed with the generator's exception.
 ITEM, END, RAISED = 0, 1, 2
 _AGAIN: Any = object()
@@ -38,7 +38,7 @@ _LOST = (STATE["FAILED"], STATE["DELETED"], *GONE)
 
 
 class StreamPlan(NamedTuple):
-    """The instructions for the generator's worker: the first argument of the generator's task."""
+    """Instructions for the generator's worker. The first argument of the generator's task."""
 
     skip: int  # number of items to compute without sending them
     buffersize: int | None
@@ -49,8 +49,8 @@ class StreamPlan(NamedTuple):
 class Stream(Generic[T]):
     """An iterator of refs to the items of a generator that runs in a worker.
 
-    It is for `for` and `async for`. Closing or dropping it closes the generator: `finally` blocks
-    run.
+    It works with `for` and `async for`. Closing or dropping it closes the generator, so that
+    `finally` blocks run.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Stream(Generic[T]):
         self._retries = retries
         self._buffersize = buffersize
         self._name = name
-        self._cluster = cluster  # kept alive, because a Cluster without references ends
+        self._cluster = cluster  # kept alive, because a Cluster without references is closed
         self._count = 0  # number of items taken
         self._tries = 0
         self._link: ObjectRef[Any] | None = None
@@ -123,8 +123,8 @@ class Stream(Generic[T]):
                 if (other := self._not_an_end(error)) is not error:
                     raise other from error
                 raise
-            # Release the holds of the task's result: now only this stream holds the links, and each
-            # link is freed when it has been read.
+            # The holds of the task's result are released. Now only this stream holds the links, and
+            # each link is freed when it has been read.
             self._runtime.submitter.drain()
             self._memory.inner.pop(task._oid, None)
             return _AGAIN
@@ -163,8 +163,8 @@ class Stream(Generic[T]):
         return RuntimeError(f"{self._name}() has failed") if found is None else found
 
     def _not_an_end(self, error: BaseException) -> BaseException:
-        """The error to raise: a StopIteration of the task would end the `for` loop silently, so it
-        becomes the cause of a RuntimeError, as in a generator (PEP 479)."""
+        """The error to raise. A StopIteration raised by the task would end the `for` loop silently,
+        so it becomes the cause of a RuntimeError, as in a generator (PEP 479)."""
         if not issubclass(type(error), (StopIteration, StopAsyncIteration)):
             return error
         made = RuntimeError(f"{self._name}() raised {type(error).__name__}")
@@ -172,8 +172,8 @@ class Stream(Generic[T]):
         return made
 
     def _read(self, link: ObjectRef[Any]) -> Any:
-        """The value of a link. A single request to the node acquires holds on all objects of other
-        hosts that the link names."""
+        """The value of a link. A single request to the node acquires holds on all other hosts'
+        objects that the link refers to."""
         memory = self._memory
         mem = memory.payload(memory.local_id(link), FOREVER_NS)
         if _serialize.payload_kind(mem) == _serialize.ERROR:
@@ -192,8 +192,9 @@ class Stream(Generic[T]):
         return item._hold is None or self._memory.client.state(self._memory.local_id(item)) in _LOST
 
     def _begins_again(self, error: BaseException) -> bool:
-        """Called when the generator's process or host has died, or its task has timed out. Sends
-        the task again and returns True, unless it has timed out or no retries are left."""
+        """Called when the generator's process or host has died, or its task has timed out. After a
+        timeout, or without retries left, returns False. Otherwise sends the task again, and returns
+        True."""
         self._link = None
         if isinstance(error, HopliteTimeoutError) or self._tries >= self._retries:
             self._finish()
@@ -232,7 +233,8 @@ class Stream(Generic[T]):
     # -- the end -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Closes the generator, which ends at its next yield. Items that were taken remain."""
+        """Closes the generator, which ends at its next yield. Items that were taken remain
+        valid."""
         if not self._closed:
             with _Alone(self._lock):
                 self._finish()
@@ -249,13 +251,13 @@ class Stream(Generic[T]):
             task._seen()
         if task is not None and self._memory.client.usable:
             # This cancels a task that has not begun. A task that has begun ends by itself, because
-            # its link has no holder. No lock is taken here, because the garbage collector may call
-            # this anywhere.
+            # its link has no holder. No lock is acquired, because the garbage collector may call
+            # this at any time.
             self._runtime.tasks.cancel(task._oid, False)
             self._runtime.submitter.collector.notice()
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # half initialised, or at the interpreter's exit
+        with contextlib.suppress(Exception):  # partly initialised, or the interpreter is exiting
             if not self._closed:
                 self._finish()
 
@@ -270,15 +272,16 @@ class Stream(Generic[T]):
 
 
 class _Alone:
-    """Surrounds a read of a stream. This is a class because `contextlib.contextmanager` sets an
-    attribute of exceptions, and some exception classes refuse it."""
+    """A context manager around a read of a stream. It is a class because
+    `contextlib.contextmanager` sets an attribute on exceptions, which some exception classes
+    refuse."""
 
     def __init__(self, lock: threading.Lock) -> None:
         self._lock = lock
 
     def __enter__(self) -> None:
         if not self._lock.acquire(blocking=False):
-            raise ValueError("this stream is being read already, by another thread or task")
+            raise ValueError("another thread or task is already reading this stream")
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()

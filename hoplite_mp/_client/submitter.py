@@ -1,9 +1,8 @@
 """The submitter's side of tasks: sending, dependencies and completions.
 
 A task's state is in its header. The submitter sends the task when its arguments are ready, holds
-the arguments until the task is done, takes over refs inside the result, and notifies all waiters.
-Completions are processed by the first of these threads: a thread in `result()`, the next submit, or
-the collector.
+the arguments until the task is done, takes over refs inside the result, and notifies all waiters. A
+thread in `result()`, the next submit or the collector processes completions, whichever is first.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ NAME_BYTES = 32
 HOLDS_OF_CALL = 2  # holds of a task without refs: the function, and its captured arrays
 # A failed dependency's error up to this size is kept for the next task that needs the dependency.
 FAILURE_BYTES_MAX = 64 << 10
-REFUGE_BYTES = 3 << 10  # for an error when space is short: a block of one page
+REFUGE_BYTES = 3 << 10  # size of an error when space is short: a block of one page
 
 _log = logging.getLogger("hoplite_mp")
 
@@ -78,14 +77,14 @@ class Submitter:
         self.memory = memory
         self.client: _shm.Client = memory.client
         self.tasks = tasks
-        # Other threads change this dictionary at any time. `copy()` is atomic. `list(items())` is
-        # not: the garbage collector may run inside it, and other threads may run then.
+        # Other threads may change this dictionary at any time. `copy()` is atomic. `list(items())`
+        # is not: the garbage collector may run inside it, and let other threads run.
         self.pending: dict[int, Pending] = {}
         self._functions = Functions(memory)
-        # Dependency -> tasks that need it, and watches on it.
+        # Dependency -> tasks that need the object, and watches for it.
         self.waits: dict[int, list[Pending | DoneCallback]] = {}
-        self.told: deque[Callable[[], None]] = deque()  # each wakes waiters that were notified
-        self.ended_futures: deque[Settles] = deque()  # their callbacks have not been called yet
+        self.told: deque[Callable[[], None]] = deque()  # functions that wake notified waiters
+        self.ended_futures: deque[Settles] = deque()  # Futures whose callbacks have not been called
         self.readers: Any = None  # threads that read values for event loops
         # Bucket in which this process is parked -> dependencies there that other processes own.
         # These never appear in the done bitmaps of this process's own tables.
@@ -101,7 +100,7 @@ class Submitter:
         self.waiting = Waiting(self)
         self.collector = Collector(self)
         self.closed = False
-        # Output owner (a driver's name) of tasks submitted here; 0: this host's driver.
+        # The driver that prints the output of tasks submitted here; 0: this host's driver.
         self.output_owner = 0
         self.inherited_priority = NO_FLOOR  # level of the running task
 
@@ -124,9 +123,9 @@ class Submitter:
         demand: Demand | None = None,
         delay: RetryDelay | None = None,
     ) -> Future[Any]:
-        """holder: an object that is held until the task is done. refusal: an error with which the
-        task fails without being sent. more_flags: see _client/functions.py. rank, demand: see
-        _client/ports.py. delay: the pauses before the task's retries."""
+        """Submits a task. holder: an object that is held until the task is done. refusal: an error
+        that the task fails with, without being sent. more_flags: see _client/functions.py. rank,
+        demand: see _client/queues.py. delay: the pauses before the task's retries."""
         client, memory = self.client, self.memory
         if self.closed or memory.lost is not None or not client.usable:
             memory.check_lost()
@@ -167,7 +166,7 @@ class Submitter:
             self.tasks.set_retry_delay(oid, *delay)
         try:
             self.pending[oid] = pending
-            function_oid = memory.local_id(function)  # may ask the node, so not under the lock
+            function_oid = memory.local_id(function)  # outside the lock: it may send a request
             with queues.lock:  # another thread may be shutting the executor down
                 if queues.closings != closings and queues.was_closed(pool, closings):
                     del self.pending[oid]
@@ -193,9 +192,7 @@ class Submitter:
             if carried is not None or holder is not None or len(holds) > HOLDS_OF_CALL:
                 # The task may hold the last handle of an actor, so release its holds soon after.
                 self.collector.look_soon()
-        except (
-            BaseException
-        ):  # for example Ctrl-C: the caller gets no Future, so the task is not needed
+        except BaseException:  # for example Ctrl-C: the caller gets no Future
             self.tasks.cancel(oid, False)
             self.drain()
             raise
@@ -210,7 +207,8 @@ class Submitter:
         in_order: bool,
         refusal: BaseException | None,
     ) -> None:
-        """Sends a task later, when its arguments are done and its queue has space; or fails it."""
+        """Sends a task later, when its arguments are done and its queue has space, or fails the
+        task."""
         if refusal is not None:
             self._fail(pending, refusal)
             self.drain()
@@ -224,7 +222,7 @@ class Submitter:
 
     @property
     def wants_news(self) -> bool:
-        """Whether completions must be processed although no call waits."""
+        """Whether completions must be processed even if no call is waiting."""
         return bool(self.queues.overflow or self.waits)
 
     # -- dependencies --------------------------------------------------------------------------
@@ -232,7 +230,7 @@ class Submitter:
     def _depend(self, pending: Pending, refs: Sequence[ObjectRef[Any]]) -> None:
         lost: ObjectLostError | None = None
         done: list[int] = []
-        with self.waits_lock:  # so that no thread sends the task before all refs were checked
+        with self.waits_lock:  # no other thread may send the task before all refs were checked
             first = not self.waits
             pending.needs = list(refs)
             for ref in refs:
@@ -243,7 +241,7 @@ class Submitter:
                     break
                 if not self.tasks.done(oid):
                     self.begin_wait(oid, pending)
-                    if self.tasks.done(oid):  # perhaps processed before the task was listed
+                    if self.tasks.done(oid):  # perhaps processed before it was listed
                         done.append(oid)
             pending.missing.discard(PLACE)
         if lost is not None:
@@ -255,7 +253,7 @@ class Submitter:
         for oid in done:
             self.release(oid)
         self.collector.start()
-        # For later refs it already sleeps on the event word, which their completion changes.
+        # Otherwise the collector already sleeps on the event word, which changes on completion.
         if first:
             self.collector.notice()
 
@@ -275,8 +273,8 @@ class Submitter:
             waiting.append(pending)
 
     def release(self, oid: int) -> None:
-        """Notifies all waiters of an object that is done. A thread that adds a waiter later calls
-        this method, too. Each step may be repeated: `look_at_all` repeats interrupted steps."""
+        """Notifies all waiters for an object that is done. A thread that adds a waiter later calls
+        this method, too. Each step may be repeated, and `look_at_all` repeats interrupted steps."""
         seen: set[Pending | DoneCallback] = set()
         while True:
             with self.waits_lock:  # remove the list only when all entries have been notified
@@ -296,7 +294,7 @@ class Submitter:
                     self.send(pending)
 
     def end_waits(self, oid: int) -> None:
-        """Ends the watches on an object that has no waiters any more. Called under the lock."""
+        """Ends the watches for an object that has no waiters any more. Called under the lock."""
         if self.waits.pop(oid, None) is not None:
             bucket = self.tasks.bucket(oid)
             if oid in self._others.get(bucket, ()):
@@ -306,15 +304,15 @@ class Submitter:
     def wake_waiters(self) -> None:
         """Wakes every waiter that was notified since the last call, once."""
         while self.told:
-            # One expression: Ctrl-C between the two calls would lose a wake-up, and is unlikely
-            # here. IndexError: another thread has taken the last entry meanwhile.
+            # A single expression, because Ctrl-C between the two calls would lose a wake-up, and is
+            # unlikely here. IndexError: another thread has taken the last entry.
             with contextlib.suppress(IndexError):
                 self.told.popleft()()
 
     def send(self, pending: Pending) -> None:
         """Posts a task whose arguments are done, or fails it."""
         if self.client.state(pending.oid) != STATE["WAITING"]:
-            return  # sent already, or cancelled
+            return  # already sent, or cancelled
         for ref in pending.needs:
             oid = self.memory.local_id(ref)
             if self.client.state(oid) not in VALUED:
@@ -349,7 +347,7 @@ class Submitter:
             if not self.tasks.take(oid):
                 return  # cancelled in the meantime
             self.store_error(oid, error, None, encoded)
-        except BaseException:  # Ctrl-C between the two: a short text always fits
+        except BaseException:  # for example Ctrl-C between the two; a short text always fits
             own = self.tasks.claimant(oid) == self.client.slot
             if own and self.client.state(oid) == STATE["CLAIMED"]:
                 self.store_result(oid, last_resort(error), True)
@@ -362,9 +360,9 @@ class Submitter:
         text: str | None,
         encoded: _serialize.Encoded | None = None,
     ) -> list[Any]:
-        """Finishes a task with an error, shortened if space is short. `text`: its traceback, if not
-        the error's own. `encoded`: the error's payload, if it exists already. Returns the refs
-        inside it."""
+        """Finishes a task with an error, which is shortened if space is short. `text`: the
+        traceback if it is not the error's own. `encoded`: the error's payload if it already exists.
+        Returns the refs inside the payload."""
         if encoded is None:
             encoded = _serialize.encode_error(error, text)
         limit = min(encoded.nbytes, self.memory.config.error_bytes_max)
@@ -374,7 +372,7 @@ class Submitter:
             try:
                 taken = self.store_result(oid, encoded, True)
                 return list(encoded.refs) if taken else []
-            except BaseException as problem:  # no space, for example: try again with a shorter text
+            except BaseException as problem:  # for example no space; a shorter text may fit
                 if self.client.state(oid) != STATE["CLAIMED"]:
                     raise
                 if not isinstance(problem, Exception):
@@ -388,7 +386,7 @@ class Submitter:
         return []
 
     def fail_at_once(self, error: BaseException, copy: bool) -> Future[Any]:
-        """The failed Future of a task that cannot be sent. Its exception is this object."""
+        """A failed Future for a task that cannot be sent. Its exception is `error` itself."""
         client = self.client
         oid = client.new(KIND_OPERATION, STATE["CLAIMED"], client.slot, 0)
         future: Future[Any] = Future(self, oid, client.hold(oid, False), copy)
@@ -398,7 +396,7 @@ class Submitter:
         return future
 
     def store_result(self, oid: int, encoded: _serialize.Encoded, failed: bool) -> bool:
-        """Finishes a task that this client has claimed; False if it was aborted."""
+        """Finishes a task that this client has claimed. Returns False if the task was aborted."""
         client, refs = self.client, bool(encoded.refs)
         if refs:
             self.memory.note_passed_on(encoded.refs)
@@ -429,7 +427,8 @@ class Submitter:
     # -- completions ---------------------------------------------------------------------------
 
     def expect(self, oid: int, future: Future[Any] | None, holds: Any) -> Pending:
-        """Registers an operation's result; its sources are held until it is done."""
+        """Registers an operation's result. holds: objects, such as sources, to hold until it is
+        done."""
         pending = Pending(oid, -1, future, holds)
         self.pending[oid] = pending
         self.tasks.watch(oid)
@@ -442,7 +441,7 @@ class Submitter:
         try:
             for oid in self.tasks.drain():
                 self._look_after(oid)
-        except BaseException:  # Ctrl-C: completions that were taken must be found again
+        except BaseException:  # for example Ctrl-C: completions that were taken must be found again
             self.collector.look_again()
             raise
         if self.told:
@@ -477,12 +476,12 @@ class Submitter:
     def _finish(self, pending: Pending) -> None:
         oid = pending.oid
         if not self.tasks.done(oid):
-            return  # the bit is of an earlier generation of this header
+            return  # the bit belongs to an earlier generation of this header
         state = self.client.state(oid)
         has_refs, _ = self.client.flags(oid)
         if has_refs and state in STORED and oid in self.pending:
-            # Hold the object meanwhile: another thread may process the same completion, and the
-            # Future may be dropped.
+            # The object is held meanwhile, because another thread may process the same completion,
+            # and the Future may be dropped.
             hold = self.client.hold(oid)
             if hold is not None:
                 self.memory.inner[oid] = self.memory.inner_refs(oid)
@@ -495,10 +494,10 @@ class Submitter:
             if failed and not cancelled:
                 self.failures.note(future)
             if future._settle(cancelled, failed):
-                # This thread may hold a lock of the user that a callback takes.
+                # This thread may hold a user's lock that a callback acquires.
                 self.ended_futures.append(future)
                 self.collector.call_back()
-        # Remove the entry last, so that look_at_all finds it again if Ctrl-C interrupts this.
+        # The entry is removed last, so that look_at_all finds it again if Ctrl-C interrupts this.
         if self.pending.pop(oid, None) is not None and future is not None:
             unread = self._unread
             unread.append(weakref.ref(future))
@@ -534,7 +533,8 @@ class Submitter:
         call_back(self)
 
     def forget_waiting(self) -> None:
-        """Drops tasks that wait for arguments, or for space in a queue: they will not be sent."""
+        """Drops tasks that are waiting for arguments or for space in a queue. They will not be
+        sent."""
         with self.waits_lock:
             waiting = [one for tasks in self.waits.values() for one in tasks]
             self.waits.clear()
@@ -555,7 +555,7 @@ class Submitter:
         self.memory.check()
         pending = self.pending.get(oid)
         if force and pending is not None and self.queues.is_ordered(pending.queue):
-            # Interruptions except at an await leave the call's actor in an undefined state.
+            # An interruption that is not at an await leaves the actor in an undefined state.
             force = bool(self.tasks.task(oid)[3] & TASK_ASYNC)
         outcome = self.tasks.cancel(oid, force)
         if outcome == 2:
@@ -571,7 +571,7 @@ class Submitter:
         return outcome != 0
 
     def stop(self) -> None:
-        """Accepts no more tasks, and ends the collector."""
+        """Accepts no more tasks, and stops the collector."""
         self.closed = True
         self._functions.close()
         self.collector.stop()
@@ -579,13 +579,13 @@ class Submitter:
             self.readers.shutdown(wait=False)
 
 
-ERROR_CHARS_MAX = 40  # fits into a record
+ERROR_CHARS_MAX = 40  # so that the error fits into a record
 NO_SPACE_FOR_DETAILS = "no space for details; raise memory="
 
 
 def last_resort(error: BaseException) -> _serialize.Encoded:
-    """Shortens an error to fit into the record, if the store had no space for it. An error of this
-    library keeps its type, for `except` clauses."""
+    """Called if the store has no space for an error. Shortens the error so that it fits into the
+    record. The library's own errors keep their type, for `except` clauses."""
     kind = type(error)
     if isinstance(error, HopliteError) and kind.__module__ == HopliteError.__module__:
         return _serialize.encode_error(kind(NO_SPACE_FOR_DETAILS), "")
@@ -593,10 +593,11 @@ def last_resort(error: BaseException) -> _serialize.Encoded:
     return _serialize.encode_error(HopliteError(brief), "")
 
 
-# Tasks of `Cluster(debug=True)`: each runs at the call, in the calling process.
+# Tasks of `Cluster(debug=True)`: each runs during the call to submit, in the calling process.
 #
-# pdb, coverage and profilers see such a task as part of the program. Its result is stored as an
-# object, like any task's, so it must pickle and is read-only. Its exception is raised unchanged.
+# pdb, coverage and profilers treat such a task as part of the program. Its result is stored as an
+# object, like any task's result, so it must be picklable and is read-only. Its exception is raised
+# unchanged.
 
 
 def run_here(
@@ -609,8 +610,8 @@ def run_here(
     retries: int,
     delay: RetryDelay | None,
 ) -> Future[Any]:
-    """Runs the task, and returns its finished Future. retries: the number of retries after the
-    exceptions of a FrozenFunction. delay: the pauses before the retries."""
+    """Runs the task, and returns its finished Future. retries: the maximum number of retries after
+    exceptions listed in a FrozenFunction. delay: the pauses before the retries."""
     memory = submitter.memory
 
     def get(ref: Any) -> Any:
@@ -631,7 +632,7 @@ def run_here(
         except again as error:
             if tries == retries:
                 return submitter.fail_at_once(error, copy)
-        except KeyboardInterrupt:  # Ctrl-C of the user
+        except KeyboardInterrupt:  # the user's Ctrl-C
             raise
         except BaseException as error:
             return submitter.fail_at_once(memory.to_raise(error), copy)
@@ -671,7 +672,7 @@ def _call(fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
     if asyncio._get_running_loop() is None:
         return asyncio.run(fn(*args, **kwargs))
-    ended: list[Any] = []  # the caller's event loop waits, as for a plain function
+    ended: list[Any] = []  # the caller's event loop is blocked meanwhile, as for a plain function
 
     def run() -> None:
         try:

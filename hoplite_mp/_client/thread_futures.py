@@ -1,7 +1,7 @@
-"""ThreadFuture: the result of a call that a thread of this process makes in the background.
+"""ThreadFuture: the result of a call that a thread in this process makes in the background.
 
-A `concurrent.futures.Future` cannot be awaited, and `asyncio.wrap_future` would pass the
-cancellation of an `await` on to a call for which the other members of a Group wait.
+A `concurrent.futures.Future` cannot be awaited, and `asyncio.wrap_future` would propagate the
+cancellation of an `await` to a call that the other members of a Group are waiting for.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ __all__ = ["ThreadFuture", "for_asyncio", "outcome"]
 
 T = TypeVar("T")
 BLOCKED_AFTER_NS = 2_000_000
-_PENDING, _RUNNING = "PENDING", "RUNNING"  # of the standard library
+_PENDING, _RUNNING = "PENDING", "RUNNING"  # states in the standard library
 
 
 def outcome(future: concurrent.futures.Future[Any]) -> tuple[Any, BaseException | None]:
-    """(value, error) of a finished Future that was not cancelled. An error in reading the value is
-    returned, too: raised here, it would leave the coroutine that awaits the Future pending."""
+    """(value, error) of a finished Future that was not cancelled. If reading the value raises an
+    error, the error is returned, too, because otherwise the awaiting coroutine would stay
+    pending."""
     try:
         error = future.exception()
         return future.result() if error is None else None, error
@@ -37,7 +38,7 @@ def outcome(future: concurrent.futures.Future[Any]) -> tuple[Any, BaseException 
 
 
 class _AsyncioView:
-    """A done Future as asyncio reads it: by `exception` and then `result`, or by `_get_snapshot`
+    """A done Future for asyncio, which calls `exception` and then `result`, or `_get_snapshot`
     since Python 3.15."""
 
     def __init__(self, future: concurrent.futures.Future[Any]) -> None:
@@ -65,32 +66,33 @@ class _AsyncioView:
 
 def for_asyncio(fn: Callable[[Any], object]) -> Callable[[Any], object]:
     """The done-callback to register for `fn`. The callback of `asyncio.wrap_future` gets an
-    `_AsyncioView`: an exception while it reads the Future would make its coroutine wait for
-    ever."""
+    `_AsyncioView`, because an exception while it reads the Future would leave its coroutine
+    pending."""
     if getattr(fn, "__module__", None) != "asyncio.futures":
         return fn
     return lambda future: fn(_AsyncioView(future))
 
 
 class ThreadFuture(NotAnArray, concurrent.futures.Future[T]):
-    """A `concurrent.futures.Future` of this process. `await future` returns its value, in any event
+    """A `concurrent.futures.Future` in this process. `await future` returns its value, in any event
     loop. Cancelling the `await` does not cancel the call."""
 
     HOW = "future.result()"
 
     def __init__(self, blocks: WaitsPort | None = None) -> None:
-        """blocks: the waits of a worker, which counts as blocked while its task waits for this
-        Future. None if the thread that settles the Future counts as blocked."""
+        """blocks: the worker's waits if the worker counts as blocked while its task waits for this
+        Future; None if the thread that settles the Future counts as blocked instead."""
         super().__init__()
         self._blocks = blocks
 
     @property
     def is_settled(self) -> bool:
-        """Like `done`, without a lock that an exception of a signal handler could leave held."""
+        """Like `done`, but without a lock that an exception in a signal handler could leave
+        held."""
         return self._state not in (_PENDING, _RUNNING)
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
-        """As in `concurrent.futures.Future`."""
+        """Like `concurrent.futures.Future.add_done_callback`."""
         super().add_done_callback(for_asyncio(fn))
 
     def forget(self, callback: Callable[[Any], object]) -> None:
@@ -99,7 +101,7 @@ class ThreadFuture(NotAnArray, concurrent.futures.Future[T]):
             self._done_callbacks.remove(callback)  # type: ignore[attr-defined]
 
     def result(self, timeout: float | None = None) -> T:
-        """As in `concurrent.futures.Future`."""
+        """Like `concurrent.futures.Future.result`."""
         error = self.exception(timeout)
         try:
             if error is not None:  # `result` of Python 3.11 ignores an error that is false
@@ -110,11 +112,11 @@ class ThreadFuture(NotAnArray, concurrent.futures.Future[T]):
             self = error = None  # type: ignore[assignment]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """As in `concurrent.futures.Future`."""
+        """Like `concurrent.futures.Future.exception`."""
         return super().exception(self._wait(timeout))
 
     def _wait(self, timeout: float | None) -> float | None:
-        """Waits; a worker counts as blocked after a while. Returns the remaining timeout."""
+        """Waits. A worker counts as blocked after a while. Returns the remaining timeout."""
         blocks = self._blocks
         if blocks is None or blocks.run_in_place is None or self.done():
             return timeout
@@ -133,18 +135,18 @@ class ThreadFuture(NotAnArray, concurrent.futures.Future[T]):
         return 0
 
     def _settles(self, timeout: float | None) -> bool:
-        """Waits until the Future is done, or cancelled; False at the timeout."""
+        """Waits until the Future is done or cancelled. Returns False after the timeout."""
         with contextlib.suppress(TimeoutError, concurrent.futures.CancelledError):
             super().exception(timeout)
         return self.done()
 
     def patience_s(self, since: float) -> float | None:
-        """The seconds for which an `await` that began at `since` (monotonic clock) may wait before
-        it calls this method again; None: no limit. HopliteTimeoutError: the limit has passed."""
+        """How many seconds an `await` that began at `since` (monotonic clock) may wait before it
+        calls this method again; None for no limit. HopliteTimeoutError: the limit has passed."""
         return None
 
     def __reduce__(self) -> Any:
-        raise TypeError("a Future of a Group does not pickle, and is no object; send its result()")
+        raise TypeError("a Group's Future cannot be pickled, and has no ref; send its result()")
 
     def fill(self, call: Callable[..., T], args: Any, kwargs: Any) -> None:
         """Makes the call, and stores its result or error. The Future must already be running, so

@@ -1,8 +1,8 @@
 """The user's side of a trace: a `with` block that writes a file.
 
-The nodes record events. This module starts and ends the recording, reads the records, and writes
-the timeline. A wrong path raises before the recording starts. The file appears only when it is
-complete.
+The nodes record events. This module starts and stops the recording, reads the records, and writes
+the timeline. A wrong path raises an error before the recording starts. The file appears only when
+it is complete.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Trace:
     """One trace, which can be entered once."""
 
     def __init__(self, runtime: Runtime, path: str | os.PathLike[str]) -> None:
-        """Checks `path` by creating a file next to it. OSError: no file can be created."""
+        """Checks `path` by creating a file next to it. OSError: no file can be created there."""
         runtime.memory.check()
         self._runtime = runtime
         self.path = Path(os.path.abspath(path))
         self._trace = 0
-        self.cluster: Any = None  # kept alive as long as this object
+        self.cluster: Any = None  # kept alive by this object
         self._begin_ns = 0
         if self.path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(self.path))
@@ -64,7 +64,8 @@ class Trace:
 
     @contextlib.contextmanager
     def _beside(self) -> Iterator[tuple[TextIO, Path]]:
-        """A new file in the same directory, deleted at the end unless it was renamed."""
+        """A context manager for a new file in the same directory. The file is deleted at the end
+        unless it was renamed."""
         begin = os.fsdecode(os.fsencode(self.path.name)[:100])  # names are limited in bytes
         made = self.path.with_name(f".{begin}.{os.urandom(4).hex()}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -76,12 +77,12 @@ class Trace:
 
     def __enter__(self) -> Trace:
         if self._trace:
-            raise RuntimeError("this trace has been entered before: ask for another one")
+            raise RuntimeError("this trace has been entered before: create another one")
         self._trace = int(os.urandom(8).hex(), 16) >> (64 - TRACE_BITS) | 1
         self._begin_ns = clock.monotonic_ns()
         try:
             refusal = self._runtime.channel.call(TraceBegin(self._trace)).value
-        except BaseException:  # Ctrl-C, for example: the trace may have begun
+        except BaseException:  # for example Ctrl-C: the trace may have begun
             self._drop()
             raise
         if refusal:
@@ -110,7 +111,7 @@ class Trace:
         found = self._runtime.channel.call(TraceEnd(self._trace)).value
         end_ns = clock.monotonic_ns()
         if found is None:
-            raise RuntimeError("this trace has ended before: nothing is left to write")
+            raise RuntimeError("this trace has already ended: nothing is left to write")
         nodes, lost, left = found
         text = TraceText(self._begin_ns, end_ns)
         with self._beside() as (file, made):
@@ -139,31 +140,31 @@ class Trace:
 
 # Converts the nodes' records to a timeline for ui.perfetto.dev and chrome://tracing.
 #
-# The format (Chrome trace events, JSON) needs processes with tracks on which events do not overlap,
-# and a single clock. Each node becomes such a process. Each of its workers has a track for its
-# tasks, which may be nested but do not overlap otherwise; all other events are spread over as many
-# tracks as needed to avoid overlaps. Times of a node are shifted by the difference between its
-# clock and the driver's.
+# The format (Chrome trace events, JSON) needs a single clock, and processes with tracks on which
+# events do not overlap. Each node becomes such a process. Each of its workers has a track for its
+# tasks, which may be nested but do not overlap otherwise. All other events are spread over as many
+# tracks as needed to avoid overlaps. A node's times are shifted by the difference between its clock
+# and the driver's.
 #
-#   {"traceEvents": [...], "displayTimeUnit": "ms", "otherData": {what a reader must know}}
+# {"traceEvents": [...], "displayTimeUnit": "ms", "otherData": {...}}
 
 
-# (driver host's time, how far the node's clock is ahead, maximal error), in ns
+# (driver host's time, lead of the node's clock, maximum error), in ns
 Clock: TypeAlias = tuple[int, int, int]
 TASK = KINDS_OF_EVENTS.index("task")
 TRACKS_OF_NODE = 1_000_000  # range of track numbers for each node
 TRACKS_OF_KIND = 10_000
 CLOCKS_TEXT = (
-    "Times are those of the monotonic clock of the host that traced. Each other node's clock was "
-    "compared with it at the beginning and at the end, by the answer to a message: of several, "
-    "the one with the shortest round trip, give or take half of that. Between the two the "
-    "difference is taken to change evenly. ahead_us, error_us: microseconds, at each of the two."
+    "Times are from the monotonic clock of the host that recorded the trace. Each other node's "
+    "clock was compared with it at the beginning and at the end: of several replies, the one with "
+    "the shortest round trip counts, with an error of half the round trip. Between the two, the "
+    "difference is interpolated. ahead_us, error_us: microseconds at the beginning and at the end."
 )
 
 
 def ahead_ns(clocks: list[Clock], at_ns: int) -> int:
-    """The lead of a clock at its time `at_ns`: interpolated between two comparisons, constant
-    before the first and after the last comparison."""
+    """The lead of a clock at its time `at_ns`. It is interpolated between two comparisons, and
+    constant before the first and after the last comparison."""
     if not clocks:
         return 0
     first, last = clocks[0], clocks[-1]
@@ -178,8 +179,9 @@ class TraceText:
     """Produces the text in pieces: `head`, `node` for each node, `tail`."""
 
     def __init__(self, begin_ns: int, end_ns: int) -> None:
-        """begin_ns, end_ns: the limits of the trace, by the driver's clock. Earlier events are cut
-        at the trace's beginning; their `began_before_us` is the length that was cut."""
+        """begin_ns, end_ns: the beginning and the end of the trace by the driver's clock. Events
+        that began earlier are cut off at the trace's beginning; `began_before_us` is the length
+        that was cut off."""
         self._begin_ns = begin_ns
         self._end_ns = end_ns
         self._first = True
@@ -198,7 +200,7 @@ class TraceText:
         return comma + json.dumps(event, separators=(",", ":"), default=str, skipkeys=True)
 
     def node(self, number: int, data: bytes, clocks: list[Clock]) -> Iterator[str]:
-        """The events of one node. ProtocolError if the document is invalid."""
+        """The events of one node. ProtocolError: the document is invalid."""
         name = f"h{number}"
         document, found = _document(number, data)
         self._dropped[name] = document.dropped
@@ -227,8 +229,8 @@ class TraceText:
 
     def _place(self, event: dict[str, Any], clocks: list[Clock]) -> None:
         """Converts an event's times to the driver's clock, relative to the trace's beginning. Begin
-        and end are shifted separately, each by the difference at its own time, so that consecutive
-        events do not overlap."""
+        and end are each shifted by the difference at their own time, so that consecutive events do
+        not overlap."""
         begin = event["ts"] - ahead_ns(clocks, event["ts"]) - self._begin_ns
         end = event.pop("end")
         end = max(begin, end - ahead_ns(clocks, end) - self._begin_ns)
@@ -242,8 +244,8 @@ class TraceText:
         return self._line(event if tid is None else event | {"tid": tid})
 
     def tail(self, lost: list[int], left: list[int], version: str) -> str:
-        """The end of the file. `lost`, `left`: nodes that have ended meanwhile, whose events are
-        missing; `left` had no workers (nodes of programs)."""
+        """The end of the file. `lost`, `left`: nodes that were lost or have left during the trace,
+        whose events are missing. Nodes in `left` had no workers (nodes of programs)."""
         names = [f"h{number}" for number in lost]
         dropped = {name: count for name, count in self._dropped.items() if count}
         text = ""
@@ -284,7 +286,7 @@ class _Tracks:
     def __iter__(self) -> Iterator[tuple[int, str, list[dict[str, Any]]]]:
         for slot, events in sorted(self._tasks.items()):
             name = f"worker {slot}"
-            # Of tasks that begin at the same time, the outer one first.
+            # If tasks begin at the same time, the outer task is first.
             events.sort(key=lambda event: (event["ts"], -event["dur"]))
             yield self._base + slot, name, events
         for kind, (name, events) in enumerate(sorted(self._others.items()), 1):
@@ -313,12 +315,12 @@ def _lanes(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 
 def _document(number: int, data: bytes) -> tuple[TraceDocument, list[dict[str, Any]]]:
-    """A node's document, and its events."""
+    """Decodes a node's document. Returns (the document, its events)."""
     try:
         document = msgspec.msgpack.decode(data, type=TraceDocument)
         return document, list(_events(number, document))
     except (msgspec.MsgspecError, struct.error, LookupError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"{len(data)} bytes of h{number} are no trace: {error}") from error
+        raise ProtocolError(f"{len(data)} bytes from h{number} are not a trace: {error}") from error
 
 
 def _events(number: int, document: TraceDocument) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The waits of a process for objects. A waiting worker runs awaited tasks, or counts as blocked.
+"""How a process waits for objects. A waiting worker runs awaited tasks, or counts as blocked.
 
 If all workers only waited for tasks that they have submitted, no worker could run these tasks. So a
 worker runs an awaited task in place if it can. A worker that has waited for a while counts as
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 __all__ = ["Waiting"]
 
 BLOCKED_AFTER_NS = 2_000_000
-ALL_AT_ONCE = 256  # objects awaited together; more are awaited in parts
-TAKEN_POLLS = 32  # tasks that could not be run in place: number of new attempts at each wake-up
+ALL_AT_ONCE = 256  # maximum number of objects in one wait; longer lists are divided
+TAKEN_POLLS = 32  # at each wake-up, maximum number of tasks to try again to run in place
 
 
 class _Needed:
-    """The objects that one wait of a worker needs. The worker may run their tasks in place."""
+    """The objects that a waiting worker needs. The worker may run their tasks in place."""
 
     __slots__ = ("all", "ready", "taken")
 
     def __init__(self, everything: set[int]) -> None:
         self.all = everything
-        self.ready: list[int] = []  # tasks with arguments ready that were not tried yet
-        self.taken: deque[int] = deque()  # tasks that could not be run in place when tried
+        self.ready: list[int] = []  # tasks whose arguments are ready and that have not been tried
+        self.taken: deque[int] = deque()  # tasks that were tried and could not be run in place
 
 
 class Waiting:
-    """The waits of one process."""
+    """Makes the waits of one process."""
 
     def __init__(self, submitter: Submitting) -> None:
         self.submitter = submitter
@@ -51,24 +51,25 @@ class Waiting:
         self.tasks = submitter.tasks
         self.run_in_place: Callable[[int], bool] | None = None  # set in a worker
         self.own_calls: OwnCalls | None = None  # set in an actor
-        self._needed: list[_Needed] = []  # for the waits in progress, which nest
-        self._blocked = 0  # threads of a worker that wait inside a task
+        self._needed: list[_Needed] = []  # one for each wait in progress; waits may be nested
+        self._blocked = 0  # number of threads in this worker that are waiting inside a task
         self._lock = locks.lock("client.blocked")
 
     def forbid(self, pool: int, places: int = 1) -> None:
-        """Refuses later waits of an actor's calls for later calls of the same actor that would
-        never end. Called in the actor's process, which runs the calls (the tasks of `pool`), at
-        most `places` at a time."""
+        """From now on, refuses a wait by an actor's call for a later call to the same actor if the
+        wait would never end. Called in the actor's process. pool: the pool whose tasks are the
+        actor's calls. places: the maximum number of calls that run at the same time."""
         self.own_calls = OwnCalls(self.tasks, pool, places)
 
     def own_waits(self, oids: list[int], awaits: bool = False) -> AbstractContextManager[None]:
-        """Surrounds a wait. RuntimeError if it waits for a later call of the same actor."""
+        """A context manager around a wait. Raises RuntimeError if the wait is for a later call to
+        the same actor."""
         if self.own_calls is None:
             return contextlib.nullcontext()
         return self.own_calls.waits(oids, awaits)
 
     def wait_done(self, oid: int, deadline: int) -> None:
-        """Waits until the object is done. Meanwhile a worker runs needed tasks, or counts as
+        """Waits until the object is done. Meanwhile a worker runs needed tasks or counts as
         blocked."""
         forever = deadline == FOREVER_NS
         needed: _Needed | None = None
@@ -77,7 +78,7 @@ class Waiting:
                 if needed is None and forever and self.run_in_place is not None:
                     needed = self._find_needed(oid)
                 if needed is not None and self._run_needed(needed):
-                    self.submitter.drain()  # tasks that needed its result may be ready now
+                    self.submitter.drain()  # tasks that needed the result may be ready now
                 elif not self.wait_many([oid], 1, deadline, forever):
                     name = self.tasks.name(oid)
                     what = f"the result of {name}()" if name else "the object"
@@ -88,8 +89,8 @@ class Waiting:
                 self._needed.remove(needed)
 
     def _find_needed(self, oid: int) -> _Needed:
-        """Collects, once for each wait, the tasks of this process that the object needs directly or
-        indirectly. `ready` adds tasks that become ready later."""
+        """Collects this process's tasks that the object depends on, directly or indirectly. Called
+        once for each wait. `ready` adds tasks that become ready later."""
         needed = _Needed({oid})
         # Registered first, so that tasks that become ready meanwhile are added, too.
         self._needed.append(needed)
@@ -107,15 +108,15 @@ class Waiting:
         return needed
 
     def ready(self, oid: int) -> None:
-        """Adds a task of this process that was sent after a wait for its arguments."""
+        """Called when a task of this process becomes ready because its arguments are available.
+        Waits that need the task may now run it."""
         for needed in self._needed:
             if oid in needed.all:
                 needed.ready.append(oid)
 
     def _run_needed(self, needed: _Needed) -> bool:
-        """Runs the awaited task, or a task that it needs, in place in this worker. False if none
-        can be run now, usually because other workers run them. Without this method, if all workers
-        waited for tasks that they have submitted, no worker could run these tasks."""
+        """Runs the awaited task, or a task that it depends on, in place in this worker. Returns
+        False if none can be run now, usually because other workers are running them."""
         assert self.run_in_place is not None
         while needed.ready:
             oid = needed.ready.pop()
@@ -123,9 +124,9 @@ class Waiting:
                 return True
             if not self.tasks.done(oid):
                 needed.taken.append(oid)
-        # A task that could not be claimed may be queued now: again after its worker's death, or for
-        # the first time by another process. Only a few tasks are tried, because this happens at
-        # every wake-up.
+        # A task that could not be claimed may be in the queue now: again, after its worker's death,
+        # or for the first time, if another process submitted it. Only a few tasks are tried,
+        # because this happens at every wake-up.
         for _ in range(min(len(needed.taken), TAKEN_POLLS)):
             oid = needed.taken.popleft()
             if self.run_in_place(oid):
@@ -135,9 +136,9 @@ class Waiting:
         return False
 
     def wait_many(self, oids: list[int], need: int, deadline: int, news: bool = False) -> bool:
-        """Waits until `need` of these objects are done; False at the deadline. `news`: also returns
-        True when any other object has completed."""
-        if need == len(oids) > ALL_AT_ONCE:  # each wake-up would cost a check of all of them
+        """Waits until `need` of these objects are done. Returns False at the deadline. news: return
+        True when any other object has completed, too."""
+        if need == len(oids) > ALL_AT_ONCE:  # each wake-up would check all of them
             parts = (oids[at : at + ALL_AT_ONCE] for at in range(0, need, ALL_AT_ONCE))
             return all(self.wait_many(part, len(part), deadline) for part in parts)
         if self.own_calls is not None:
@@ -173,7 +174,8 @@ class Waiting:
                 self.count_blocked(-1)
 
     def wait_moved(self, oid: int, deadline: int) -> bool:
-        """Waits until the bytes of a finished object are on this host; False at the deadline."""
+        """Waits until the bytes of a finished object are on this host. Returns False at the
+        deadline."""
         locks.waits("the bytes of an object")
         counted, blocked = self.run_in_place is None, False
         parked = self.tasks.park([oid])
@@ -200,16 +202,18 @@ class Waiting:
                 self.count_blocked(-1)
 
     def count_blocked(self, change: int) -> None:
-        """Adds `change` to the number of this worker's threads that wait inside a task. If the
-        number is not 0, the worker counts as blocked, and another worker may stand in."""
+        """Adds `change` to the number of threads in this worker that are waiting inside a task. If
+        the number is not 0, the worker counts as blocked, and another worker may take its place."""
         with self._lock:
-            # A forced cancel may interrupt a wait between the note that it counts and its count.
+            # Not below 0: a forced cancel may interrupt a wait after it has set `blocked`, but
+            # before it has added 1.
             self._blocked = max(0, self._blocked + change)
             if self.memory.client.usable:
                 self.tasks.set_blocked(self._blocked > 0)
 
     def wait_idle(self, deadline: int) -> bool:
-        """Waits until every task of this process is done."""
+        """Waits until every task submitted by this process is done. Returns False at the
+        deadline."""
         while self.submitter.pending:
             self.submitter.drain()
             oids = list(self.submitter.pending)
@@ -217,7 +221,7 @@ class Waiting:
                 return False
             self.submitter.drain()
             if all(self.tasks.done(oid) for oid in oids):
-                self.submitter.look_at_all()  # the done bits of the last ones may not be set yet
+                self.submitter.look_at_all()  # the last done bits may not be set yet
                 if not self.submitter.pending.keys() - oids:
-                    break  # the rest cannot be processed now, because the store is full, say
+                    break  # the rest cannot be processed now, for example because the store is full
         return True

@@ -144,7 +144,7 @@ def test_mistakes(c: hoplite_mp.Cluster) -> None:
 
 def test_waiting_for_a_later_call_to_itself(c: hoplite_mp.Cluster) -> None:
     counter = c.actor(Counter)
-    with pytest.raises(RuntimeError, match=r"Counter.add\(\) is a later call of this actor"):
+    with pytest.raises(RuntimeError, match=r"Counter.add\(\) is a later call to this actor"):
         counter.call_me(counter).result(20)
     other = c.actor(Counter, 41)
     assert counter.call_me(other).result(20) == 42

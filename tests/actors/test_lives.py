@@ -296,7 +296,10 @@ def test_a_class_with_too_many_methods(c: hoplite_mp.Cluster) -> None:
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("x" * 1025, "an actor's name of 1025 characters: at most 1024"), ("\udce9", "surrogates")],
+    [
+        ("x" * 1025, "an actor's name has 1025 characters: the maximum is 1024"),
+        ("\udce9", "surrogates"),
+    ],
     ids=["long", "surrogates"],
 )
 def test_names_that_cannot_travel(c: hoplite_mp.Cluster, name: str, why: str) -> None:

@@ -339,7 +339,7 @@ for name, call in calls.items():
         print(name, "gave", call())
     except Exception as error:
         text = str(error)
-        told = "was removed from it by remove_node()" in text and "again to go on" in text
+        told = "was removed from it by remove_node()" in text and "again to continue" in text
         print(f"{name}: {type(error).__name__} {'told' if told else text}")
 print(int(c.get(one)), int(c.get(array)[-1]))
 """

@@ -359,7 +359,7 @@ def test_a_directory_that_may_not_be_written(
     monkeypatch.setattr(
         os, "access", lambda path, *how: path != str(tmp_path) and access(path, *how)
     )
-    with pytest.raises(ConfigError, match="cannot be written by this process"):
+    with pytest.raises(ConfigError, match="this process cannot write to it"):
         open_spilling(tmp_path)
 
 

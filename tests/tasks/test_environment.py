@@ -133,7 +133,7 @@ def test_elsewhere_it_is_an_error(cluster: Cluster) -> None:
             lambda: executor.options(env={NAME: "y"}).submit(abs, -1),
         ]
         for call in calls:
-            with pytest.raises(ValueError, match="env= is for processes of their own"):
+            with pytest.raises(ValueError, match="env= is for the new processes"):
                 call()
         assert executor.submit(os.getenv, NAME).result() == "x"
     assert view.options(env=None).submit(abs, -1).result() == 1
@@ -143,11 +143,11 @@ def test_elsewhere_it_is_an_error(cluster: Cluster) -> None:
     ("wrong", "kind", "words"),
     [
         ([("A", "1")], TypeError, "must be a dict"),
-        ({"A": 1}, TypeError, "must be texts"),
-        ({1: "A"}, TypeError, "must be texts"),
-        ({"A=B": "1"}, ValueError, "no environment can hold"),
-        ({"": "1"}, ValueError, "no environment can hold"),
-        ({"A": "1\0"}, ValueError, "no environment can hold"),
+        ({"A": 1}, TypeError, "must be strings"),
+        ({1: "A"}, TypeError, "must be strings"),
+        ({"A=B": "1"}, ValueError, "an environment cannot contain"),
+        ({"": "1"}, ValueError, "an environment cannot contain"),
+        ({"A": "1\0"}, ValueError, "an environment cannot contain"),
         ({"A": "x" * 40_000}, ValueError, "at most 32768"),
     ],
 )

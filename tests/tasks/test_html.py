@@ -91,7 +91,7 @@ def test_a_node_that_stands_still_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(describing, "ANSWER_WAIT_S", 0.2)
     shown = Reader(stopped._repr_html_())  # would wait for as long as the node is stopped
-    assert any("1 worker of this host" in word for word in shown.words)
+    assert any("1 worker on this host" in word for word in shown.words)
 
 
 def test_a_closed_one() -> None:

@@ -82,7 +82,7 @@ def test_of_another_cluster(cluster: hoplite_mp.Cluster) -> None:
 
 
 def test_cluster_and_node(cluster: hoplite_mp.Cluster) -> None:
-    assert repr(cluster) == "<hoplite_mp.Cluster: 1 worker of this host, store of 64 MiB>"
+    assert repr(cluster) == "<hoplite_mp.Cluster: 1 worker on this host, store of 64 MiB>"
     assert repr(cluster.options(retries=1)) == repr(cluster)
     (node,) = cluster.nodes
     assert repr(node).startswith(f"Node(h0 at 127.0.0.1, {os.uname().nodename}: 1 worker, ")
@@ -105,7 +105,7 @@ def test_a_node_that_stands_still_is_not_asked(cluster: hoplite_mp.Cluster) -> N
     try:
         asks.start()
         assert "float64 (10,)" in repr(ref)
-        assert "1 worker of this host" in repr(cluster)
+        assert "1 worker on this host" in repr(cluster)
         assert asks.is_alive()
     finally:
         os.kill(node, signal.SIGCONT)

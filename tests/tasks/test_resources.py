@@ -84,7 +84,7 @@ def test_workers_and_actors_keep_theirs(c: Cluster) -> None:
         with pytest.raises(errors.WorkerLostError):
             pool.options(retries=0).submit(os._exit, 3).result(PATIENCE_S)
         assert len(pool.submit(what).result(PATIENCE_S)[0]["gpu"]) == 1  # its replacement's
-        with pytest.raises(ValueError, match="whole life"):
+        with pytest.raises(ValueError, match="as long as they exist"):
             pool.options(resources={"gpu": 1})
     assert waits.result(PATIENCE_S)[0] in ({"gpu": [0]}, {"gpu": [1]})
     hoplite_mp.Actor.kill(box)

@@ -86,7 +86,7 @@ class Own:
 
 def test_as_completed_of_a_ref_of_an_own_later_call(one: Cluster) -> None:
     actor = one.options(name="own").actor(Own)
-    assert "is a later call of this actor" in actor.waits().result(2 * PATIENCE_S)
+    assert "is a later call to this actor" in actor.waits().result(2 * PATIENCE_S)
     hoplite_mp.Actor.kill(actor)
 
 
