@@ -1,6 +1,6 @@
 """`hoplite-mp dump`: all waits in a running cluster, with their causes, as text or JSON.
 
-Each node reports its own waits. The reports together also show which nodes have not reported to a
+Each node reports its own waits. Together the reports also show which nodes have not reported for a
 collective.
 """
 
@@ -31,8 +31,8 @@ _FRAME = re.compile(r'\s*File "(.+)", line (\d+) in ')  # as written by faulthan
 
 
 def connect(arguments: argparse.Namespace) -> Cluster:
-    """Joins the cluster at `address` without workers. HopliteError, ValueError: the cluster cannot
-    be reached."""
+    """Joins the cluster at `address` without workers. Raises HopliteError or ValueError if the
+    cluster cannot be reached."""
     return Cluster(
         workers=0,
         address=arguments.address,
@@ -42,8 +42,8 @@ def connect(arguments: argparse.Namespace) -> Cluster:
 
 
 def own_node(cluster: Cluster) -> int | None:
-    """The number of the node that this process has started for the command; None if it is attached
-    to this host's node."""
+    """The number of the node that this process has started for the command; None if this process
+    is attached to the host's node."""
     host = cluster._host
     if host is None or host.attached:
         return None
@@ -56,7 +56,7 @@ def dump(arguments: argparse.Namespace) -> int:
         with connect(arguments) as cluster:
             own = own_node(cluster)
             found = collect(cluster, stacks=arguments.stacks)
-    except (HopliteError, ValueError) as error:  # also if the cluster ends meanwhile
+    except (HopliteError, ValueError) as error:  # even if the cluster shuts down meanwhile
         print(f"hoplite-mp: {error}", file=sys.stderr)
         return 1
     found["nodes"] = [report for report in found["nodes"] if report["node"] != own]
@@ -65,8 +65,9 @@ def dump(arguments: argparse.Namespace) -> int:
 
 
 def collect(cluster: Cluster, stacks: bool = False) -> dict[str, Any]:
-    """{"nodes": the nodes' reports, "silent": the nodes that did not answer in time}. Adds to each
-    collective the nodes that have not reported."""
+    """Returns {"nodes": the nodes' reports, "silent": the nodes that did not answer in time}. In
+    the reports, each collective also has "not_reported": the nodes that have not reported for
+    it."""
     channel = cluster._runtime.channel
     sizes, silent = channel.call(Dump(stacks)).value
     nodes = []
@@ -84,7 +85,7 @@ def collect(cluster: Cluster, stacks: bool = False) -> dict[str, Any]:
         for part in report["parts"]["first"]
         if part["reported"]
     }
-    # A report lists only a node's first parts, so its other parts are unknown.
+    # A report lists only the first parts on a node, so the other parts are unknown.
     unknown = {
         report["node"]
         for report in nodes
@@ -94,8 +95,8 @@ def collect(cluster: Cluster, stacks: bool = False) -> dict[str, Any]:
     for report in nodes:
         for operation in report["collectives"]["first"]:
             key = operation["operation"], operation["epoch"]
-            # A node without such a part has not reported either. (The plan of a single node has no
-            # parts, but it ends with that node's report.)
+            # A node that lists no such part has not reported, either. (The plan of a single node
+            # has no parts, but that node's report completes the plan.)
             operation["not_reported"] = [
                 node_id(node)
                 for node in operation["waits_for"]
@@ -105,7 +106,7 @@ def collect(cluster: Cluster, stacks: bool = False) -> dict[str, Any]:
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    """The reports as text, one line per wait."""
+    """The reports as text, with one line for each wait."""
     for report in found["nodes"]:
         yield f"{node_id(report['node'])} ({report['host']})"
         is_empty = True
@@ -129,7 +130,7 @@ def _for(seconds: float | None) -> str:
 
 
 def _needs(item: dict[str, Any]) -> str:
-    """The listed missing objects, and the number of the others."""
+    """The listed missing objects, and the number of missing objects that are not listed."""
     named = []
     for need in item["needs"]:
         at = f"[{need['index']}] " if "index" in need else ""
@@ -162,7 +163,7 @@ def _running(item: dict[str, Any]) -> str:
 
 
 def _sent(item: dict[str, Any]) -> str:
-    return f"task {item['name']}() {item['id']} was sent to {item['to']} and has not ended"
+    return f"task {item['name']}() {item['id']} was sent to {item['to']} and is not done"
 
 
 def _transfer(item: dict[str, Any]) -> str:
@@ -249,7 +250,7 @@ def _stack(item: dict[str, Any]) -> str:
 
 
 def _with_source(line: str) -> str:
-    """The line of a stack, with the source of its frame if this host has the file."""
+    """A line of a stack, with the source line of its frame if this host has the file."""
     found = _FRAME.match(line)
     text = linecache.getline(found[1], int(found[2])).strip() if found else ""
     return f"  {line}\n      {text}" if text else f"  {line}"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DEMO_NEEDS = {"sklearn": "scikit-learn", "rich": "rich", "matplotlib": "matplotlib"}
 """Modules of the extra `demo`, and the packages that provide them."""
-# Limits of `top --interval`. At shorter intervals `top` would mostly show its own load.
+# Limits for `top --interval`. At shorter intervals `top` would mostly show its own load.
 INTERVAL_S_MIN, INTERVAL_S_MAX = 0.1, 3600.0
 TOP_NEEDS = {"rich": "rich"}
 """The same for the extra `top`."""
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _warnings_printed():
             code = _run(argv)
-    except BrokenPipeError:  # the reader of stdout has ended
+    except BrokenPipeError:  # the reader of stdout has exited
         code = 1
     finally:
         written = _flushed(sys.stdout) & _flushed(sys.stderr)
@@ -112,7 +112,7 @@ def parser() -> argparse.ArgumentParser:
             "--memory", metavar="SIZE", help='size limit of the store, for example "2GiB"'
         )
         command.add_argument(
-            "--ports", metavar="A-B", help="range of ports for connections of other nodes"
+            "--ports", metavar="A-B", help="range of ports for connections from other nodes"
         )
         command.add_argument(
             "--resources",
@@ -127,7 +127,7 @@ def parser() -> argparse.ArgumentParser:
             type=Path,
             metavar="F",
             help="file with the cluster's secret"
-            + ("; - reads it from standard input; the node ends at the end of that input")
+            + ("; with -, it is read from standard input, and the node stops when that input ends")
             * (command is join),
         )
         command.add_argument("--no-tls", action="store_true", help="do not encrypt connections")
@@ -172,7 +172,7 @@ def _add_simulate(commands: Commands) -> None:
         "node. Without faults: the time of each operation, a lower bound, and the cost for the "
         "manager. With --faults random: random clusters, workloads and faults, with every value "
         "checked; exit code 1 if a check fails. The same seed gives the same run. With --topology: "
-        "the time of an allreduce on other interconnects than a star, for several plans.",
+        "the time of an allreduce on interconnects other than a star, for several plans.",
     )
     simulate.set_defaults(run=_lazy("hoplite_mp._cli.simulate", "simulate"))
     simulate.add_argument(
@@ -213,8 +213,8 @@ def _add_simulate(commands: Commands) -> None:
     simulate.add_argument(
         "--block",
         metavar="SIZE",
-        help="smallest block; larger blocks are faster to simulate and less exact; default: that "
-        "of the engine, 64KiB for more than 128 nodes",
+        help="smallest block; larger blocks are faster to simulate and less exact; default: the "
+        "engine's smallest block, or 64KiB for more than 128 nodes",
     )
     simulate.add_argument(
         "--json", type=Path, metavar="FILE", help="also write the table to this file"
@@ -225,11 +225,11 @@ def _add_predict(commands: Commands) -> None:
     predict = commands.add_parser(
         "predict",
         help="predict the steps per second of a training program on more hosts",
-        description="Plays the steps of a trace of one worker on simulated hosts with the real "
+        description="Replays the steps in a trace of one worker on simulated hosts with the real "
         "node and planner, in virtual time. Shows steps per second, the percentiles of single "
         "steps, and the share of time in which links and cores are busy, the bottleneck first. "
-        "Synchronous training: calls of a Group of size 1. Asynchronous: calls of an actor, which "
-        "has the first host for itself.",
+        "In synchronous training, the traced worker calls a Group of size 1. In asynchronous "
+        "training, it calls an actor, which gets the first host to itself.",
     )
     predict.set_defaults(run=_lazy("hoplite_mp._cli.predict", "predict"))
     predict.add_argument(
@@ -243,7 +243,7 @@ def _add_predict(commands: Commands) -> None:
         "--server",
         metavar="NAME",
         help="name or class of the actor that has the parameters; default: the only actor, if "
-        "there are no calls of Groups",
+        "there are no Group calls",
     )
     predict.add_argument(
         "--calls-per-step",
@@ -256,7 +256,7 @@ def _add_predict(commands: Commands) -> None:
         type=_positive,
         default=20,
         metavar="N",
-        help="steps that each worker plays; default: %(default)s",
+        help="steps that each worker makes; default: %(default)s",
     )
     predict.add_argument(
         "--seed", type=_count, default=0, metavar="S", help="for the choice of recorded steps"
@@ -305,8 +305,8 @@ def _add_members(commands: Commands) -> list[argparse.ArgumentParser]:
         "up",
         help="start a cluster here that other hosts can join",
         description="Runs the manager and a node in the foreground. When they are ready, prints "
-        "the command for other hosts to stdout, and instructions to stderr. SIGTERM or Ctrl-C ends "
-        "the cluster.",
+        "the command for other hosts to stdout, and instructions to stderr. SIGTERM or Ctrl-C "
+        "shuts the cluster down.",
     )
     up.set_defaults(run=_lazy("hoplite_mp._cli.up_join", "up"))
     up.add_argument("--listen", required=True, metavar="HOST:PORT", help="address for other hosts")
@@ -320,8 +320,8 @@ def _add_members(commands: Commands) -> list[argparse.ArgumentParser]:
     join = commands.add_parser(
         "join",
         help="add this host to a cluster",
-        description="Runs a node that joins the cluster. Exit code 0 when the cluster ends; 1, "
-        "with one line on stderr, if the node cannot join.",
+        description="Runs a node that joins the cluster. Exit code 0 when the cluster shuts down; "
+        "1, with one line on stderr, if the node cannot join.",
     )
     join.set_defaults(run=_lazy("hoplite_mp._cli.up_join", "join"))
     join.add_argument(
@@ -356,7 +356,8 @@ def _add_monitors(commands: Commands) -> list[argparse.ArgumentParser]:
         "top",
         help="watch a running cluster, updated every second",
         description="Shows nodes with their workers and memory, tasks, objects and bytes per "
-        "second. q or Ctrl-C ends it. If stdout is not a terminal, prints one table per interval.",
+        "second. Quit with q or Ctrl-C. If stdout is not a terminal, it prints one table per "
+        "interval.",
     )
     watch.set_defaults(run=_top)
     watch.add_argument("address", metavar="HOST:PORT", help="address printed by `hoplite-mp up`")
@@ -368,11 +369,11 @@ def _add_monitors(commands: Commands) -> list[argparse.ArgumentParser]:
         help="seconds between updates; default: %(default)g",
     )
     watch.add_argument(
-        "--count", type=_positive, metavar="N", help="number of tables before it ends"
+        "--count", type=_positive, metavar="N", help="quit after this number of tables"
     )
     dump = commands.add_parser(
         "dump",
-        help="show what the processes of a running cluster wait for",
+        help="show what the processes of a running cluster are waiting for",
         description="Shows all waits by node: tasks, transfers, collectives, Groups, blocked "
         "processes. Use it if a cluster seems to hang; it does not disturb the cluster. Exit code "
         "1, with one line on stderr, if the cluster cannot be reached.",
@@ -390,17 +391,19 @@ def _add_promote(commands: Commands) -> argparse.ArgumentParser:
     promote = commands.add_parser(
         "promote",
         help="make a standby the manager",
-        description="Makes the standby the manager although only one of two hosts is left, so that "
-        "the standby cannot know whether the manager's host is lost. Make sure that it is: a "
-        "manager that is only cut off continues to decide until the standby reaches it. Exit code "
-        "0 when the standby is the manager.",
+        description="Makes the standby the manager of a cluster of two hosts after it has lost "
+        "contact with the manager's host. The standby cannot know whether that host is dead. Make "
+        "sure that it is: a manager that is only cut off continues to make decisions until the "
+        "standby reaches it. Exit code 0 when the standby is the manager.",
     )
     promote.set_defaults(run=_lazy("hoplite_mp._cli.promote", "promote"))
     promote.add_argument(
         "address", metavar="HOST:PORT", help="address of the standby, as in `up --standby`"
     )
     promote.add_argument(
-        "--anyway", action="store_true", help="even without a majority of more than two hosts"
+        "--anyway",
+        action="store_true",
+        help="promote even in a cluster of more than two hosts, without a majority of them",
     )
     return promote
 
@@ -425,8 +428,9 @@ def _add_checks(commands: Commands) -> list[argparse.ArgumentParser]:
         "bench",
         help="measure this host, or the hosts of a cluster",
         description="Measures small tasks, large objects, arguments and a reduction on this host, "
-        "compared with ProcessPoolExecutor, memcpy and numpy, in about 20 s. With HOST:PORT: tasks "
-        "on and transfers to each node of that cluster, and an allreduce over all nodes.",
+        "compared with ProcessPoolExecutor, memcpy and numpy, in about 20 s. With HOST:PORT: "
+        "measures tasks on each node of that cluster, transfers to each node, and an allreduce "
+        "over all nodes.",
     )
     bench.set_defaults(run=_lazy("hoplite_mp._cli.bench.host", "bench"))
     bench.add_argument(
@@ -440,7 +444,7 @@ def _add_checks(commands: Commands) -> list[argparse.ArgumentParser]:
         "--workers",
         type=_positive,
         metavar="N",
-        help="workers on this host; default: its CPUs, 2 to 16",
+        help="workers on this host; default: one for each CPU, but at least 2 and at most 16",
     )
     return [doctor, bench]
 
@@ -461,7 +465,7 @@ class _Once(argparse.Action):
 
 
 def _count(text: str) -> int:
-    return _whole(text, "of 0 or more", lambda number: number >= 0)
+    return _whole(text, "of at least 0", lambda number: number >= 0)
 
 
 def _workers(text: str) -> int:
@@ -497,7 +501,8 @@ def _seconds(text: str) -> float:
         number = math.nan
     if not INTERVAL_S_MIN <= number <= INTERVAL_S_MAX:
         raise argparse.ArgumentTypeError(
-            f"must be seconds from {INTERVAL_S_MIN:g} to {INTERVAL_S_MAX:g}, not {text!r}"
+            f"must be a number of seconds from {INTERVAL_S_MIN:g} to {INTERVAL_S_MAX:g}, "
+            f"not {text!r}"
         )
     return number
 
@@ -508,7 +513,7 @@ def _wait_seconds(text: str) -> float:
     except ValueError:
         number = math.nan
     if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"must be seconds from 0, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, at least 0, not {text!r}")
     return number
 
 

@@ -1,8 +1,8 @@
 """Announcements of clusters on this network: by `hoplite-mp up`, for `hoplite-mp join`.
 
-They use multicast DNS (RFC 6762, RFC 6763) by the optional package zeroconf. An announcement is
-only a hint: it contains no secret, any host on the network can send or read one, and joining the
-cluster requires the token.
+They use multicast DNS (RFC 6762, RFC 6763) through the optional package zeroconf. An announcement
+is only a hint: it contains no secret, any host on the network can send or read one, and joining
+the cluster requires the token.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SERVICE = "_hoplite-mp._tcp.local."
 # How long `join` listens. Higher: it finds clusters on slow or busy networks. Lower: the list
 # appears sooner.
 LISTEN_S = 3.0
-MISSING = "this needs the package zeroconf: pip install 'hoplite-mp[lan]'; or give the address"
+MISSING = "this needs the package zeroconf: pip install 'hoplite-mp[lan]'; or pass the address"
 
 
 class AnnouncedCluster(NamedTuple):
@@ -39,8 +39,8 @@ class AnnouncedCluster(NamedTuple):
 
 @contextlib.contextmanager
 def announced(address: str, tls: bool) -> Iterator[bool]:
-    """Announces the cluster during the block. Yields False if zeroconf is not installed, the
-    address is loopback, or this network has no multicast."""
+    """A context manager that announces the cluster during its block. Yields False if zeroconf is
+    not installed, the address is loopback, or this network has no multicast."""
     ip = _ip(address)
     try:
         import zeroconf
@@ -61,7 +61,7 @@ def announced(address: str, tls: bool) -> Iterator[bool]:
     with contextlib.ExitStack() as stack:
         try:
             node = stack.enter_context(zeroconf.Zeroconf(interfaces=[str(ip)]))
-            # The name contains the port, so an earlier announcer has ended.
+            # The name contains the port, so an earlier announcer of this name has exited.
             node.register_service(info, cooperating_responders=True)
         except (OSError, zeroconf.Error):
             yield False
@@ -80,7 +80,8 @@ def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def discover(seconds: float = LISTEN_S) -> list[AnnouncedCluster]:
-    """Listens for the given time; returns the announced clusters, sorted by address."""
+    """Listens for the given number of seconds. Returns the announced clusters, sorted by
+    address."""
     try:
         import zeroconf
     except ImportError:
@@ -116,8 +117,8 @@ def discover(seconds: float = LISTEN_S) -> list[AnnouncedCluster]:
 
 
 def _sanitized(ip: str, port: int, properties: dict[str, str | None]) -> AnnouncedCluster:
-    """An announcement from an untrusted source: at most 64 characters of each field, and only
-    letters, digits and ".-_"."""
+    """The fields of an announcement from an untrusted source, limited to 64 characters each, with
+    only letters, digits and ".-_"."""
 
     def text(key: str) -> str:
         return "".join(c for c in (properties.get(key) or "?")[:64] if c.isalnum() or c in ".-_")

@@ -1,4 +1,4 @@
-"""`hoplite-mp predict` from its options to its exit code."""
+"""The command `hoplite-mp predict`: options, output and exit code."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ __all__ = ["payload_rate", "predict", "show"]
 
 # Simulated hosts run in one process, with real shared memory.
 HOSTS_MAX = 64
-LATENCY_MAX_S = 0.5  # with more, simulated hosts seem dead to each other
-# Of a full Ethernet frame with its preamble and the gap after it, this is payload of TCP.
+LATENCY_MAX_S = 0.5  # above this, simulated hosts would declare each other dead
+# The share of TCP payload in a full Ethernet frame, including the preamble and the gap after it.
 PAYLOAD_SHARE = 1448 / 1538
 INTERRUPTED = 130  # the exit code that shells use
 
 
 def predict(arguments: argparse.Namespace) -> int:
-    """Plays the trace, and shows the predictions. Returns the exit code."""
+    """Replays the trace, and prints the predictions. Returns the exit code."""
     try:
         return _predict(arguments)
     except KeyboardInterrupt:
@@ -60,7 +60,7 @@ def predict(arguments: argparse.Namespace) -> int:
 
 
 def payload_rate(option: str, text: str) -> float:
-    """Payload bytes per second of a link whose nominal bandwidth is in the option."""
+    """The payload bytes per second of a link whose nominal bandwidth is given in the option."""
     return bandwidth(option, text) * PAYLOAD_SHARE
 
 
@@ -108,7 +108,7 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Inside this context, nodes log no warnings: they are simulated."""
+    """A context manager inside which nodes log no warnings, because they are simulated."""
     logger = logging.getLogger("hoplite_mp")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -119,7 +119,8 @@ def _quiet() -> Iterator[None]:
 
 
 def _check_memory(recording: RecordedTraining, hosts: int) -> None:
-    """The simulated hosts hold real arrays."""
+    """Raises ConfigError if memory is too small for the simulated hosts, which hold real
+    arrays."""
     needed, free = memory_bytes(recording, hosts), available_bytes()
     if needed > free:
         raise ConfigError(

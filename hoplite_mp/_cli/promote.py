@@ -1,6 +1,7 @@
 """`hoplite-mp promote`: makes the standby the manager, by an operator's decision.
 
-With two hosts, neither can know whether the other is lost or only cut off.
+In a cluster of two hosts, neither can know whether the other is lost or only cut off, so an
+operator decides.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["promote"]
 
-ANSWER_S = 10.0  # for the standby to collect votes and to answer
+ANSWER_S = 10.0  # how long the standby may take to collect votes and to answer
 # How long to repeat the request while the answer may change, because the lease of the lost manager
 # has not expired. Higher: slower hosts have more time. Lower: a refusal is reported sooner.
 RETRY_S = 5.0
@@ -34,7 +35,7 @@ RETRY_PAUSE_S = 0.3
 
 
 def promote(arguments: argparse.Namespace) -> int:
-    """Asks the standby to become the manager. Returns the exit code: 0 if it does."""
+    """Requests that the standby become the manager. Returns the exit code: 0 if it does."""
     deadline = clock.monotonic() + RETRY_S
     try:
         answer = _ask(arguments)

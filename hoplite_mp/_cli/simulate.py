@@ -35,8 +35,7 @@ DEFAULT_BYTES, DEFAULT_RATE, DEFAULT_LATENCY = "64MiB", "1Gbit", "100us"
 # A plan's streams take some hundred megabytes per thousand nodes.
 SCALE_NODES_MAX = 20_000
 NODES_MIN = 2
-# For runs with faults, which use real nodes.
-FAULTS_NODES_MAX = 32
+FAULTS_NODES_MAX = 32  # runs with faults use real nodes
 BYTES_LEAST = 64
 INTERRUPTED = 130  # the exit code that shells use
 
@@ -189,7 +188,8 @@ def _size(nbytes: float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class TopologyRow:
-    """The time of an allreduce with one plan, and its speed as a multiple of the rings' speeds."""
+    """The time that an allreduce takes with one plan, and its speed relative to the two ring
+    plans."""
 
     topology: str
     plan: str

@@ -34,7 +34,7 @@ ACTOR_COLUMNS = ("actor", "class", "node", "state", "waiting", "running", "done"
 def actor_rows(reports: dict[str, Any]) -> list[tuple[str, ...]]:
     """A row for each actor, named actors first, with the fields in ACTOR_COLUMNS. `reports`: the
     result of `dump.collect`."""
-    remote: dict[str, int] = {}  # identity -> calls that wait on other nodes
+    remote: dict[str, int] = {}  # actor's identity -> number of calls that wait on other nodes
     for node in reports["nodes"]:
         for calls in node.get("actor calls", {"first": ()})["first"]:
             remote[calls["identity"]] = remote.get(calls["identity"], 0) + calls["waiting"]
@@ -87,15 +87,15 @@ def status(arguments: argparse.Namespace) -> int:
             print("\n".join([*node_table(nodes), *map(gone_line, lost), *standby(cluster)]))
             if rows:
                 print("", *table([ACTOR_COLUMNS, *rows]), sep="\n")
-    except (HopliteError, ValueError) as error:  # also if the cluster ends meanwhile
+    except (HopliteError, ValueError) as error:  # even if the cluster shuts down meanwhile
         print(f"hoplite-mp: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 def gone(cluster: Cluster) -> list[dict[str, Any]]:
-    """{"id", "host", "seconds", "how"} of each host that has left or was lost, as recorded by this
-    host's node. A node started for this command has no records."""
+    """A dict with "id", "host", "seconds" and "how" for each host that has left or was lost, as
+    recorded by this host's node. A node started for this command has no records."""
     here = {node.id for node in cluster.nodes}
     return [
         {"id": name, "host": host, "seconds": seconds, "how": "left" if left else "lost"}
@@ -116,8 +116,8 @@ def ago(seconds: float) -> str:
 
 
 def standby(cluster: Cluster) -> list[str]:
-    """A line about the standby: its host, whether it leads, or that no manager is running. Empty
-    in a cluster without a standby."""
+    """A line about the standby: its host and whether it leads, or that no manager is running. An
+    empty list in a cluster without a standby."""
     addresses, node, leads, managed = standby_of(cluster._runtime)
     if not addresses:
         return []
@@ -133,8 +133,9 @@ def standby(cluster: Cluster) -> list[str]:
 
 
 def node_states(cluster: Cluster, reports: dict[str, Any]) -> list[dict[str, Any]]:
-    """The state of each node; `reports`: the result of `dump.collect`. A node that has not answered
-    lacks some or all of COUNTS. Excludes the node that this process has started for the command."""
+    """The state of each node, excluding a node that this process has started for the command.
+    `reports`: the result of `dump.collect`. Some or all of COUNTS are missing for a node that has
+    not answered."""
     own = own_node(cluster)
     counted = cluster.stats()["nodes"]
     tasks = task_counts(reports)
@@ -156,7 +157,7 @@ def node_states(cluster: Cluster, reports: dict[str, Any]) -> list[dict[str, Any
 
 
 def task_counts(reports: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """The numbers of queued and running tasks of each node that has answered, by node id."""
+    """The numbers of queued and running tasks on each node that has answered, by node id."""
     return {
         node_id(report["node"]): {name: report[name]["count"] for name in COUNTS[:2]}
         for report in reports["nodes"]

@@ -1,8 +1,8 @@
 """`hoplite-mp top`: the activity of a running cluster, updated periodically.
 
-Counters count from the start; a rate is the difference between two polls, divided by their
-interval. Nodes that do not answer are shown without numbers. Needs rich (extra `top`). If stdout is
-not a terminal, it prints plain tables.
+Nodes count from their start; a rate is the difference between the counters in two polls, divided
+by the time between the polls. Nodes that do not answer are shown without numbers. The command
+needs rich (extra `top`). If stdout is not a terminal, it prints plain tables.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 __all__ = ["TopSnapshot", "lines", "top"]
 
 PIPED_COLUMNS = 200  # width of a table if stdout is not a terminal
-NARROW_COLUMNS = 150  # narrower terminals do not show the columns in LEAST
+NARROW_COLUMNS = 150  # terminals narrower than this do not show the columns in LEAST
 COLUMNS = (
     "node", "host", "address", "workers", "memory", "queued", "running", "tasks/s", "done",
     "failed", "objects", "sent/s", "received/s",
@@ -62,7 +62,7 @@ COLUMNS = (
 NUMBERS = COLUMNS[3:]
 LEAST = {"address", "done", "failed", "objects"}
 RATES = ("tasks_done", "bytes_sent", "bytes_received")
-NO_RATE = "-"  # after the first poll of a node
+NO_RATE = "-"  # shown after the first poll of a node
 NO_ANSWER, ALL = "no answer", "all"
 QUIT_KEYS = b"qQ\x03\x04"  # also Ctrl-C and Ctrl-D, if the terminal passes them as bytes
 KEYS_BYTES = 64
@@ -77,13 +77,14 @@ class TopSnapshot:
     nodes: tuple[Node, ...]
     counts: dict[str, dict[str, int]]  # by node id
     actors: tuple[tuple[str, ...], ...] = ()  # rows of _cli/status.py
-    # Numbers of queued and running tasks, by node id.
+    # The numbers of queued and running tasks, by node id.
     tasks: dict[str, dict[str, int]] | None = None
-    gone: tuple[str, ...] = ()  # a line per host that has left or was lost
+    gone: tuple[str, ...] = ()  # a line for each host that has left or was lost
 
 
 def lines(now: TopSnapshot, before: TopSnapshot | None) -> list[tuple[str, ...]]:
-    """A row for each node and, if there are several, one with the totals; fields as in COLUMNS."""
+    """A row for each node, and a row with the totals if there are several nodes. The fields are as
+    in COLUMNS."""
     found = []
     names = ("workers", "used", "limit", "done", "failed", "objects", "queued", "running")
     total = dict.fromkeys(names, 0)
@@ -146,7 +147,7 @@ def _rates(now: TopSnapshot, before: TopSnapshot | None, node: str) -> dict[str,
 
 def _poll(cluster: Cluster) -> TopSnapshot:
     """Queries the counters of all nodes, then their waits; each query has a timeout of some
-    seconds. Excludes the node that this process has started for the command."""
+    seconds. Excludes a node that this process has started for the command."""
     runtime = cluster._runtime
     counted = {node_id(number): counts for number, counts in counters(runtime).items()}
     at = clock.monotonic()
@@ -189,7 +190,7 @@ def _numbers(columns: Sequence[str], names: Sequence[str]) -> list[int]:
 
 
 class _EndRequest:
-    """Signals and keys that end the command, and interrupt `sleep`."""
+    """Waits for the signals and keys that stop the command; they interrupt `sleep`."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -198,7 +199,8 @@ class _EndRequest:
 
     @contextlib.contextmanager
     def watch(self, keys: bool) -> Iterator[None]:
-        """Inside this context signals set `asked`; with `keys`, the terminal is unbuffered."""
+        """A context manager inside which signals set `asked`; with `keys`, the terminal is
+        unbuffered."""
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         old = {number: signal.signal(number, self._signalled) for number in numbers}
         woken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -220,12 +222,12 @@ class _EndRequest:
                 os.close(fd)
 
     def _signalled(self, *_: object) -> None:
-        if self.asked:  # second signal: the command may be waiting for a node
+        if self.asked:  # this is the second signal: the command may be waiting for a node
             raise KeyboardInterrupt
         self.asked = True
 
     def sleep(self, seconds: float) -> None:
-        """Sleeps for the given time, or until the end is requested."""
+        """Sleeps for the given time, or until the command is told to stop."""
         end = clock.monotonic() + seconds
         while not self.asked and (left := end - clock.monotonic()) > 0:
             watched = [self._read, *([self._keys] if self._keys >= 0 else [])]
@@ -240,12 +242,13 @@ class _EndRequest:
             pressed = os.read(self._keys, KEYS_BYTES)
         except OSError:
             pressed = b""
-        # No bytes: end of input, because the terminal is gone.
+        # No bytes mean the end of the input, because the terminal is gone.
         self.asked = self.asked or not pressed or any(key in QUIT_KEYS for key in pressed)
 
 
 def top(arguments: argparse.Namespace) -> int:
-    """Shows the cluster until a key, a signal, --count, or its end. Returns the exit code."""
+    """Shows the cluster until the user quits, --count tables have been shown, or the cluster shuts
+    down. Returns the exit code."""
     console = Console()
     live = console.is_terminal
     if not live:
@@ -267,7 +270,7 @@ def top(arguments: argparse.Namespace) -> int:
         return 1
     except OSError:  # the terminal, or the reader of the output, is gone
         return 1
-    except KeyboardInterrupt:  # while connecting, or by a second signal
+    except KeyboardInterrupt:  # a signal while connecting, or a second signal
         return INTERRUPTED
     return 0
 
@@ -275,7 +278,7 @@ def top(arguments: argparse.Namespace) -> int:
 def _tables(
     cluster: Cluster, arguments: argparse.Namespace, ending: _EndRequest, console: Console
 ) -> Iterator[Group]:
-    """Yields a table for each interval. On a terminal the first one, without rates, appears
+    """Yields a table for each interval. On a terminal the first table, which has no rates, appears
     immediately."""
     before: TopSnapshot | None = None
     left = arguments.count
@@ -293,7 +296,7 @@ def _tables(
 def _draw(tables: Iterator[Group], console: Console) -> None:
     with Live(console=console, screen=True, auto_refresh=False) as screen:
         for picture in tables:
-            screen.update(Group(picture, Text("q ends", style="italic")), refresh=True)
+            screen.update(Group(picture, Text("q quits", style="italic")), refresh=True)
 
 
 def _print(tables: Iterator[Group], console: Console) -> None:

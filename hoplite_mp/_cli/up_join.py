@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 
 __all__ = ["join", "up"]
 
-FROM_STDIN = "-"  # as --token-file: the token is the first line; the end of input ends the node
+# As --token-file: the token is the first line of stdin, and the node stops at the end of stdin.
+FROM_STDIN = "-"
 # How long a host that was declared lost tries to rejoin. Higher: it survives longer network
 # failures.
 REJOIN_S = 30.0
 # How long `join` retries without --wait. Higher: hosts may be started in any order. Lower: a wrong
 # address is an error sooner.
 WAIT_S = 30.0
-# Most consecutive rejoins of a host that is lost within LIVED_S each time.
+# Maximum number of consecutive rejoins of a host that is lost within LIVED_S each time.
 REJOINS_MAX = 5
 LIVED_S = 120.0
 POLL_S = 0.2  # between two attempts or checks; also the connection timeout in `_refuses`
@@ -51,8 +52,8 @@ class HostCluster(Cluster):
     _stays = True
 
     def __init__(self, *, standby: tuple[str, ...] = (), **options: Any) -> None:
-        """standby: with listen=, the address for the standby; with address=, further addresses of
-        the manager. options: those of Cluster."""
+        """standby: with listen=, the address of the standby; with address=, further addresses of
+        the manager. options: as for Cluster."""
         self._standby = standby
         super().__init__(**options)
 
@@ -107,7 +108,7 @@ def _workers(cluster: Cluster) -> str:
 
 
 def join(arguments: argparse.Namespace) -> int:
-    """Runs a node of a running cluster until the cluster ends. Returns the exit code."""
+    """Runs a node of a running cluster until the cluster shuts down. Returns the exit code."""
     if arguments.address is None:
         return _list_clusters()
     ending = _on_signals()
@@ -133,7 +134,7 @@ def join(arguments: argparse.Namespace) -> int:
 
 
 def _list_clusters() -> int:
-    """Prints commands to join the clusters that are announced on this network."""
+    """Prints the commands with which to join the clusters that are announced on this network."""
     try:
         found = discover()
     except HopliteError as error:
@@ -154,8 +155,8 @@ def _list_clusters() -> int:
 
 
 def _await_token(path: Path, deadline: float, ending: StopRequest) -> None:
-    """Waits until the file exists, the deadline has passed, or this process must end. Prints a line
-    if it waits."""
+    """Waits until the file exists, the deadline has passed, or this process must exit. Prints a
+    line if it waits."""
     printed = False
     while _is_missing(path) and clock.monotonic() < deadline and not ending.is_set():
         if not printed:
@@ -190,8 +191,8 @@ def _run_member(
     left: float = REJOIN_S,
     again: bool = False,
 ) -> int:
-    """Joins the cluster, and rejoins after each loss of this host, until the cluster ends. again:
-    the first join is a rejoin. Returns the exit code."""
+    """Joins the cluster, and rejoins after each loss of this host, until the cluster shuts down.
+    again: the first join is a rejoin. Returns the exit code."""
     tries = REJOINS_MAX
     if common["workers"] is None:
         common["workers"] = min(cpu_count(), WORKERS_MAX)
@@ -247,8 +248,8 @@ def _join(
     left: float,
     again: bool,
 ) -> HostCluster | HopliteError:
-    """Joins the cluster once; returns the error of a failure. If a standby may take over, the
-    addresses are tried until the deadline."""
+    """Joins the cluster once. Returns the Cluster, or the error if it fails. If a standby may take
+    over, the addresses are tried until the deadline."""
     deadline = clock.monotonic() + left
     while True:
         left = max(POLL_S, deadline - clock.monotonic())
@@ -265,7 +266,7 @@ def _join(
 
 
 def _refuses(address: str) -> bool:
-    """Whether the host refuses connections, so its cluster has ended."""
+    """Whether the host refuses connections, which shows that its cluster has shut down."""
     try:
         endpoints = resolve(parse_address(address))
     except OSError:  # the name cannot be resolved
@@ -309,7 +310,7 @@ def _on_signals() -> StopRequest:
 
 
 def _await_end(cluster: Cluster, ending: StopRequest) -> int:
-    """Waits for a signal or the end of the cluster."""
+    """Waits until a signal arrives or the cluster shuts down."""
     host = cluster._host
     while host is not None and not ending.wait(POLL_S) and not host.ended.is_set():
         pass

@@ -172,7 +172,7 @@ def test_a_wait_that_ends_without_the_file(
 def test_a_wait_that_cannot_be(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main.main(["join", NOBODY, f"--wait={seconds}"])
-    assert "--wait: must be seconds from 0" in capsys.readouterr().err
+    assert "--wait: must be a number of seconds, at least 0" in capsys.readouterr().err
 
 
 def test_up_says_what_its_line_is_for(home: Path, started: Start) -> None:

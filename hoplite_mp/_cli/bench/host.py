@@ -1,7 +1,7 @@
 """Benchmarks of one host: this library, ProcessPoolExecutor, memcpy and numpy, in turns.
 
-Ratios to software that is available everywhere can be compared between machines. All results are
-checked, so that no benchmark is fast because it skips work.
+The ratios can be compared between machines, because the reference software is available
+everywhere. All results are checked, so that no benchmark is fast because it skips work.
 """
 
 from __future__ import annotations
@@ -43,25 +43,26 @@ __all__ = ["bench", "host_rows", "show", "workers_of"]
 BLOCK_BYTES = 64 * MIB
 SOURCES, SOURCE_BYTES = 8, 16 * MIB
 WORKERS_MIN = 2
-# More workers do not make single calls faster, and take long to start.
+# More workers do not make single calls faster, and take a long time to start.
 WORKERS_MAX = 16
 CALLS = 50  # consecutive calls of one contestant
 QUEUED = 1000
-# For one wait. On a healthy host waits take less than a hundredth of this.
+# Timeout of one wait. On a healthy host, waits take less than a hundredth of this.
 WAIT_S_MAX = 60.0
 POOL = "ProcessPoolExecutor"
-# The share of each benchmark in the total time. The largest is "arguments", because the pool is
-# slow with arguments by value.
+# The share of the total time that each benchmark gets. "arguments" gets the largest share, because
+# the pool is slow with arguments by value.
 SHARES = {"call": 0.2, "queue": 0.2, "objects": 0.2, "arguments": 0.25, "reduce": 0.15}
 
 
 def workers_of(asked: int | None) -> int:
-    """The number of workers of the cluster and the pool."""
+    """The number of workers in the cluster and in the pool."""
     return min(max(cpu_count(), WORKERS_MIN), WORKERS_MAX) if asked is None else asked
 
 
 def host_rows(effort: Effort, workers: int) -> Iterator[BenchRow]:
-    """Yields each row when it is measured. HopliteError; TimeoutError if a wait takes too long."""
+    """Yields each row as soon as it is measured. Raises HopliteError, or TimeoutError if a wait
+    takes too long."""
     context = multiprocessing.get_context("spawn")  # a process with threads must not be forked
     with Cluster(workers=workers) as cluster, ProcessPoolExecutor(workers, context) as pool:
         for executor in (cluster, pool):
@@ -86,7 +87,7 @@ def _warm_up(executor: Any, workers: int) -> None:
 
 
 class _Fresh:
-    """An array with new contents for each use, in the same warm memory."""
+    """An array that gets new contents for each use, in the same warm memory."""
 
     def __init__(self) -> None:
         size = BLOCK_BYTES // 4
@@ -101,7 +102,7 @@ class _Fresh:
         return self.array
 
     def check(self, probe: Floats) -> None:
-        """Checks elements read from the present array."""
+        """Checks elements that were read from the current array."""
         _same(probe, tasks.probe(self.array))
 
     def memcpy(self) -> float:
@@ -166,7 +167,7 @@ def _objects(effort: Effort, cluster: Cluster, fresh: _Fresh) -> list[BenchRow]:
 
     def put() -> float:
         array = fresh.next()
-        held[0] = None  # put can reuse the memory
+        held[0] = None  # so that `put` can reuse the memory
         began = time.perf_counter()
         held[0] = cluster.put(array)
         return time.perf_counter() - began
@@ -244,16 +245,15 @@ def _reduce(effort: Effort, cluster: Cluster) -> BenchRow:
     return BenchRow(title, median(ours), "s", "numpy, one process", median(theirs))
 
 
-# The command `hoplite-mp bench`.
+# -- the command `hoplite-mp bench` ----------------------------------------------------------------
 
-
-# Without start and warm-up; the minimum number of rounds may take longer.
+# These exclude the start and the warm-up; the minimum number of rounds may take longer.
 WHOLE, QUICK = Effort(15.0, 3), Effort(1.0, 1)
 INTERRUPTED = 130  # the exit code that shells use
 
 
 def bench(arguments: argparse.Namespace) -> int:
-    """Measures, and prints a table. Returns the exit code."""
+    """Runs the benchmarks, and prints a table. Returns the exit code."""
     conditions: dict[str, Any] = {"quick": arguments.quick, "cluster": arguments.address}
     effort = QUICK if arguments.quick else WHOLE
     rows: list[BenchRow] = []
@@ -291,7 +291,7 @@ def _measure(
 
 
 def show(rows: Sequence[BenchRow]) -> str:
-    """The table."""
+    """The rows as a table."""
     head = ("", "hoplite_mp", "", "reference", "times as fast")
     cells: list[tuple[str, ...]] = [head]
     for row in rows:
@@ -310,7 +310,8 @@ def _shown(value: float, unit: str) -> str:
 
 
 def _write(path: Path, rows: Sequence[BenchRow], conditions: Mapping[str, Any]) -> None:
-    """Writes a JSON file with the rows, machine and software. OSError."""
+    """Writes a JSON file with the rows, and with the machine and software on which they were
+    measured."""
     content = {
         "hoplite_mp": __version__,
         "python": platform.python_version(),

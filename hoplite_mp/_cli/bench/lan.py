@@ -1,4 +1,4 @@
-"""Benchmarks between this host and the other hosts of a running cluster, by ordinary calls."""
+"""Benchmarks of ordinary calls between this host and the other hosts of a running cluster."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ __all__ = ["cluster_rows"]
 
 BLOCK_BYTES = 64 * MIB
 CALLS = 20  # consecutive calls on one node
-WAIT_S_MAX = 120.0  # for one wait; 64 MiB take 5.4 s at 100 Mbit/s
+WAIT_S_MAX = 120.0  # timeout of one wait; 64 MiB take 5.4 s at 100 Mbit/s
 SHARES = {"call": 0.2, "move": 0.4, "allreduce": 0.4}
 
 
 def cluster_rows(cluster: Cluster, effort: Effort) -> Iterator[BenchRow]:
-    """Yields each row when it is measured. HopliteError; TimeoutError if a wait takes too long."""
+    """Yields each row as soon as it is measured. Raises HopliteError, or TimeoutError if a wait
+    takes too long."""
     own = node_id(cluster._runtime.tasks.node_number)
     nodes = [node for node in cluster.nodes if node.id != own]
     working = [node for node in nodes if node.workers]
@@ -119,7 +120,7 @@ def _allreduce(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[Benc
         return seconds
 
     (times,) = in_turns(effort, allreduce)
-    # Lower bound of the bytes on each link in each direction: 2 (n - 1) / n of the array.
+    # The lower bound for the bytes on each link in each direction: 2 (n - 1) / n of the array.
     moved = 2 * (len(nodes) - 1) / len(nodes) * BLOCK_BYTES
     title = f"allreduce of 64 MiB over {len(nodes)} nodes"
     return [
@@ -133,7 +134,7 @@ def _made(size: int, number: int) -> Floats:
 
 
 def _ready(cluster: Cluster, refs: list[Any]) -> None:
-    """Waits until all refs are done; TimeoutError after WAIT_S_MAX."""
+    """Waits until all refs are done. Raises TimeoutError after WAIT_S_MAX."""
     _, missing = cluster.wait(refs, timeout=WAIT_S_MAX)
     if missing:
         raise TimeoutError(f"{len(missing)} of {len(refs)} refs not ready after {WAIT_S_MAX:g} s")

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 UNITS = {"s", "1/s", "B/s"}
 SMALLER_IS_FASTER = {"s"}
-STRIDE = 4099  # one of this many elements is checked, at almost no cost
+STRIDE = 4099  # every STRIDE-th element is checked, at almost no cost
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One row. unit: "s", "1/s" or "B/s"; reference: the name of the reference."""
+    """One row of the results. unit: "s", "1/s" or "B/s"; reference: the name of the reference."""
 
     title: str
     value: float
@@ -58,19 +58,20 @@ class BenchRow:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Effort:
-    """The duration of a measurement: `seconds`, but at least `rounds_min` rounds."""
+    """The duration of a measurement: `seconds`, or longer if `rounds_min` rounds take longer."""
 
     seconds: float
     rounds_min: int
 
     def part(self, share: float) -> Effort:
-        """The effort for a benchmark with this share of the time."""
+        """The effort for a benchmark that gets this share of the time."""
         return dataclasses.replace(self, seconds=self.seconds * share)
 
 
 def in_turns(effort: Effort, *contestants: Callable[[], float]) -> list[list[float]]:
-    """The seconds returned by each contestant in each round. They take turns, so that other
-    activity of the host affects all alike. The first round is a warm-up and is discarded."""
+    """The seconds that each contestant returns in each round. The contestants take turns, so that
+    other activity on the host affects all of them alike. The first round is a warm-up and is
+    discarded."""
     for contestant in contestants:
         contestant()
     times: list[list[float]] = [[] for _ in contestants]
@@ -82,7 +83,8 @@ def in_turns(effort: Effort, *contestants: Callable[[], float]) -> list[list[flo
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value with at least this share of all values at or below it."""
+    """The percentile of the values: the smallest value such that at least this share of all values
+    is not above it."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
@@ -103,14 +105,15 @@ def probe(array: Floats) -> Floats:
 
 
 def get_and_probe(ref: Any) -> tuple[float, Floats]:
-    """(duration of a get in this process in seconds, some elements of the array)."""
+    """Gets the array in this process. Returns the duration of `get` in seconds, and some elements
+    of the array."""
     began = time.perf_counter()
     array = current().get(ref)
     return time.perf_counter() - began, probe(array)
 
 
 def make(size: int, number: int) -> Floats:
-    """An array in this host's store of small whole numbers, whose sums are exact."""
+    """An array of small whole numbers in this host's store; sums of such arrays are exact."""
     array = current().empty(size, np.float32)
     array[:] = np.arange(size, dtype=np.int64) % 1009 + number
     return array

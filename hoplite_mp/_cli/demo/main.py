@@ -38,7 +38,8 @@ WANTED_ACCURACY = 0.95
 
 
 def result(plan: TrainingPlan, ours: TrainingRun, pool: TrainingRun) -> dict[str, Any]:
-    """The contents of result.json: this library's run, and in "pool" the same keys for the pool."""
+    """The contents of result.json: this library's run and, under "pool", the same keys for the
+    pool."""
     return {
         "workers": plan.workers,
         "seed": plan.seed,
@@ -66,7 +67,8 @@ def results(ours: TrainingRun, pool: TrainingRun) -> str:
 
 
 def verdict(ours: TrainingRun) -> str | None:
-    """An error line if this library's run has not reached the required accuracy, else None."""
+    """An error line if this library's run has not reached the required accuracy; otherwise
+    None."""
     if ours.accuracy >= WANTED_ACCURACY:
         return None
     steps = len(ours.step_seconds)
@@ -84,7 +86,7 @@ def write(directory: Path, plan: TrainingPlan, ours: TrainingRun, pool: Training
 
 
 def picture(ours: TrainingRun, pool: TrainingRun) -> Figure:
-    """A plot of the accuracy of both runs over time, with the kills of workers."""
+    """A plot of both runs' accuracy over time, with the times at which workers were killed."""
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     for run, colour in (ours, "tab:blue"), (pool, "tab:orange"):
@@ -110,7 +112,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def moved(run: TrainingRun) -> str:
-    """The bytes of each kind, one per line."""
+    """The number of bytes of each kind, one kind in each line."""
     kinds = {"copied": "copied once", "made_in_place": "made in place", "pickled": "pickled"}
     return "\n".join(
         f"{size / 1e9:.2f} GB {kinds.get(kind, kind)}" for kind, size in run.bytes_moved.items()

@@ -1,4 +1,4 @@
-"""The training on hoplite_mp: each step puts the parameters once, and copies no gradient."""
+"""The training with hoplite_mp: each step puts the parameters once, and copies no gradient."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 NAME = "ProcessPoolExecutor"
 
 HUNG_SECONDS = 8.0
-"""Without a gradient for this long, the pool counts as hung: after a kill of a worker that writes a
-result, the pool's thread waits forever for the rest, and no future completes."""
+"""If no gradient arrives for this long, the pool counts as hung: when a worker is killed while it
+writes a result, the pool's thread waits indefinitely for the rest, and no future completes."""
 
 _BLAS_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -57,7 +57,7 @@ def _initialise(plan: TrainingPlan, digits: Digits) -> None:
 
 
 def gradient(params: Floats, number: int) -> Floats:
-    """The task. Parameters and gradient are sent through pipes."""
+    """The task. Its parameters and its gradient are sent through pipes."""
     out = np.empty_like(params)
     loss_and_gradient(params, *minibatch(_plan, number, _digits.train_x, _digits.train_y), out)
     return out
@@ -65,7 +65,8 @@ def gradient(params: Floats, number: int) -> Floats:
 
 @contextlib.contextmanager
 def _quiet_start() -> Iterator[None]:
-    """Children started inside this context have one BLAS thread and ignore Ctrl-C."""
+    """A context manager: child processes started inside it use one BLAS thread and ignore
+    Ctrl-C."""
     saved = {name: os.environ.get(name) for name in _BLAS_THREADS}
     os.environ.update(dict.fromkeys(_BLAS_THREADS, "1"))
     main_thread = threading.current_thread() is threading.main_thread()
@@ -121,8 +122,8 @@ class _Pool:
         self._born = [0] * self._plan.workers
 
     def first(self, count: int) -> list[int]:
-        """Waits for the first `count` gradients; returns their slots. TimeoutError: the pool
-        hangs."""
+        """Waits for the first `count` gradients. Returns their slots. Raises TimeoutError if the
+        pool hangs."""
         waiting = set(self._flight)
         while len(self._flight) - len(waiting) < count:
             done, waiting = wait(waiting, HUNG_SECONDS, return_when=FIRST_COMPLETED)
@@ -132,7 +133,7 @@ class _Pool:
         return ready[:count]
 
     def mean(self, slots: list[int]) -> Floats:
-        """The mean of these gradients; BrokenProcessPool if one of them is lost."""
+        """The mean of these gradients. Raises BrokenProcessPool if one of them is lost."""
         gradients = [self._flight[slot].result() for slot in slots]
         self.received += len(slots)
         total: Floats = functools.reduce(np.add, gradients)
@@ -151,8 +152,8 @@ class _Pool:
 
     def reopen(self, params: Floats, step: int) -> int:
         """Replaces a broken pool and resubmits lost tasks; returns their number."""
-        # All futures of a broken pool complete, most with the exception, except if the pool hung or
-        # tasks were submitted while it broke.
+        # All futures of a broken pool complete, most of them with the exception, unless the pool
+        # hung or tasks were submitted while it broke.
         wait(self._flight, HUNG_SECONDS)
         self.close()
         self.open()

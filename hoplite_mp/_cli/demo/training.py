@@ -28,7 +28,7 @@ HIDDEN = 14_000
 """Hidden units: (64 + 1 + 10) * 14 000 + 10 parameters are 4.2 MB."""
 
 KILL_WINDOW = 10
-"""The longest of this number of steps after the kill counts as the step of the kill."""
+"""The longest of the first KILL_WINDOW steps after the kill counts as the step of the kill."""
 
 
 ROSTER_SECONDS = 20.0
@@ -37,7 +37,7 @@ ROSTER_SECONDS = 20.0
 
 @dataclasses.dataclass(frozen=True)
 class TrainingPlan:
-    """The settings of a training, for both runs."""
+    """The settings of the training, which are the same for both runs."""
 
     workers: int = 4
     steps: int = 320
@@ -88,14 +88,14 @@ class TrainingRun:
 
     name: str
     seconds: float
-    """Of the training, including the kill."""
+    """The duration of the training, including the kill."""
     startup_seconds: float
     step_seconds: list[float]
     times: list[float]
     """Seconds from the start, one for each snapshot."""
     accuracies: list[float]
     contributors: list[int]
-    """How often each slot was among the first."""
+    """For each slot, how often its gradient was among the first."""
     staleness: list[int]
     """The age of each applied gradient's parameters, in steps."""
     bytes_moved: dict[str, int]
@@ -111,7 +111,7 @@ class TrainingRun:
 
     @property
     def steps_per_s(self) -> float:
-        """The mean over the training."""
+        """The mean over the whole training."""
         return len(self.step_seconds) / self.seconds
 
     @property
@@ -128,7 +128,7 @@ class TrainingRun:
         return max(0.0, max(around) - self.median_step)
 
     def as_dict(self) -> dict[str, Any]:
-        """For result.json."""
+        """The results as written to result.json."""
         return {
             "accuracy": self.accuracy,
             "killed_pid": self.killed_pid,
@@ -162,7 +162,7 @@ def load_digits(seed: int) -> Digits:
 
 
 def parameter_count(hidden: int) -> int:
-    """The number of elements of the flat array."""
+    """The number of elements in the flat array."""
     return (PIXELS + 1 + CLASSES) * hidden + CLASSES
 
 
@@ -191,7 +191,7 @@ def minibatch(plan: TrainingPlan, number: int, x: Floats, y: Labels) -> tuple[Fl
 
 
 def loss_and_gradient(params: Floats, x: Floats, y: Labels, out: Floats) -> float:
-    """The mean cross-entropy of a minibatch; its gradient is written into `out`."""
+    """Returns the mean cross-entropy of a minibatch, and writes its gradient into `out`."""
     net, grad = layers(params), layers(out)
     hidden = x @ net.w1
     hidden += net.b1
@@ -292,7 +292,7 @@ def report_pid(pause: float) -> int:
 
 
 def roster(ask: Callable[[float, int], Iterable[int]], workers: int) -> list[int]:
-    """The pids of all workers; `ask(pause, count)` runs `count` tasks `report_pid`."""
+    """The pids of all workers. `ask(pause, count)` runs `report_pid` in `count` tasks."""
     pids: set[int] = set()
     deadline = time.monotonic() + ROSTER_SECONDS
     while len(pids) < workers and time.monotonic() < deadline:

@@ -1,7 +1,7 @@
 """Checks of CPUs, limits of open files and processes, memory and disk.
 
-Shortages show late and look like other problems: workers that compete for cores, a slow network, an
-extra worker that cannot be started.
+A shortage shows late, and looks like another problem: workers that compete for cores, a slow
+network, an extra worker that cannot be started.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ __all__ = ["CHECKS"]
 
 PROC = Path("/proc")
 PROCESSES_OF_HOST = 3  # supervisor, node, manager
-THREADS_OF_NODE = 4  # without the threads for reductions
-DESCRIPTORS_OF_NODE = 32  # without those for workers: 10, plus some for links to nodes
-DESCRIPTORS_OF_WORKER = 6  # a connection and two pipes; both ends of each while it starts
-# Enough bytes to measure a rate in a short time. A TLS record has 16 KiB.
+THREADS_OF_NODE = 4  # excluding the threads for reductions
+DESCRIPTORS_OF_NODE = 32  # excluding those for workers: 10, plus some for links to nodes
+DESCRIPTORS_OF_WORKER = 6  # both ends of a connection and of two pipes, while the worker starts
+# The bytes with which a rate is measured in a short time. A TLS record has 16 KiB.
 RECORD_BYTES, RECORDS = 16 << 10, 256
-# Code without special instructions is slower; then one core limits a fast link.
+# Code that does not use special instructions is slower than this; then one core limits a fast
+# link.
 CRC_SLOW_BYTES_PER_S = 1.5e9
 AES_SLOW_BYTES_PER_S = 0.5e9
 # Flags in /proc/cpuinfo, and the library's use of these instructions.
@@ -72,13 +73,15 @@ def _cpus() -> Iterator[Finding]:
         advice = "give the container a whole CPU: node and workers wait for each other"
         yield warning("CPUs", observed, advice)
     elif workers == 1:
-        yield warning("CPUs", observed, "tasks do not run in parallel; workers= may request more")
+        advice = "tasks do not run in parallel; request more workers with workers="
+        yield warning("CPUs", observed, advice)
     else:
         yield ok("CPUs", observed)
 
 
 def _instructions() -> Iterator[Finding]:
-    """Instructions for fast checksums, TLS and reductions; checksums and TLS are also measured."""
+    """Whether the CPU has the instructions for fast checksums, TLS and reductions. Checksums and
+    TLS are also measured."""
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
     record = bytes(RECORD_BYTES)
@@ -101,7 +104,7 @@ def _instructions() -> Iterator[Finding]:
 
 
 def _bytes_per_s(call: Callable[[], object]) -> float:
-    """The best of three runs, because disturbances only make a run slower."""
+    """The highest rate of three runs, because disturbances only make a run slower."""
     times = []
     for _ in range(3):
         began = time.perf_counter()
@@ -112,8 +115,8 @@ def _bytes_per_s(call: Callable[[], object]) -> float:
 
 
 def _blas() -> Iterator[Finding]:
-    """Threads of the numerical libraries in a worker of a pool with one process per CPU, as set by
-    the supervisor."""
+    """The number of threads that numerical libraries use in a worker of a pool with one process
+    for each CPU, as set by the supervisor."""
     cpus = cpu_count()
     given = {name: os.environ[name] for name in BLAS_VARIABLES if os.environ.get(name)}
     chosen = limits().blas_threads
@@ -182,9 +185,9 @@ def _processes() -> Iterator[Finding]:
         yield ok("processes", observed)
 
 
-# Checks of memory and of the disk for spilled objects.
+# -- memory, and the disk for spilled objects ----------------------------------------------------
 #
-# If the store may grow beyond the free memory, puts will wait, spill or fail.
+# If the store may grow beyond the free memory, calls to `put` may wait, spill or fail.
 
 
 STORE_SMALL_BYTES = 64 * MIB  # spans of small objects take a large part of a smaller store
@@ -213,12 +216,12 @@ def _memory() -> Iterator[Finding]:
     if store > total:
         yield problem("memory", observed, f"memory= must be less than {format_bytes(total)}")
     elif free <= reserve:
-        advice = f"end other programs: {format_bytes(reserve)} must stay free (memory_reserve)"
+        advice = f"stop other programs: {format_bytes(reserve)} must stay free (memory_reserve)"
         yield problem("memory", observed, advice)
     elif store > free - reserve:
         advice = (
-            f"puts wait or spill beyond {format_bytes(max(0, free - reserve))}; give memory= a "
-            "smaller size, or end other programs"
+            f"beyond {format_bytes(max(0, free - reserve))}, `put` waits or spills; give memory= a "
+            "smaller size, or stop other programs"
         )
         yield warning("memory", observed, advice)
     elif store < STORE_SMALL_BYTES:
@@ -237,7 +240,7 @@ def _spilling() -> Iterator[Finding]:
     if folder is None:
         observed = "none of TMPDIR, /var/tmp and the working directory is writable and on a disk"
         yield warning(
-            "spilling", observed, "puts fail when the store is full; set HOPLITE_MP_SPILL_DIR"
+            "spilling", observed, "`put` fails when the store is full; set HOPLITE_MP_SPILL_DIR"
         )
         return
     if not os.path.isdir(folder):

@@ -28,7 +28,7 @@ __all__ = ["CHECKS", "Finding", "limits", "ok", "problem", "run", "show", "summa
 Level = Literal["ok", "warning", "problem"]
 LEVEL_CHARS = len("problem")
 SUBJECT_CHARS = len("control memory")
-OBSERVATION_CHARS_MIN = 30  # even on a narrower terminal
+OBSERVATION_CHARS_MIN = 30  # minimum width of the observation, even on a narrower terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,8 @@ def run(checks: Iterable[Check]) -> Iterator[Finding]:
 
 
 def show(finding: Finding, columns: int) -> str:
-    """One row of the table: level, subject, observation, and below it the advice."""
+    """One row of the table: level, subject and observation, with the advice below the
+    observation."""
     head = f"{finding.level:{LEVEL_CHARS}}  {finding.subject:{SUBJECT_CHARS}}  "
     width = max(columns - len(head), OBSERVATION_CHARS_MIN)
     lines = [line for text in finding.observation.split("\n") for line in _wrapped(text, width)]
@@ -81,7 +82,8 @@ def show(finding: Finding, columns: int) -> str:
 
 
 def _wrapped(text: str, width: int, after: str = "") -> list[str]:
-    """The wrapped lines of a text. A text that begins with a space is already aligned."""
+    """The wrapped lines of a text. A text that begins with a space is already aligned, and is not
+    wrapped."""
     if text.startswith(" "):
         return [text]
     wrapper = textwrap.TextWrapper(
@@ -91,7 +93,7 @@ def _wrapped(text: str, width: int, after: str = "") -> list[str]:
 
 
 def summary(findings: Iterable[Finding]) -> str:
-    """ "1 problem, 2 warnings"."""
+    """The numbers of problems and warnings, for example "1 problem, 2 warnings"."""
     levels = [finding.level for finding in findings]
     problems, warnings = levels.count("problem"), levels.count("warning")
     if not problems and not warnings:
@@ -108,8 +110,8 @@ PREFIX = "HOPLITE_MP_"
 
 
 def limits() -> Config:
-    """The limits from the environment; the defaults if these are invalid, as `_settings`
-    reports."""
+    """The limits from the environment. If they are invalid, which `_settings` reports, the
+    defaults."""
     try:
         return Config.from_environment()
     except ConfigError:
@@ -117,7 +119,8 @@ def limits() -> Config:
 
 
 def _settings() -> Iterator[Finding]:
-    """The variables that are set, their validity, and variables with this prefix but no effect."""
+    """The environment variables with this library's prefix: their values, and those that are
+    invalid or have no effect."""
     fields = {PREFIX + field.name.upper() for field in dataclasses.fields(Config)}
     secret = {VARIABLE}
     known = fields | secret | {FILE_VARIABLE, DEBUG_VARIABLE}

@@ -21,8 +21,8 @@ INTERRUPTED = 130  # the exit code that shells use
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Runs the checks, and prints their findings as they come. Returns 1 if there is a problem,
-    else 0."""
+    """Runs the checks, and prints each finding immediately. Returns 1 if there is a problem,
+    otherwise 0."""
     found: list[Finding] = []
     try:
         _run_checks(arguments, found)
@@ -49,7 +49,7 @@ def _run_checks(arguments: argparse.Namespace, found: list[Finding]) -> None:
     succeed([*host, *network.host_checks(token_file, address is not None)])
     if not arguments.no_start:
         succeed([trial_of_host()])
-    # Without a handshake with the manager the host cannot join.
+    # This host can join only if its handshake with the manager succeeds.
     reached = address is None or succeed(network.checks_of(address, token_file, tls))
     if address is not None and reached and not arguments.no_start:
         succeed([trial_of_cluster(address, token_file, tls)])

@@ -1,8 +1,8 @@
 """Checks for clusters over several hosts: addresses, token, path to the manager.
 
 The path is checked step by step (name, route, connection, handshake), so the first failing step
-shows the cause. In the handshake, with role "tool", both sides prove that they have the token, and
-compare their software; then the connection is closed, and no node joins.
+shows the cause. The handshake uses the role "tool": both sides prove that they have the token, and
+compare their software versions. Then the connection is closed, and no node joins.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ if TYPE_CHECKING:
 
 __all__ = ["checks_of", "host_checks", "shown"]
 
-CONNECTS = 5  # their median is the round trip
-# For one connection. The kernel resends a lost packet after one second, then after two more.
+CONNECTS = 5  # number of connections; the round trip is their median time
+# Timeout of one connection. The kernel resends a lost packet after one second, then after two more.
 CONNECT_S_MAX = 4.0
 # The timeout of the call exceeds that of the handshake, so that the handshake's error is reported.
 MARGIN_S = 0.5
-# The kernel's neighbour table: its limit, shared by all network namespaces, and its rows.
+# Files with the limit of the kernel's neighbour table, which all network namespaces share, and
+# with the table's rows.
 NEIGHBOURS_MAX = Path("/proc/sys/net/ipv4/neigh/default/gc_thresh3")
 NEIGHBOURS = Path("/proc/net/arp")
 REMEDIES = {
@@ -57,7 +58,7 @@ REMEDIES = {
 
 
 def host_checks(token_file: Path | None, needed: bool) -> list[Check]:
-    """The checks of this host. needed: a token is required."""
+    """The checks of this host. needed: whether a token is required."""
 
     def token() -> Iterator[Finding]:
         return _token(token_file, needed)
@@ -66,8 +67,8 @@ def host_checks(token_file: Path | None, needed: bool) -> list[Check]:
 
 
 def checks_of(address: str, token_file: Path | None, tls: bool) -> list[Check]:
-    """The path to the cluster's manager, as one check, because each step depends on the previous
-    one."""
+    """The checks of the path to the cluster's manager. They are one check, because each step
+    depends on the previous one."""
 
     def cluster() -> Iterator[Finding]:
         return _path(address, token_file, tls)
@@ -106,8 +107,9 @@ def _neighbours() -> Iterator[Finding]:
 
 
 def _hosts_of(address: str) -> int:
-    """The most hosts in the network of this IPv4 address of this host; 0 if unknown, and for IPv6,
-    which has a separate table, and whose prefixes do not limit the number of hosts."""
+    """The maximum number of hosts in the network of one of this host's IPv4 addresses. 0 if
+    unknown, and for IPv6, which has a separate table, and whose prefixes do not limit the number
+    of hosts."""
     for entries in psutil.net_if_addrs().values():
         for entry in entries:
             if entry.address == address and entry.family == socket.AF_INET and entry.netmask:
@@ -117,7 +119,7 @@ def _hosts_of(address: str) -> int:
 
 
 def _token(token_file: Path | None, needed: bool) -> Iterator[Finding]:
-    """The source of the token, and whether it is usable."""
+    """The source of the token, and whether the token is usable."""
     path = token_path(token_file)
     if path is not None and not path.exists() and not needed and token_file is None:
         yield ok("token", f"none yet: `hoplite-mp up` creates {path}")
@@ -176,7 +178,8 @@ def _path(address: str, token_file: Path | None, tls: bool) -> Iterator[Finding]
 
 
 def _round_trip(endpoint: Endpoint) -> float:
-    """The median time of several connections in seconds. TimeoutError, OSError."""
+    """The median time in seconds to open a connection. Raises TimeoutError or OSError if a
+    connection fails."""
     times = []
     for _ in range(CONNECTS):
         with socket.socket(endpoint.family, socket.SOCK_STREAM) as sock:
@@ -188,7 +191,7 @@ def _round_trip(endpoint: Endpoint) -> float:
 
 
 def _handshake(endpoint: Endpoint, token_file: Path | None, tls: bool) -> Iterator[Finding]:
-    """Makes a handshake with the manager, and reports its answer."""
+    """Makes a handshake with the manager, and reports the result."""
     try:
         token = load_token(token_file)
     except AuthError as error:

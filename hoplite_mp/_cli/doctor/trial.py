@@ -1,8 +1,9 @@
 """Trials: starting a cluster on this host, and joining a running one.
 
 Some problems only show when processes start, tasks run and data is transferred. A trial runs in a
-separate process, which prints each step before it begins, and each finding. So a hanging trial can
-be killed, a crash does not end the command, and in both cases the failing step is known.
+separate process, which prints each step before the step begins, and each finding. So a hanging
+trial can be killed, a crash does not stop the command, and in both cases the failing step is
+known.
 """
 
 from __future__ import annotations
@@ -39,22 +40,23 @@ if TYPE_CHECKING:
 
 __all__ = ["trial_of_cluster", "trial_of_host"]
 
-# For a trial. Higher: loaded hosts pass. Lower: a hanging trial is reported sooner.
+# Timeout of a trial. Higher: loaded hosts pass. Lower: a hanging trial is reported sooner.
 TRIAL_S_MAX = 45.0
-STEP_S_MAX = 30.0  # for a wait inside a trial
+STEP_S_MAX = 30.0  # timeout of a wait inside a trial
 AFTER_KILL_S = 5.0
-ANSWER_S_MAX = 8.0  # for the answers of all nodes; an attempt takes two seconds
+ANSWER_S_MAX = 8.0  # timeout for the answers of all nodes; an attempt takes two seconds
 WORKERS = 2
 OBJECT_BYTES = 64 * MIB
 STORE_PART = 4  # the object takes at most this fraction of the store
 CALLS, CALLS_REMOTE = 200, 20
-# Far slower than on an idle host (60 us; 14 ms for 64 MiB).
+# Limits for warnings, far from the values on an idle host (60 us for a call; 14 ms for 64 MiB).
 CALL_SLOW_S = 5e-3
 PUT_SLOW_BYTES_PER_S = 0.3e9
 
 
 def trial_of_host() -> Check:
-    """Starts two workers, runs tasks, stores an array and reads it in another process."""
+    """A check that starts two workers, runs tasks, stores an array, and reads it in another
+    process."""
 
     def trial() -> Iterator[Finding]:
         return _watched(["host"], dict(os.environ), "trial")
@@ -63,7 +65,8 @@ def trial_of_host() -> Check:
 
 
 def trial_of_cluster(address: str, token_file: Path | None, tls: bool) -> Check:
-    """Joins without workers, queries all nodes, and runs tasks on each node with workers."""
+    """A check that joins without workers, queries all nodes, and runs tasks on each node with
+    workers."""
     environment = dict(os.environ)
     if token_file is not None:  # passed by the environment, where VARIABLE takes precedence
         environment.pop(VARIABLE, None)
@@ -76,8 +79,8 @@ def trial_of_cluster(address: str, token_file: Path | None, tls: bool) -> Check:
 
 
 def _watched(arguments: list[str], environment: dict[str, str], subject: str) -> Iterator[Finding]:
-    """Runs the trial, and yields its findings; after a hang or failure, also a problem with the
-    step."""
+    """Runs the trial, and yields its findings. If the trial hangs or fails, also yields a problem
+    that names the step."""
     root = str(Path(__file__).resolve().parents[3])
     paths = [root, *filter(None, [environment.get("PYTHONPATH")])]
     process = subprocess.Popen(
@@ -135,12 +138,14 @@ def _pid(_: int = 0) -> int:
 
 
 def _threads(_: int = 0) -> tuple[int | None, str]:
-    """The threads of OpenBLAS, and of other libraries, in this process."""
+    """The number of threads that OpenBLAS uses in this process, and the number for other
+    libraries."""
     return blas_threads_here(), os.environ["OMP_NUM_THREADS"]
 
 
 def _get_and_read(ref: Any) -> tuple[int, float, int]:
-    """(pid of this process, seconds of the get, xor of all words)."""
+    """Gets the array. Returns the pid of this process, the duration of `get` in seconds, and the
+    xor of all words."""
     began = time.perf_counter()
     array = current().get(ref)
     seconds = time.perf_counter() - began
