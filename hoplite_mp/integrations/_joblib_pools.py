@@ -1,8 +1,9 @@
 """The workers for a call of joblib's Parallel: pools that are kept open and reused.
 
-Programs make thousands of Parallel calls, most of them alike. Like loky's reusable executor, this
-file keeps the workers of the last call for the next call with the same number, environment and
-initializer. Unlike in loky, a pool that another call uses stays open.
+Programs make thousands of Parallel calls, and most of them are alike. Like loky's reusable
+executor, this module keeps the workers of the last call for the next call that needs the same
+number of workers, environment and initializer. Unlike loky, it does not close a pool that another
+call is using.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ BLAS_SETTING = "HOPLITE_MP_BLAS_THREADS"
 
 
 class WantedPool:
-    """The requested workers of a call."""
+    """The workers that a call requests."""
 
     def __init__(
         self,
@@ -50,18 +51,19 @@ class WantedPool:
 
     @property
     def plain(self) -> bool:
-        """Whether any worker suffices."""
+        """Whether the call can use any workers: it has no initializer and does not limit
+        threads."""
         return not self.limited and self.initializer is None
 
     def same(self, other: WantedPool) -> bool:
-        """Whether the workers of one request suffice for the other."""
+        """Whether the workers for one request can serve the other."""
         try:
             return bool(
                 (self.count, self.environment) == (other.count, other.environment)
                 and self.initializer is other.initializer
                 and (self.initargs is other.initargs or self.initargs == other.initargs)
             )
-        except Exception:  # e.g. arrays among the arguments, whose == has no truth value
+        except Exception:  # for example, the == of arrays among the arguments has no truth value
             return False
 
 
@@ -73,7 +75,7 @@ class _Pool:
     ) -> None:
         self.wanted = wanted
         self.executor = executor
-        self.common = common  # the cluster's own workers, which end with it
+        self.common = common  # these are the cluster's own workers, which exit with the cluster
         self.here = here  # whether all workers run on this host
         self.users = 0
         self.last = True  # the latest call of the cluster has leased this pool
@@ -102,7 +104,7 @@ class PoolLease:
         self.here = pool.here
 
     def end(self) -> None:
-        """The call has ended."""
+        """Returns the pool after the call has ended."""
         pools, self._pools = self._pools, None
         if pools is not None:
             pools.give_back(self._pool)
@@ -124,8 +126,8 @@ class _Pools:
     def lease(
         self, wanted: WantedPool, nodes: list[str] | None = None, here: bool = True
     ) -> PoolLease:
-        """Leases the pool that matches the request and whose workers stay in place, or a new one.
-        nodes: where the workers of a new pool run; None: on this host. here: whether that is this
+        """Leases a usable pool that matches the request, or a new one. nodes: the nodes on which
+        the workers of a new pool run; None: this host's node. here: whether they run on this
         host."""
         with self._lock:
             found = next((p for p in self._pools if p.usable and p.wanted.same(wanted)), None)
@@ -146,8 +148,8 @@ class _Pools:
         _close(gone)
 
     def _unused(self) -> list[_Pool]:
-        """Removes and returns the pools to close: unusable pools, and pools that no call uses and
-        that are not kept for the next call."""
+        """Removes and returns the pools to close: unusable pools, and pools that no call is using
+        and that are not kept for the next call."""
         gone = [p for p in self._pools if not (p.users or p.last or p.common) or not p.usable]
         self._pools = [p for p in self._pools if p not in gone]
         return gone
@@ -192,8 +194,8 @@ _lock = locks.rlock("joblib.process")
 
 
 def worker_count(cluster: Cluster | None) -> int:
-    """The number of concurrent tasks in the given cluster, or the present task's; 0 if there is
-    neither."""
+    """The number of workers in the given cluster, or else in the cluster of the current task; 0 if
+    there is neither."""
     cluster = cluster or _inside()
     return 0 if cluster is None else sum(workers for _, workers in _places(cluster))
 
@@ -206,7 +208,7 @@ def _places(cluster: Cluster) -> list[tuple[str, int]]:
 
 
 def _inside() -> Cluster | None:
-    """The cluster of the present task; None outside of tasks."""
+    """The cluster of the current task; None outside of tasks."""
     try:
         cluster = current()
     except ClosedError:
@@ -215,8 +217,8 @@ def _inside() -> Cluster | None:
 
 
 def lease(cluster: Cluster | None, wanted: WantedPool) -> PoolLease:
-    """Workers for one call: of `cluster`, of the present task's cluster, or of a cluster that this
-    process keeps for joblib."""
+    """Leases workers for one call: from `cluster`, from the current task's cluster, or from a
+    cluster that this process keeps for joblib."""
     cluster = cluster or _inside()
     if cluster is None:
         return _lease_own(wanted)
@@ -228,7 +230,7 @@ def lease(cluster: Cluster | None, wanted: WantedPool) -> PoolLease:
         pool = _Pool(wanted, cluster, True, [node for node, _ in places] in ([], [own]))
         pool.users = 1
         return PoolLease(_Pools(cluster), pool)
-    nodes = [node for node, _ in places] or [own]  # the present nodes: nodes may join and leave
+    nodes = [node for node, _ in places] or [own]  # nodes may join or leave later
     with _lock:
         pools = _given.get(cluster)
         if pools is None:
@@ -268,7 +270,7 @@ _own: _Own | None = None
 
 
 def _forked() -> None:
-    """In a forked child: the parent's cluster is not its own, and the lock may be held."""
+    """In a forked child, drops the parent's cluster, and replaces the lock, which may be held."""
     global _lock, _own
     _lock = locks.rlock("joblib.process")
     _own = None
@@ -289,15 +291,15 @@ def _lease_own(wanted: WantedPool) -> PoolLease:
 
 
 def shutdown(wait: bool = True) -> None:
-    """Ends the workers that were started by joblib calls without `cluster=`.
+    """Stops the workers that were started by joblib calls without `cluster=`.
 
-    They end when their tasks are done. The next call starts new ones. At interpreter exit they end
-    automatically.
+    They exit when their tasks are done. The next call starts new workers. At interpreter exit the
+    workers stop automatically.
 
     Parameters
     ----------
     wait : bool, optional
-        True: return when they have ended. Default: True.
+        True: return when they have exited. Default: True.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""joblib's Parallel on workers of this library: importing this module registers the backend.
+"""joblib's Parallel on this library's workers: importing this module registers the backend.
 
     import joblib
     import hoplite_mp.integrations.joblib
@@ -6,9 +6,9 @@
     with joblib.parallel_config(backend="hoplite_mp"):
         joblib.Parallel(n_jobs=2)(joblib.delayed(f)(x) for x in data)
 
-Many programs, and scikit-learn, use other processes only through joblib. Where its loky backend
-uses files in /dev/shm, this backend uses objects of the store: large arrays are stored once and
-read in place, results return without a pipe, and workers may be on several hosts.
+Many programs, and scikit-learn, use other processes only through joblib. Its loky backend uses
+files in /dev/shm; this backend uses objects in the store. Large arrays are stored once and read in
+place, results are not sent through a pipe, and workers may be on several hosts.
 """
 
 from __future__ import annotations
@@ -63,20 +63,22 @@ if TYPE_CHECKING:
 __all__ = ["HopliteBackend", "shutdown"]
 
 NAME = "hoplite_mp"
-OPTIONS = ("node", "retries", "name")  # of `Cluster.options`, for all tasks of a backend
+OPTIONS = ("node", "retries", "name")  # options of `Cluster.options` for all tasks of a backend
 # Arrays are shared read-only, shared with a private copy for each task, or sent by value.
 READ_ONLY, PRIVATE, BY_VALUE = "r", "c", None
-# Settings that joblib passes to every backend, for files and processes that do not exist here.
+# Settings that joblib passes to every backend, for files and processes that this backend does not
+# use.
 IGNORED = ("temp_folder", "verbose", "context", "idle_worker_timeout", "prefer", "require")
 
-JOBLIB_POLL_S = 0.1  # polling interval for changes without a notification; costs microseconds
+# Interval between polls for changes without a notification. A poll takes microseconds.
+JOBLIB_POLL_S = 0.1
 GROWTH_MAX = 8  # maximal growth factor from one batch to the next; joblib's own limit is 2
 
 _log = logging.getLogger("hoplite_mp")
 
 
 class _Call:
-    """The resources of one Parallel object, while it runs or its `with` block is open."""
+    """The resources of one Parallel object, while it is running or its `with` block is open."""
 
     def __init__(self, workers: PoolLease, nbytes_min: float, mode: str | None) -> None:
         self.workers = workers
@@ -84,7 +86,7 @@ class _Call:
         self.lending = Lending(memory, math.inf if mode is BY_VALUE else nbytes_min)
         self.lender = Lender(self.lending, workers.here, mode == PRIVATE)
         self.futures: set[Future[Any]] = set()
-        self.over = threading.Event()  # set when it has no running or queued tasks
+        self.over = threading.Event()  # set when the call has no running or queued tasks
         self._views: dict[str, TaskExecutor] = {}
 
     def executor(self, name: str, options: dict[str, Any]) -> TaskExecutor:
@@ -107,11 +109,11 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     Parameters
     ----------
     cluster : Cluster, optional
-        An open cluster, or a view of one by `options()`. Default: a cluster on this host, which
-        stays open for later calls until `shutdown()`; inside a task, the cluster of that task.
+        An open cluster, or a view of one from `options()`. Default: a cluster on this host, which
+        stays open for later calls until `shutdown()`; inside a task, the task's own cluster.
     initializer : callable, optional
-        Runs in each worker before its first task; such workers are only shared with calls that have
-        the same initializer.
+        Runs in each worker before its first task. Workers with an initializer are shared only with
+        calls that have the same initializer.
     initargs : tuple, optional
         Arguments of the initializer.
     **options
@@ -122,7 +124,7 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     TypeError
         An option that does not exist.
     ValueError
-        `mmap_mode="r+"`, which only files can have.
+        `mmap_mode="r+"`, which is possible only for files.
 
     Examples
     --------
@@ -136,8 +138,8 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     supports_retrieve_callback = True
     supports_inner_max_num_threads = True
     default_n_jobs = -1
-    # A batch costs a tenth of a batch in loky, so shorter batches pay off, and balance the load
-    # better.
+    # A batch costs a tenth of what it costs in loky, so shorter batches pay off, and balance the
+    # load better.
     MIN_IDEAL_BATCH_DURATION = 0.05
     MAX_IDEAL_BATCH_DURATION = 0.5
 
@@ -172,7 +174,7 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         if n_jobs is None:
             return 1
         if multiprocessing.current_process().daemon:
-            # A daemonic process ends without running its exit functions, and its pool already has
+            # A daemonic process exits without running its exit functions, and its pool already has
             # one process for each CPU.
             if n_jobs != 1:
                 warnings.warn(
@@ -186,7 +188,8 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         return min(n_jobs, WORKERS_MAX)
 
     def configure(self, n_jobs: int = 1, parallel: Any = None, **settings: Any) -> int:
-        """joblib calls this before a call of Parallel, or at the beginning of its `with` block."""
+        """Prepares a call of Parallel. joblib calls this method before the call, or at the
+        beginning of the `with` block."""
         n_jobs = self.effective_n_jobs(n_jobs)
         if n_jobs == 1:
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
@@ -221,8 +224,9 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     # -- tasks ---------------------------------------------------------------------------------
 
     def submit(self, func: Any, callback: Callable[[Any], Any] | None = None) -> Any:
-        """Submits one batch of calls. An error fails the Future instead of being raised, because a
-        callback submits the later batches, and would lose the error."""
+        """Submits one batch of calls. If an error occurs, the Future fails with it instead of this
+        method raising it, because a callback submits the later batches, and would lose the
+        error."""
         parallel = getattr(callback, "parallel", self.parallel)
         call = self._calls[parallel]
         call.lending.begin(getattr(callback, "parallel_call_id", None))
@@ -246,8 +250,8 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         return executor.submit(_run_batch, call.lender, items, func._backend, func._n_jobs)
 
     def compute_batch_size(self) -> int:
-        """As in joblib, but batches that are too short grow faster, because a Parallel call of a
-        few milliseconds ends before they have doubled often enough."""
+        """Like joblib's method, but batches that are too short grow faster: a Parallel call of a
+        few milliseconds ends before their size has doubled often enough."""
         before: int = self._effective_batch_size  # type: ignore[has-type]
         duration: float = self._smoothed_batch_duration
         size = int(super().compute_batch_size())
@@ -263,18 +267,19 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         return future.result()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """Cancels waiting tasks, and interrupts running tasks; a task that does not end soon is
+        """Cancels waiting tasks, and interrupts running tasks; a task that does not stop soon is
         killed. The library replaces killed workers, so `ensure_ready` needs no action."""
         for parallel, call in list(self._calls.items()):
             if getattr(parallel, "_aborting", True):
-                for force in (False, True):  # an interrupted worker would begin the next one
+                # First without force, so that no interrupted worker begins a queued task.
+                for force in (False, True):
                     for future in list(call.futures):
-                        if isinstance(future, Future):  # others were never sent
+                        if isinstance(future, Future):  # a task that was sent
                             with contextlib.suppress(ClosedError):
                                 future.cancel(force=force)
 
     def terminate(self) -> None:
-        """A call, or a `with` block, has ended. Its workers are kept for the next one."""
+        """Cleans up after a call or a `with` block. Its workers are kept for the next call."""
         self._forget_ended()
         self.reset_batch_stats()
 
@@ -287,13 +292,13 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     # -- calls inside of tasks -----------------------------------------------------------------
 
     def retrieval_context(self) -> _Retrieval:
-        """joblib waits for results inside this context."""
+        """Returns a context manager, inside which joblib waits for results."""
         return _Retrieval(self._wait_for_all)
 
     def _wait_for_all(self) -> None:
-        """Waits here for all batches, because joblib itself only checks every 10 ms, longer than
-        many calls take. Not for calls with a timeout, or that return a generator, which need
-        results before all batches are done."""
+        """Waits for all batches of the call. joblib itself checks for results only every 10 ms,
+        which is longer than many calls take. Calls with a timeout and calls that return a
+        generator are left to joblib, because they need results before all batches are done."""
         parallel = self.parallel
         call = self._calls.get(parallel)
         if call is None or parallel.return_generator or parallel.timeout is not None:
@@ -336,7 +341,7 @@ def _name_of(function: Any) -> str:
 
 
 def _run_batch(_: None, items: Any, backend: Any, n_jobs: int | None) -> list[Any]:
-    """Runs in a worker, with the same effect as joblib's BatchedCalls."""
+    """Runs a batch in a worker, with the same effect as joblib's BatchedCalls."""
     with parallel_config(backend=backend, n_jobs=n_jobs):
         return [function(*args, **kwargs) for function, args, kwargs in items]
 
@@ -345,10 +350,10 @@ def _run_batch(_: None, items: Any, backend: Any, n_jobs: int | None) -> list[An
 
 
 class _Retrieval:
-    """Surrounds joblib's wait for results. A task that waits for its own Parallel call counts as
-    blocked meanwhile, so that another worker runs that call's tasks. A class, because
-    `contextlib.contextmanager` sets an attribute of passing exceptions, which some classes
-    refuse."""
+    """A context manager around joblib's wait for results. While a task waits for its own Parallel
+    call, it counts as blocked, so that another worker runs that call's tasks.
+    `contextlib.contextmanager` cannot replace this class: it sets an attribute of exceptions that
+    pass through, which some exception classes do not allow."""
 
     def __init__(self, wait: Callable[[], None]) -> None:
         self._wait = wait
@@ -374,11 +379,11 @@ class _Retrieval:
 
 
 class _Callbacks:
-    """A thread that runs joblib's callbacks at the end of tasks.
+    """A thread that runs joblib's callbacks when tasks are done.
 
-    A callback reads results and sends the next batch, which includes pickling, and waiting for
-    memory in a full store. The thread that detects the end of a task must not do that: it may be
-    inside joblib or the user's generator of tasks, and other threads wait for its results.
+    A callback reads results and sends the next batch: it pickles, and may wait for memory in a full
+    store. The thread that detects the end of a task must not do that: it may be inside joblib or
+    the user's generator of tasks, and other threads may be waiting for its results.
     """
 
     def __init__(self) -> None:
@@ -409,7 +414,7 @@ def _fail(callback: Any, parallel: Any, future: Any, error: BaseException) -> No
         raise error
     own = future.exception() if future.done() and not future.cancelled() else None
     with parallel._lock:
-        failed = copy.copy(callback)  # the caller may be about to get this one's results
+        failed = copy.copy(callback)  # the caller may be about to read the results of the original
         failed.status, failed._result, failed.job = TASK_ERROR, error if own is None else own, None
         parallel._jobs.append(failed)
         if not parallel.return_ordered:
@@ -422,7 +427,7 @@ def _callbacks() -> _Callbacks:
     return _Callbacks()
 
 
-# a forked child does not have the thread
+# A forked child does not have the thread.
 os.register_at_fork(after_in_child=_callbacks.cache_clear)
 
 

@@ -242,7 +242,7 @@ def test_reduce_says_why_it_cannot(client: Client) -> None:
         hoplite_dask.reduce(client, shapes, num=3)
     with pytest.raises(ValueError, match="unknown op"):
         hoplite_dask.reduce(client, shapes, "plus")
-    with pytest.raises(TypeError, match="Futures of Dask, not int"):
+    with pytest.raises(TypeError, match="Dask Futures, not int"):
         hoplite_dask.reduce(client, [1])  # type: ignore[list-item]
 
 

@@ -208,7 +208,7 @@ def test_reduce_of_what_cannot_be_reduced_gives_one_clear_error(c: hoplite_mp.Cl
         front.reduce(ones, num=3)
     with pytest.raises(ValueError, match="unknown op"):
         front.reduce(ones, "plus")
-    with pytest.raises(TypeError, match=r"refs of Ray .*, not int"):
+    with pytest.raises(TypeError, match=r"Ray refs .*, not int"):
         front.reduce([1])
 
 

@@ -1,9 +1,9 @@
 """A reduction of another engine's values, run in one of the engine's tasks.
 
-A task of Dask or Ray begins when all its dependencies are done, but a reduction needs only the
-first few of its sources. So one task waits for the sources, has each source put into the store of
-its host, and reduces the refs. If that task dies, the engine runs it again. If a host is lost
-meanwhile, the engine recomputes that host's values, and the reduction begins again.
+A Dask or Ray task begins when all its dependencies are done, but a reduction needs only the first
+few of its sources. So one task waits for the sources, has each source put into the store of its
+host, and reduces the refs. If that task dies, the engine runs it again. If a host is lost during
+the reduction, the engine recomputes that host's values, and the reduction starts again.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Reducing", "check_reduction"]
 
-# Maximum number of attempts when hosts are lost. Higher: the reduction survives more losses. Lower:
-# a cluster that loses one host after another gets the error sooner.
+# Maximum number of attempts when hosts are lost. Higher: the reduction survives more losses.
+# Lower: if a cluster loses one host after another, the reduction fails sooner.
 ATTEMPTS_MAX = 5
 
 
 def check_reduction(
     sources: Sequence[Any], op: str | Callable[..., Any], num: int | None, name: str
 ) -> int:
-    """Returns how many sources must be reduced. ValueError: no sources, num < 1 or > len, or an
-    unknown op. name: the engine's word for sources."""
+    """Returns how many sources must be reduced. Raises ValueError if there are no sources, num < 1
+    or > len, or op is unknown. name: the engine's word for sources."""
     if not is_function(op):
         operation_name(op)
     if not sources:
-        raise ValueError(f"reduce of no {name}: give at least one")
+        raise ValueError(f"no {name} to reduce: pass at least one")
     wanted = len(sources) if num is None else whole(num)
     if wanted is None or not 1 <= wanted <= len(sources):
         raise ValueError(f"num={num!r}: it must be from 1 to the number of {name}, {len(sources)}")
@@ -61,16 +61,16 @@ class Reducing(ABC):
 
     @abstractmethod
     def begin_put(self, index: int) -> None:
-        """Begins to put the source into the store of its host, once it is done."""
+        """Begins to put the source into the store of its host, as soon as the source is ready."""
 
     @abstractmethod
     def wait_for_put(self) -> int:
-        """Waits until a put has ended. Returns the index of its source."""
+        """Waits until a put has finished or failed. Returns the index of the put's source."""
 
     @abstractmethod
     def take_put(self, index: int) -> ObjectRef[Any]:
-        """The ref of a source whose put has ended. Raises the error of the source, or of the
-        put."""
+        """The ref of a source whose put has finished. Raises the error of the source or of the put
+        if one of them has failed."""
 
     def run(self, op: str | Callable[..., Any]) -> tuple[Any, tuple[int, ...]]:
         """Returns the result, and the indices of the reduced sources."""
@@ -96,7 +96,7 @@ class Reducing(ABC):
         self.begin_put(index)
 
     def _await_enough(self) -> None:
-        """Waits until there are num refs. ReduceError: too many sources have failed."""
+        """Waits until there are num refs. Raises ReduceError if too many sources have failed."""
         while len(self.refs) < self.num:
             if len(self.refs) + len(self.under_way) < self.num:
                 index, cause = next(iter(self.failed.items()))
@@ -120,8 +120,9 @@ class Reducing(ABC):
 
 
 def _reduced(refs: list[ObjectRef[Any]], op: Any) -> Any:
-    """The result of the reduction. A function folds the values here, because a cluster beside
-    another engine has no workers; it may change its left argument."""
+    """The result of the reduction. If op is a function, the values are folded in this process,
+    because a cluster beside another engine has no workers. The function may change its left
+    argument, so the values are copied."""
     c = current()
     if is_function(op):
         return functools.reduce(op, c.get(refs, copy=True))

@@ -1,22 +1,24 @@
 """A cluster beside another engine (Dask, Ray): one node on each host, shared by its processes.
 
-    place = sidecar.begin()            # once, in a process that lives as long as the cluster
-    place = sidecar.begin_kept()       # or in one that may be killed and restarted
+    place = sidecar.begin()            # once, in a process that runs as long as the cluster
+    place = sidecar.begin_kept()       # or in a process that may be killed and restarted
     member = sidecar.take_part(place)  # in each process of the engine: then `current()` works
-    member.leave()                     # or the process ends
+    member.leave()                     # or the process exits
 
-An engine starts, restarts and kills the processes of a host as it likes, and the objects of that
-host must outlive them. So the node is not a child of any of them: the first process that needs the
-node starts a *sidecar* (`integrations/_sidecar/sidecar_main.py`), all processes attach to its node,
-and the node ends some time after the last of them, or with the cluster. A node has no workers,
-because tasks run in the engine's. A process whose node was killed takes part again through the next
-node. A sidecar may also have the manager; then the cluster outlives its first process.
+An engine starts, restarts and kills its processes on a host as it likes, and the objects on that
+host must outlive these processes. Therefore the node is not a child of any of them. The first
+process that needs the node starts a *sidecar* (`integrations/_sidecar/sidecar_main.py`), and all
+processes attach to the sidecar's node. The node exits some time after the last of them, or with
+the cluster. It has no workers, because tasks run in the engine's workers. A process whose node was
+killed takes part again through the next node. A sidecar can also run the manager; then the cluster
+outlives the process that began it.
 
-When other code than this library pickles an ObjectRef in a participating process, its node holds
-the object for `Place.ref_hold_s` (`_client/foreign_refs.py`), because the engine carries the bytes.
+When code outside this library pickles an ObjectRef in a participating process, the process's node
+holds the object for `Place.ref_hold_s` (`_client/foreign_refs.py`), because the engine carries the
+pickled bytes.
 
 A Place is a secret, because it contains the token. It can be pickled and sent over the engine's own
-connections. It is never among the arguments of a process, and its repr omits the token.
+connections. It is never passed as a command-line argument, and its repr omits the token.
 """
 
 from __future__ import annotations
@@ -61,18 +63,19 @@ __all__ = [
 
 
 TOKEN_BYTES = 32
-# Polling interval for a node that is starting or leaving. Lower: more connections to the manager.
-# Higher: the process waits longer.
+# Interval of checks for a node that is starting or leaving. Lower: more connections to the
+# manager. Higher: the process waits longer.
 POLL_S = 0.1
-# How long a process whose node has ended looks for another one. Higher: longer outages of a host
+# How long a process whose node has exited looks for another node. Higher: longer outages of a host
 # are bridged. Lower: threads stop futile attempts earlier.
 REJOIN_S = 60.0
-# How long a sidecar may take to end after SIGTERM before it is killed, and how long the end of a
-# membership waits for its thread, which may be connecting. Higher: an orderly end is possible on a
-# loaded machine. Lower: a shutdown takes less time.
+# How long a sidecar may take to exit after SIGTERM before it is killed, and how long the end of a
+# membership waits for its thread, which may be connecting. Higher: an orderly exit is possible on
+# a loaded machine. Lower: a shutdown takes less time.
 END_S = 15.0
-# The sidecar reads the place from its standard input, because other users could read its arguments.
-# The started process ends at once, so that the sidecar is not a child of this process.
+# The sidecar reads the place from its standard input, because other users could read its command
+# line. The started process forks the sidecar and exits immediately, so that the sidecar is not a
+# child of this process.
 BOOT = (
     "import json, os, sys; told = json.loads(sys.stdin.buffer.readline()); "
     "os.fork() and os._exit(0); sys.path[:] = told['path']; "
@@ -82,11 +85,11 @@ _FINAL = (AuthError, ConfigError, ProtocolError)  # a retry does not help
 _log = logging.getLogger("hoplite_mp")
 
 
-# Higher: tasks may wait longer in the engine's queues. Lower: memory of objects whose refs are
-# dropped or never loaded is freed sooner.
+# Default of `Place.ref_hold_s`. Higher: tasks may wait longer in the engine's queues. Lower: the
+# memory of objects whose refs are dropped or never loaded is freed sooner.
 REF_HOLD_S = 600.0
-# Higher: a restarted worker finds its objects still on its host. Lower: a host that the engine no
-# longer uses frees its memory sooner.
+# Default of `Place.node_idle_s`. Higher: a restarted worker finds its objects still on its host.
+# Lower: a host that the engine no longer uses frees its memory sooner.
 NODE_IDLE_S = 15.0
 
 
@@ -101,9 +104,10 @@ class Place:
     memory: int | str | None = None  # limit of each node's store
     ports: str | None = None  # where nodes listen
     config: Config = dataclasses.field(default_factory=Config)
-    # How long a node holds an object after a process has pickled a ref to it for the engine.
+    # How long a node holds an object after a process has pickled a ref to the object for the
+    # engine.
     ref_hold_s: float = REF_HOLD_S
-    node_idle_s: float = NODE_IDLE_S  # how long a node stays after the last process that used it
+    node_idle_s: float = NODE_IDLE_S  # how long a node that no process uses stays
 
     def at(self, host: str) -> Place:
         """The same place, with the name or address by which this process reaches the manager's
@@ -126,14 +130,14 @@ class Place:
 
 
 class SidecarCluster(Cluster):
-    """A Cluster with its own node, to which other processes of this host may attach."""
+    """A Cluster with its own node, to which other processes on this host may attach."""
 
     _attaches = False
     _stays = True
 
 
 class _Attached(Cluster):
-    """A Cluster through this host's existing node. NoNodeHere: there is none."""
+    """A Cluster through this host's existing node. Raises NoNodeHere if there is none."""
 
     _joins = False
 
@@ -143,13 +147,14 @@ class SidecarMember:
 
     def __init__(self, place: Place, cluster: Cluster, passes_on: bool) -> None:
         self.place = place
-        self.cluster = cluster  # the present one; replaced after the loss of a node
+        self.cluster = cluster  # replaced after the loss of a node
         self.lost: HopliteError | None = None  # the reason why this process cannot take part again
         self._users = 1
         self._passes_on = passes_on
         # Notified when `cluster` or `lost` changes.
         self._changed = locks.condition("engine.changed")
-        self._ended = threading.Event()  # the membership has ended: no search for another node
+        # Set when the membership ends; stops the search for another node.
+        self._ended = threading.Event()
         self._follows = threading.Thread(target=self._follow, name="hoplite_mp beside", daemon=True)
 
     def leave(self) -> None:
@@ -175,9 +180,10 @@ class SidecarMember:
         self._follows.join(END_S)
 
     def await_return(self, wait_s: float) -> None:
-        """Returns when this process takes part. If its node has just ended, waits for another node;
-        raises the reason if there is none. Returns after wait_s in any case; then the next call of
-        the library raises the reason."""
+        """Returns when this process takes part. If its node has just exited, waits for another
+        node for up to wait_s. Raises the error that has ended the search if there is no other
+        node. If the search is still running after wait_s, returns, and the next call of the
+        library raises an error."""
         with self._changed:
             self._changed.wait_for(lambda: self.lost is not None or self._takes_part, wait_s)
             if self.lost is not None:
@@ -189,8 +195,8 @@ class SidecarMember:
         return runtime.memory.lost is None or not runtime.client.usable
 
     def _follow(self) -> None:
-        """Takes part again through another node, when the node has ended although this process has
-        not left it."""
+        """Takes part again through another node whenever the node has exited and this process has
+        not left the cluster."""
         while True:
             host = self.cluster._host
             if host is not None:
@@ -202,8 +208,8 @@ class SidecarMember:
                 if begun_here:
                     raise errors.ManagerLostError("its node was on this host, with the manager")
                 found = _enter(self.place, REJOIN_S, self._passes_on, self._ended)
-            # Of any class: the system may refuse a process or a descriptor. The next call of
-            # `take_part` tries again.
+            # Any exception is possible here: the system may refuse a process or a descriptor. The
+            # next call to `take_part` tries again.
             except Exception as error:
                 if self._ended.is_set():
                     return
@@ -223,12 +229,12 @@ class SidecarMember:
             if left:
                 found.shutdown()
                 return
-            _log.warning("the node of this host has ended; this process takes part through another")
+            _log.warning("the node on this host has exited; this process now uses another one")
 
 
 _members: dict[str, SidecarMember] = {}
 _lock = locks.lock("engine.members")
-# One thread at a time, because two threads would enter the cluster twice.
+# One thread at a time enters a cluster: two threads would enter it twice.
 _entering = locks.lock("engine.entering")
 
 
@@ -243,9 +249,9 @@ def begin(
     node_idle_s: float | None = None,
     passes_on: bool = False,
 ) -> Place:
-    """Starts a cluster whose manager and first node end with this process. Arguments as for
-    `Cluster`; memory, ports and config also apply to the nodes that join. ref_hold_s, node_idle_s:
-    see `Place`. passes_on: as for `take_part`. This process takes part."""
+    """Starts a cluster whose manager and first node exit with this process, which takes part in
+    the cluster. Arguments as for `Cluster`; memory, ports and config also apply to the nodes that
+    join. ref_hold_s, node_idle_s: see `Place`. passes_on: as for `take_part`."""
     place = _place(memory, ports, tls, config, ref_hold_s, node_idle_s)
     cluster = SidecarCluster(listen=listen, **place.options)
     place = dataclasses.replace(place, address=str(cluster.address))
@@ -263,9 +269,10 @@ def begin_kept(
     ref_hold_s: float | None = None,
     node_idle_s: float | None = None,
 ) -> Place:
-    """As `begin`, but a sidecar on this host has the manager and the first node, so the cluster
-    outlives this process. It ends by `end_kept`, with that sidecar, or when no process on any host
-    has used it for `node_idle_s`. This process does not take part yet."""
+    """Like `begin`, but a sidecar on this host runs the manager and the first node, so the cluster
+    outlives this process. The cluster shuts down when `end_kept` is called, when that sidecar
+    exits, or when no process on any host has used it for `node_idle_s`. This process does not take
+    part yet."""
     place = _place(memory, ports, tls, config, ref_hold_s, node_idle_s)
     message = _start_sidecar(place, place.config.start_timeout_s, listen)
     error = _error_in(message)
@@ -275,13 +282,15 @@ def begin_kept(
 
 
 def is_kept(place: Place) -> bool:
-    """Whether the sidecar with the manager lives. Call it only on the host of `begin_kept`."""
+    """Whether the sidecar with the manager is running. Call this only on the host of
+    `begin_kept`."""
     return Sole.holder(lock_name(place)) is not None
 
 
 def end_kept(place: Place) -> None:
-    """Ends the cluster, in order if that is possible within END_S. Returns when its sidecar has
-    ended. No effect if it has already ended. Call it only on the host of `begin_kept`."""
+    """Shuts the cluster down: sends SIGTERM to its sidecar, and kills the sidecar if it is still
+    running after END_S. Returns when the sidecar has exited. No effect if it has already exited.
+    Call this only on the host of `begin_kept`."""
     pid = Sole.holder(lock_name(place))
     if not pid:
         return
@@ -312,7 +321,7 @@ def _place(
     ref_hold_s: float | None,
     node_idle_s: float | None,
 ) -> Place:
-    """The Place of a new cluster, still without its address."""
+    """The Place of a new cluster, without its address, which is not known yet."""
     config = Config.from_environment() if config is None else config
     return Place(
         secrets.token_hex(16),
@@ -328,20 +337,21 @@ def _place(
 
 
 def _seconds(name: str, given: float | None, config: Config, default: float) -> float:
-    """An argument, or the Config field that preceded it until 0.2, or the default."""
+    """The argument if it is given; otherwise the deprecated Config field that preceded the
+    argument, or the default."""
     return check_seconds(name, getattr(config, f"_{name}", default) if given is None else given)
 
 
 def take_part(
     place: Place, wait_s: float | None = None, *, passes_on: bool = False
 ) -> SidecarMember:
-    """Lets this process take part in the cluster, through the node of its host, which is started if
-    needed. Several calls in one process share one membership, which ends after as many `leave`
-    calls.
+    """Lets this process take part in the cluster, through the node on its host, which is started
+    if needed. Several calls in one process share one membership, which ends after as many calls to
+    `leave`.
 
     wait_s: how long to try (default: Config.start_timeout_s). passes_on: this process loads refs
-    only to pass them on (see `_client/foreign_refs.py`). AuthError, ManagerLostError,
-    ProtocolError: it cannot take part.
+    only to pass them on (see `_client/foreign_refs.py`). Raises AuthError, ManagerLostError or
+    ProtocolError if this process cannot take part.
     """
     wait = place.config.start_timeout_s if wait_s is None else wait_s
     with _entering:
@@ -361,7 +371,7 @@ def member_of(place: Place) -> SidecarMember | None:
     with _lock:
         member = _members.get(place.name)
         if member is not None and not member.cluster._runtime.client.usable:
-            del _members[place.name]  # its Cluster has been shut down
+            del _members[place.name]  # the membership's Cluster has been shut down
             member._ended.set()
             return None
         return member
@@ -377,14 +387,14 @@ def _begin_member(place: Place, cluster: Cluster, passes_on: bool) -> SidecarMem
 
 
 def _adapt(cluster: Cluster, ref_hold_s: float, passes_on: bool) -> None:
-    """Prepares this process to work for an engine, without workers on any node."""
+    """Prepares this process to work for an engine, in a cluster whose nodes have no workers."""
     cluster._runtime.work_for_an_engine(ref_hold_s, passes_on)
     cluster._runtime.pool_sizes.setdefault(0, 0)  # so `submit` raises instead of waiting forever
 
 
 def _enter(place: Place, wait_s: float, passes_on: bool, left: threading.Event) -> Cluster:
-    """Takes part within wait_s, or raises the reason. left: set when the cluster is no longer
-    needed."""
+    """Enters the cluster within wait_s, or raises the error that has prevented it. left: is set
+    when the cluster is no longer needed."""
     deadline = clock.monotonic() + wait_s
     while True:
         if left.is_set():
@@ -403,8 +413,8 @@ def _enter(place: Place, wait_s: float, passes_on: bool, left: threading.Event) 
         if clock.monotonic() >= deadline and not left.is_set():
             if error is not None:
                 raise error
-            # For example, there is no directory for names. Starts a node for this process alone.
-            _log.warning("no node of this host admits this process: starting a node for it")
+            # No sidecar has failed, but this process cannot attach to a node: it starts its own.
+            _log.warning("no node on this host admits this process: starting a node for it")
             cluster = SidecarCluster(address=place.address, **place.options)
             break
         left.wait(POLL_S)
@@ -413,8 +423,8 @@ def _enter(place: Place, wait_s: float, passes_on: bool, left: threading.Event) 
 
 
 def _find_sidecar(place: Place, wait_s: float, left: threading.Event) -> HopliteError | None:
-    """Starts a sidecar on this host unless there is one. Returns None when its node has joined,
-    otherwise the reason."""
+    """Starts a sidecar on this host unless there is one. Returns None when the sidecar's node has
+    joined, and an error if it could not."""
     try:
         sole = Sole.take(lock_name(place))
     except OSError as error:
@@ -428,9 +438,10 @@ def _find_sidecar(place: Place, wait_s: float, left: threading.Event) -> Hoplite
 def _start_sidecar(
     place: Place, wait_s: float, listen: str | None = None, left: threading.Event | None = None
 ) -> dict[str, Any]:
-    """Starts a sidecar. Returns the message that it sends when its node has joined, or could not be
-    started. listen: it has the manager, which listens there. left: once it is set, the message is
-    not awaited, and the sidecar ends by itself because no process uses its node."""
+    """Starts a sidecar. Returns the message that the sidecar sends when its node has joined, or
+    could not be started. listen: the address at which the sidecar's manager listens; None: the
+    sidecar runs no manager. left: once it is set, the message is not awaited, and the sidecar
+    exits by itself because no process uses its node."""
     arguments = {
         "listen": listen,
         "path": [path or os.getcwd() for path in [*sys.path, _root()]],
@@ -456,7 +467,7 @@ def _start_sidecar(
             message: dict[str, Any] = json.loads(_answer(process, patience_s, left))
         except (subprocess.TimeoutExpired, ValueError):
             text = (
-                "a node beside this process could not be started: the sidecar has ended "
+                "a node beside this process could not be started: the sidecar has exited "
                 "or does not answer"
             )
             return {"error": "NodeLostError", "text": text}
@@ -464,13 +475,13 @@ def _start_sidecar(
 
 
 def _answer(process: subprocess.Popen[bytes], wait_s: float, left: threading.Event | None) -> bytes:
-    """The output of the process until it closes the output. subprocess.TimeoutExpired: it has not
-    done so within wait_s, or before `left` was set."""
+    """Reads the output of the process until the process closes it. Raises
+    subprocess.TimeoutExpired if this takes longer than wait_s, or if `left` is set before."""
     deadline = clock.monotonic() + wait_s
     while True:
         try:
             return process.communicate(timeout=POLL_S)[0]
-        except subprocess.TimeoutExpired:  # a further call loses nothing
+        except subprocess.TimeoutExpired:  # the next call returns all output, nothing is lost
             if clock.monotonic() >= deadline or (left is not None and left.is_set()):
                 raise
 
@@ -497,7 +508,7 @@ def _root() -> str:
 
 
 def _forked() -> None:
-    """In a forked child, which has no membership yet."""
+    """Drops the parent's memberships and locks in a forked child."""
     global _lock, _entering
     _members.clear()
     _lock, _entering = locks.lock("engine.members"), locks.lock("engine.entering")
@@ -506,15 +517,12 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-# A ref that an engine carries to another process while the sender holds the object.
-#
-# When this library itself sends a ref through an engine and is notified of its arrival, no node has
-# to hold the object for `ref_hold_s`. The sender holds it until then, so its memory is freed once
-# no process needs it, not ten minutes later.
-
-
 class CarriedRef:
-    """A ref that holds the object in this process; its pickled bytes hold nothing."""
+    """A ref that holds the object in this process; its pickled bytes hold nothing.
+
+    Use it when this library itself sends a ref through an engine and is notified of its arrival.
+    The sender holds the object until then, so no node has to hold it for `ref_hold_s`, and its
+    memory is freed as soon as no process needs it."""
 
     __slots__ = ("ref",)
 

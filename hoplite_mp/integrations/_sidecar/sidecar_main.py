@@ -1,10 +1,10 @@
-"""The sidecar: a process that runs a node of this host for the processes of another engine.
+"""The sidecar: a process that runs a node on this host for the processes of another engine.
 
 The node must outlive each of those processes, so it is not a child of any of them. When no process
-has used the node for `Place.node_idle_s`, it leaves in order: other nodes first fetch the objects
-that only this node holds. If several sidecars start at once on a host, only one stays. One sidecar
-of the cluster may have the manager; it stays while there is a node on another host, and ends the
-cluster when it leaves. On SIGTERM any sidecar leaves at once.
+has used the node for `Place.node_idle_s`, the node leaves in order: other nodes first fetch the
+objects that only this node holds. If several sidecars start at the same time on a host, only one
+stays. One sidecar of the cluster may run the manager. That sidecar stays while there is a node on
+another host, and shuts the cluster down when it leaves. On SIGTERM any sidecar leaves immediately.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _log = logging.getLogger("hoplite_mp")
 
 
 def main(arguments: dict[str, Any]) -> None:
-    """Runs the sidecar: from its start by `sidecar` to the end of the node."""
-    # The process that awaits the sidecar's message reads until the pipe is closed, so child
+    """Runs the sidecar until its node stops. arguments: see `sidecar._start_sidecar`."""
+    # The process that started the sidecar reads its message until the pipe is closed, so child
     # processes must not inherit the pipe.
     answer = os.dup(1)
     silence = os.open(os.devnull, os.O_RDWR)
@@ -75,14 +75,15 @@ def main(arguments: dict[str, Any]) -> None:
 
 
 def _send_message(fd: int, what: dict[str, Any]) -> None:
-    """Sends the sidecar's only message. The process that started the sidecar may have ended."""
+    """Sends the sidecar's only message. The process that started the sidecar may have exited."""
     with contextlib.suppress(OSError):
         os.write(fd, json.dumps(what).encode() + b"\n")
     os.close(fd)
 
 
 def _keep(cluster: Cluster, idle_s: float, leads: bool, ending: StopRequest) -> None:
-    """Returns when the cluster has ended, or no process uses the node, or on SIGTERM."""
+    """Returns when the cluster has shut down, when no process uses the node any more, or on
+    SIGTERM."""
     host, channel = cluster._host, cluster._runtime.channel
     assert host is not None
     used_at = clock.monotonic()
@@ -96,7 +97,7 @@ def _keep(cluster: Cluster, idle_s: float, leads: bool, ending: StopRequest) -> 
             elif channel.call(UsersOfNode()).value or (leads and len(cluster.nodes) > 1):
                 used_at = now
             elif leads and now - used_at > idle_s:
-                _log.info("this cluster is unused: it ends")
+                _log.info("this cluster is unused: it shuts down")
                 return
             elif now - used_at > idle_s:
                 _log.info("this node is unused: it leaves")

@@ -10,14 +10,15 @@
     total = hoplite_dask.reduce(client, parts, "sum", num=5)       # a Dask Future, too
     print(total.result(), total.contributors)
 
-Dask moves the data of tasks between workers as pickles, one copy for each worker process. Here each
-host has one copy of a large array, which all its workers read in place, and sums are computed on
-the way through the network.
+Dask moves the data of tasks between workers as pickles, and keeps one copy in each worker process.
+With this module each host has one copy of a large array, which all workers on the host read in
+place, and arrays are reduced on their way through the network.
 
-Inside tasks `hoplite_mp.current()` is the cluster: `put`, `get`, `reduce`, Groups. Its nodes have
-no workers, because tasks run in Dask's workers. A ref among a task's arguments stays a ref. While
-Dask carries a ref, the node of the process that pickled it holds the object for `ref_hold_s`. A ref
-that has arrived in a task, or in a client that has called `init`, holds the object itself.
+Inside tasks, `hoplite_mp.current()` returns the cluster, with `put`, `get`, `reduce` and Groups.
+The cluster's nodes have no workers, because tasks run in Dask's workers. A ref among a task's
+arguments stays a ref. While Dask carries a ref, the node of the process that pickled it holds the
+object for `ref_hold_s`. A ref that has arrived in a task, or in a client that has called `init`,
+holds the object itself.
 """
 
 from __future__ import annotations
@@ -62,30 +63,32 @@ def init(
     ref_hold_s: float | None = None,
     node_idle_s: float | None = None,
 ) -> Cluster:
-    """Starts a node beside each present and later worker of the client's Dask cluster. Returns the
+    """Starts a node beside each current and later worker of the client's Dask cluster. Returns the
     Cluster, in which the calling process also takes part.
 
-    One node serves all workers of a host and user. It stays when workers are restarted, and leaves
-    `node_idle_s` after the last worker has ended. The manager, and a node, run in the scheduler's
-    process, and end with it. A second call of `init` changes nothing; after the loss of the
-    manager's host or node it starts a new cluster. With an asynchronous client: `await` it.
+    One node serves all workers of one user on a host. The node stays when workers are restarted,
+    and leaves `node_idle_s` after the last worker has exited. The manager and its node run in the
+    scheduler's process, and exit with it. A second call to `init` changes nothing, unless the
+    manager's host or node has been lost: then it starts a new cluster. With an asynchronous
+    client, `await` the call.
 
     This library must be installed where the scheduler and the workers run.
 
     Parameters
     ----------
     listen
-        "host:port" for the manager, on the scheduler's host. Default: any free port, at the
-        scheduler's addresses.
+        "host:port" at which the manager listens on the scheduler's host. Default: any free port,
+        at the scheduler's addresses.
     ports, memory, config
-        For each node, as for `Cluster`. Only the arguments of the first call count.
+        For each node, as for `Cluster`. Only the arguments of the first call have an effect.
     ref_hold_s
-        Seconds for which a node holds an object after one of its processes has pickled a ref to it
-        for Dask, which may load the bytes late, often or never. Each load takes its own hold; a
-        later load raises ObjectLostError, unless the object has another holder. Default: 600.
+        Seconds for which a node holds an object after one of the node's processes has pickled a
+        ref to the object for Dask, which may load the pickle late, several times or never. Each
+        process that loads the ref then holds the object itself. A load after this time raises
+        ObjectLostError, unless the object has another holder. Default: 600.
     node_idle_s
-        Seconds for which the node of a host stays after the last process that used it has ended.
-        Then it is drained and leaves. Default: 15.
+        Seconds for which the node of a host stays after the last process that used the node has
+        exited. Then the node is drained and leaves. Default: 15.
     tls
         False: all traffic is unencrypted.
 
@@ -119,18 +122,20 @@ async def _init(client: Client, options: dict[str, Any]) -> Cluster:
 
 
 def _cluster_of(client: Client) -> Cluster:
-    """The cluster that `init` returned; in tasks, which have their own clients, the worker's."""
+    """The cluster that `init` returned; in a task, which has a client of its own, the worker's
+    cluster."""
     member = _members.get(client)
     return current() if member is None else member.cluster
 
 
 def broadcast(client: Client, value: Any) -> Future:
-    """Replaces `client.scatter(value, broadcast=True)`. Returns a Dask Future of the value. All
-    present workers then have the value, and tasks receive the value itself.
+    """Replaces `client.scatter(value, broadcast=True)`. Returns a Dask Future of the value when
+    all current workers have the value. Tasks receive the value itself.
 
     The value is sent once to each host, through a tree, and stored there once; arrays in it are
-    read-only. A later worker gets it from another worker, through Dask, when a task needs it there.
-    StoreFullError: it does not fit into a store. With an asynchronous client: `await` it.
+    read-only. A worker that starts later gets it from another worker, through Dask, when a task
+    needs it. Raises StoreFullError if the value does not fit into a store. With an asynchronous
+    client, `await` the call.
     """
     return client.sync(_broadcast, client, value)
 
@@ -158,7 +163,8 @@ async def _broadcast(client: Client, value: Any) -> Future:
 
 
 async def _have(key: str, carried: CarriedRef, dask_worker: Any) -> int:
-    """Runs in each worker: makes the value data of Dask's worker. Returns its size in bytes."""
+    """Adds the value to the data of the Dask worker in which this function runs. Returns the
+    value's size in bytes."""
     value = await asyncio.to_thread(current().get, carried.ref)
     answer = dask_worker.update_data({key: value})
     return int(answer["nbytes"][key])
@@ -171,8 +177,8 @@ class Reduction(Future):
 
     @property
     def contributors(self) -> tuple[int, ...] | None:
-        """Sorted indices of the reduced futures, each once. None until the reduction is finished,
-        or if it has failed."""
+        """The sorted indices of the reduced futures. None until the reduction is finished, or if
+        it has failed."""
         if self.status != "finished":
             return None
         return self._which.result()  # type: ignore[no-any-return]
@@ -185,23 +191,24 @@ def reduce(
     num: int | None = None,
 ) -> Reduction:
     """Reduces the values of Dask Futures: arrays, numbers or refs. Replaces a tree of tasks, and
-    returns a Dask Future of the result at once.
+    returns a Dask Future of the result immediately.
 
-    The first `num` to be ready are reduced (all if None); ``.contributors`` lists them. A source
-    that fails is skipped while num can still be met; otherwise the result is a ReduceError with the
-    cause. Dask recomputes a value that was lost with a worker's host, and the new value is reduced.
-    The task that waits for the sources occupies no thread of its worker, and the reduction keeps
-    the sources until it has finished.
+    The first `num` to be ready are reduced (all if None); ``.contributors`` lists them. A failed
+    source is skipped as long as num others can still become ready; otherwise the result is a
+    ReduceError with the cause. If a value is lost with a worker's host, Dask recomputes it, and
+    the new value is reduced. The task that waits for the sources occupies no thread of its worker,
+    and the reduction keeps the sources until it has finished.
 
-    ValueError: no futures, num < 1 or > len, unknown op. TypeError: other objects than Futures.
+    Raises ValueError if there are no futures, num < 1 or > len, or op is unknown, and TypeError if
+    one of the objects is not a Dask Future.
     """
     sources = list(futures)
     for one in sources:
         if not isinstance(one, Future):
-            raise TypeError(f"expected Futures of Dask, not {type(one).__name__}")
+            raise TypeError(f"expected Dask Futures, not {type(one).__name__}")
     wanted = check_reduction(sources, op, num, "futures")
-    # The sources are not dependencies: the task begins before they are done, and does not need all
-    # of them.
+    # The sources are not dependencies, because the task must begin before they are ready, and does
+    # not need all of them.
     both = client.submit(
         reduce_sources, Sources([one.key for one in sources]), op, wanted, pure=False
     )
@@ -213,7 +220,7 @@ def reduce(
 
 
 class _Holding:
-    """Holds the sources until the end of the reduction, because the caller may drop them
+    """Holds the sources until the reduction has finished, because the caller may drop them
     earlier."""
 
     def __init__(self, sources: list[Future]) -> None:

@@ -1,9 +1,9 @@
 """Plugins that run this library in Dask's processes: one for the scheduler, one for workers.
 
-Dask starts, restarts and retires its workers, and sets up its plugins in each of them, including
-later ones, so plugins find, start and leave the nodes. The scheduler's process starts the cluster,
-because the Dask cluster also ends with that process. The cluster's secret is part of the plugins'
-state, and is sent over Dask's own connections.
+Dask starts, restarts and retires its workers, and sets up its plugins in each worker, including
+workers that start later. So plugins find, start and leave the nodes. The scheduler's process
+starts the cluster, because the Dask cluster also ends with that process. The cluster's secret is
+part of the plugins' state, and is sent over Dask's own connections.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ NAME = "hoplite_mp"
 
 
 class SchedulerSide(SchedulerPlugin):
-    """In the scheduler's process: the cluster's manager, and the node of that host."""
+    """The plugin in the scheduler's process, which runs the cluster's manager and the node of that
+    host."""
 
     name = NAME
     idempotent = True
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self._options = options  # for beside.begin
+        self._options = options  # arguments of `sidecar.begin`
         self._member: SidecarMember | None = None
         self._beginning: asyncio.Lock | None = None
 
     async def start(self, scheduler: Any) -> None:
-        """Dask calls this when the plugin is registered."""
+        """Starts the cluster. Dask calls this method when the plugin is registered."""
         self._beginning = asyncio.Lock()
         await self.place(scheduler)
 
@@ -61,14 +62,14 @@ class SchedulerSide(SchedulerPlugin):
             return place
 
     async def close(self) -> None:
-        """Dask calls this when the scheduler ends."""
+        """Shuts the cluster down. Dask calls this method when the scheduler stops."""
         member, self._member = self._member, None
         if member is not None:
             await asyncio.to_thread(member.end)
 
 
 class WorkerSide(WorkerPlugin):
-    """In each worker's process: attached to the node of its host."""
+    """The plugin in each worker's process, which attaches to the node of its host."""
 
     idempotent = True
 
@@ -78,44 +79,47 @@ class WorkerSide(WorkerPlugin):
         self._member: SidecarMember | None = None
 
     async def setup(self, worker: Any) -> None:
-        """Dask calls this in each worker, also after a restart and for later workers."""
+        """Attaches this worker. Dask calls this method in each worker, even after a restart and in
+        workers that start later."""
         host = host_of(worker.scheduler.address)
         place = self._place if host is None else self._place.at(host)
         self._member = await asyncio.to_thread(sidecar.take_part, place)
 
     async def teardown(self, worker: Any) -> None:
-        """Dask calls this when the worker retires."""
+        """Leaves the cluster. Dask calls this method when the worker retires."""
         member, self._member = self._member, None
         if member is not None:
             await asyncio.to_thread(member.leave)
 
 
 def worker_plugin_name(place: Place) -> str:
-    """A name of its own for each cluster. Registering the plugin again for the same cluster has no
-    effect."""
+    """The plugin's name, which is different for each cluster. Registering the plugin again for the
+    same cluster has no effect."""
     return f"{NAME}-{place.name}"
 
 
 async def place_of(dask_scheduler: Any) -> Place:
-    """Runs in the scheduler, and returns the Place of the cluster."""
+    """Returns the Place of the cluster. Runs in the scheduler."""
     plugin = dask_scheduler.plugins[NAME]
     return await plugin.place(dask_scheduler)  # type: ignore[no-any-return]
 
 
 def host_of(address: str) -> str | None:
-    """The host in an address of Dask; None if it contains none ("inproc://...")."""
+    """The host in a Dask address; None if the address has no host ("inproc://...")."""
     if address.startswith("inproc://"):
         return None
     return str(get_address_host(address))
 
 
 def _listen_beside(scheduler: Any) -> str:
-    """The manager's address: the scheduler's, so that both are reachable from the same hosts."""
+    """The address at which the manager listens: the scheduler's host, so that both are reachable
+    from the same hosts."""
     host = host_of(scheduler.listen_address) or "127.0.0.1"
     return str(Address(host, 0))
 
 
 @normalize_token.register(ObjectRef)
 def _token_of(ref: ObjectRef[Any]) -> tuple[str, str]:
-    """Dask names tasks after their arguments; a ref counts as its object."""
+    """The value that stands for a ref when Dask computes a task's name from its arguments: the
+    same for all refs to one object."""
     return "hoplite_mp.ObjectRef", ref.id

@@ -20,7 +20,7 @@ __all__ = ["Sources", "reduce_sources"]
 
 
 class Sources:
-    """Keys of Dask, wrapped so that Dask does not treat them as dependencies."""
+    """Keys of Dask tasks, wrapped so that Dask does not treat them as dependencies."""
 
     def __init__(self, keys: list[Any]) -> None:
         self.keys = keys
@@ -29,14 +29,14 @@ class Sources:
 def reduce_sources(
     sources: Sources, op: str | Callable[..., Any], num: int
 ) -> tuple[Any, tuple[int, ...]]:
-    """Returns the result, and the indices of the reduced sources. While it waits, the task leaves
-    its worker's thread to other tasks."""
+    """Returns the result, and the indices of the reduced sources. While this task waits, its
+    worker's thread is free for other tasks."""
     with worker_client() as client:
         return _DaskReducing(client, sources.keys, num).run(op)
 
 
 class _DaskReducing(Reducing):
-    """Puts the values in tasks of Dask."""
+    """A reduction whose sources are put into the stores by Dask tasks."""
 
     name = "futures"
 
@@ -44,7 +44,8 @@ class _DaskReducing(Reducing):
         super().__init__(len(keys), num)
         self._client = client
         self._sources = [Future(key, client) for key in keys]
-        self._puts: dict[int, Any] = {}  # the latest of each source; its result holds the object
+        # The latest put of each source; the result of a put holds the object.
+        self._puts: dict[int, Any] = {}
         self._index_of: dict[Any, int] = {}  # key of a put's task -> index of its source
         self._completed = as_completed([])
 
@@ -62,5 +63,6 @@ class _DaskReducing(Reducing):
 
 
 def _put(value: Any) -> CarriedRef:
-    """Runs in the worker that has the value. A value in the store is not copied."""
+    """Puts the value into the store, in the Dask worker that has it. A value that is already in
+    the store is not copied."""
     return CarriedRef(value if isinstance(value, ObjectRef) else current().put(value))

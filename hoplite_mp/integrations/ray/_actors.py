@@ -1,10 +1,10 @@
 """The Ray actors that maintain a cluster beside Ray: one leader, and one actor on each host.
 
 Ray restarts actors when they die, places them on hosts, and finds them by name, so detached actors
-maintain the nodes. The leader runs on Ray's head, because Ray ends with that host, and follows
-changes of the hosts. It writes the cluster's Place into the internal key-value store of Ray's head,
-where the replacement of a dead leader reads it. The token is sent there, and in arguments and
-results of actors, over Ray's own connections.
+maintain the nodes. The leader runs on Ray's head, because Ray shuts down with that host, and
+follows changes of the hosts. The leader writes the cluster's Place into the internal key-value
+store of Ray's head, from which the replacement of a dead leader reads it. The token is part of the
+Place. It is sent over Ray's own connections, to that store and in actors' arguments and results.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = ["LEADER", "NAMESPACE", "Leader", "OnHost", "Settings", "head_of", "pi
 
 NAMESPACE = "hoplite_mp"
 LEADER = "leader"
-KEY = "place"  # in this namespace of Ray's internal key-value store
+KEY = "place"  # the key of the Place, in this namespace of Ray's internal key-value store
 HEAD = "node:__internal_head__"  # the resource by which Ray marks its head
-# Polling interval of the list of Ray's nodes. Higher: fewer requests to Ray's head. Lower: a new
-# host gets its node sooner.
+# Interval between two polls of the list of Ray nodes. Higher: fewer requests to Ray's head. Lower:
+# a new host gets its node sooner.
 FOLLOW_S = 1.0
 _log = logging.getLogger("hoplite_mp")
 
@@ -59,34 +59,34 @@ def head_of(nodes: list[dict[str, Any]]) -> str:
 
 
 def pinned(node_id: str) -> NodeAffinitySchedulingStrategy:
-    """Schedules an actor on the given node of Ray and on no other."""
+    """A strategy that schedules an actor on the given Ray node and on no other."""
     return NodeAffinitySchedulingStrategy(node_id, soft=False)
 
 
 class OnHost:
-    """The actor beside one node of Ray. By joining it starts the node of this library there, and
-    keeps that node from leaving."""
+    """The actor beside one Ray node. It takes part in the cluster, which starts the hoplite_mp
+    node on that host, and keeps that node from leaving."""
 
     def __init__(self, place: sidecar.Place) -> None:
         self._member = sidecar.take_part(place)
 
     def number(self) -> int:
-        """The number of the node, as in `Cluster.nodes`. Raises the reason if there is none."""
+        """The number of the node, as in `Cluster.nodes`. Raises an error if there is no node."""
         if self._member.lost is not None:
             raise self._member.lost
         return int(self._member.cluster._runtime.tasks.node_number)
 
 
 class Leader:
-    """Maintains the cluster. A sidecar on Ray's head has the manager and the node there, so a
-    restarted leader continues with the same cluster."""
+    """Maintains the cluster. A sidecar on Ray's head runs the manager and the node of that host,
+    so a restarted leader continues with the same cluster."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._own = ray.get_runtime_context().get_node_id()
-        self._on_hosts: dict[str, Any] = {}  # Ray's id of a node -> the actor there
-        self._asked: dict[Any, tuple[str, Any]] = {}  # Ray's ref of a reply -> (node id, actor)
-        self._standing: set[str] = set()  # ids of Ray's nodes beside which ours have joined
+        self._on_hosts: dict[str, Any] = {}  # id of a Ray node -> the actor there
+        self._asked: dict[Any, tuple[str, Any]] = {}  # Ray ref to a reply -> (node id, actor)
+        self._standing: set[str] = set()  # ids of the Ray nodes beside which our nodes have joined
         self._names: dict[str, str] = {}
         self._looked = locks.condition("ray.leader")
         self._polls = 0
@@ -95,8 +95,8 @@ class Leader:
         threading.Thread(target=self._follow, name="hoplite_mp follow", daemon=True).start()
 
     def _lead(self) -> None:
-        """Takes over the cluster of the previous leader, if its manager lives; otherwise starts a
-        new one."""
+        """Takes over the previous leader's cluster if the cluster's manager is running; otherwise
+        starts a new cluster."""
         found = internal_kv._internal_kv_get(KEY, namespace=NAMESPACE)
         place = None if found is None else pickle.loads(found)
         if place is None or not sidecar.is_kept(place):
@@ -119,7 +119,7 @@ class Leader:
             self._looked.notify_all()
 
     def place(self) -> sidecar.Place:
-        """The Place of the cluster. After the end of the manager, waits for a new cluster."""
+        """The Place of the cluster. If the manager has died, waits for a new cluster."""
         patience = self._place.config.start_timeout_s
         with self._looked:
             self._looked.wait_for(lambda: self._ends.is_set() or self._is_there, patience)
@@ -134,11 +134,11 @@ class Leader:
         return os.getpid()
 
     def await_hosts(self, timeout: float | None) -> list[str]:
-        """Waits until each living node of Ray has a node beside it, or for `timeout` seconds.
-        Returns the addresses of the nodes without one."""
+        """Waits until each living Ray node has a node beside it, but at most `timeout` seconds.
+        Returns the addresses of the Ray nodes without one."""
         deadline = None if timeout is None else clock.monotonic() + timeout
         with self._looked:
-            enough = self._polls + 2  # the second poll from now has begun after this call
+            enough = self._polls + 2  # the second poll from now begins after this call
             while not self._ends.is_set() and (self._polls < enough or self._missing()):
                 left = None if deadline is None else deadline - clock.monotonic()
                 if left is not None and left <= 0:
@@ -150,7 +150,7 @@ class Leader:
         return [name for one, name in self._names.items() if one not in self._standing]
 
     def end(self) -> sidecar.Place:
-        """Ends the cluster; the nodes on other hosts end with the manager."""
+        """Shuts the cluster down; the nodes on other hosts exit with the manager."""
         with self._looked:
             self._ends.set()
             self._looked.notify_all()
@@ -167,18 +167,18 @@ class Leader:
         while not self._ends.is_set():
             try:
                 if not self._is_there:
-                    _log.warning("the manager beside Ray's head has ended: a new cluster begins")
+                    _log.warning("the manager beside Ray's head is lost: starting a new cluster")
                     self._lead()
                 self._poll()
             except Exception as error:  # Ray raises many classes; the next poll may succeed
-                _log.warning("following Ray's nodes failed, and is retried: %s", error)
+                _log.warning("following Ray's nodes failed, and will be retried: %s", error)
             self._ends.wait(FOLLOW_S)
 
     def _poll(self) -> None:
         living = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
         for one in [one for one in self._on_hosts if one not in living]:
-            # Ray has declared the host lost. This library detects the death of its node by itself,
-            # so nothing is reported to it.
+            # Ray has declared the host lost. The cluster detects the death of its own node on that
+            # host, so nothing is reported to the manager.
             ray.kill(self._on_hosts.pop(one))
         for one in living:
             if one != self._own and one not in self._on_hosts:
@@ -213,7 +213,7 @@ class Leader:
 
 
 def _begin_on(node_id: str, place: sidecar.Place) -> Any:
-    """Starts or finds the actor beside the given node of Ray."""
+    """Starts or finds the actor beside the given Ray node."""
     made = ray.remote(OnHost).options(
         name=f"{place.name} {node_id}",
         namespace=NAMESPACE,
@@ -228,11 +228,11 @@ def _begin_on(node_id: str, place: sidecar.Place) -> Any:
 
 
 def _kill_earlier(name: str) -> None:
-    """Kills the actors of earlier clusters, because a new cluster starts."""
+    """Kills the actors of earlier clusters, after a new cluster has started."""
     for one in ray.util.list_named_actors(all_namespaces=True):
         if one["namespace"] != NAMESPACE or one["name"] == LEADER or one["name"].startswith(name):
             continue
         try:
             ray.kill(ray.get_actor(one["name"], namespace=NAMESPACE))
-        except ValueError:  # it has just ended
+        except ValueError:  # the actor has just exited
             continue

@@ -1,7 +1,7 @@
-"""init and shutdown: a driver of Ray starts the cluster beside Ray's, or joins it.
+"""init and shutdown: a Ray driver starts the cluster beside Ray's, or joins it.
 
-All drivers of a Ray cluster share one cluster of this library, which lives as long as Ray's: a
-detached Ray actor with a fixed name keeps it (`_actors.Leader`).
+All drivers of a Ray cluster share one cluster of this library, which runs as long as Ray's: a
+detached Ray actor with a fixed name maintains it (`_actors.Leader`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["enter", "init", "shutdown"]
 
 
-# Concurrent calls of the leader: drivers that wait for hosts, and processes that request the
-# cluster's place, must not wait for one another. Each call costs a thread there.
+# Maximum number of concurrent calls to the leader: drivers that wait for hosts, and processes that
+# request the cluster's place, must not wait for one another. Each call takes a thread of the
+# leader's process.
 LEADER_CALLS_MAX = 64
 _log = logging.getLogger("hoplite_mp")
 
@@ -39,16 +40,16 @@ def init(
     node_idle_s: float | None = None,
     timeout: float | None = 60.0,
 ) -> Cluster:
-    """Starts a node of this library beside each node of the Ray cluster, or finds the nodes of
-    another driver. Returns the Cluster, in which this process takes part.
+    """Starts a hoplite_mp node beside each node of the Ray cluster, or finds the nodes that
+    another driver has started. Returns the Cluster, in which this process takes part.
 
-    The nodes have no workers, because tasks run in Ray's. In tasks and actors of Ray
-    `hoplite_mp.current()` is the same cluster, through the node of their host, so arrays are read
-    there without a copy. Refs may be arguments and results of Ray's tasks, in any nesting: when Ray
-    pickles a ref, the node holds its object for `ref_hold_s`.
+    The nodes have no workers, because tasks run in Ray's workers. In Ray tasks and actors,
+    `hoplite_mp.current()` is the same cluster, through the node of their host, so they read arrays
+    without a copy. Refs may be arguments and results of Ray tasks, in any nesting: when Ray
+    pickles a ref, the node holds the ref's object for `ref_hold_s`.
 
-    Within seconds after a node of Ray is added, a node of this library joins beside it; both end
-    together. The cluster lives until `shutdown()`, or until Ray's ends.
+    Within seconds after a Ray node is added, a hoplite_mp node joins beside it; both stop
+    together. The cluster runs until `shutdown()` is called, or until Ray's cluster shuts down.
 
     Parameters
     ----------
@@ -60,16 +61,17 @@ def init(
     tls : bool, optional
         False: all traffic is unencrypted, as in Ray by default.
     config : Config, optional
-        All other limits, for all hosts. Only the first driver's arguments count.
+        All other limits, for all hosts. Only the first driver's arguments have an effect.
     ref_hold_s : float, optional
-        Seconds for which a node holds an object after one of its processes has pickled a ref to it
-        for Ray, which may load the bytes late, often or never. Each load takes its own hold; a
-        later load raises ObjectLostError, unless the object has another holder. Default: 600.
+        Seconds for which a node holds an object after one of the node's processes has pickled a
+        ref to the object for Ray, which may load the pickle late, several times or never. Each
+        process that loads the ref then holds the object itself. A load after this time raises
+        ObjectLostError, unless the object has another holder. Default: 600.
     node_idle_s : float, optional
-        Seconds for which the node of a host stays after the last process that used it has ended.
-        Then it is drained and leaves. Default: 15.
+        Seconds for which the node of a host stays after the last process that used the node has
+        exited. Then the node is drained and leaves. Default: 15.
     timeout : float, optional
-        Seconds to wait until the nodes beside all living nodes of Ray have joined; None: forever.
+        Seconds to wait until the nodes beside all living Ray nodes have joined; None: no limit.
 
     Raises
     ------
@@ -77,7 +79,7 @@ def init(
         Ray is not initialized here, or this is a Ray Client (`ray://`), whose process is not on a
         host of the cluster.
     HopliteTimeoutError
-        Not all nodes have joined in time. Nodes that have joined stay, and `init()` may be called
+        Some nodes have not joined in time. Nodes that have joined stay, and `init()` may be called
         again.
     """
     if not ray.is_initialized():
@@ -92,8 +94,8 @@ def init(
     try:
         return sidecar.take_part(place).cluster
     except errors.ManagerLostError:
-        # The manager had died, which the leader had not detected yet; meanwhile it may have started
-        # another cluster.
+        # The manager had died, and the leader had not detected this yet. By now the leader may
+        # have started another cluster.
         other = _place(settings, timeout)
         if other.name == place.name:
             raise
@@ -101,7 +103,8 @@ def init(
 
 
 def _place(settings: Settings, timeout: float | None) -> sidecar.Place:
-    """The Place of the cluster, when all nodes have joined. Raises the errors of `init`."""
+    """Waits until all nodes have joined, and returns the Place of the cluster. Raises the errors
+    that `init` documents."""
     leader = _leader(settings)
     try:
         place: sidecar.Place = ray.get(leader.place.remote(), timeout=timeout)
@@ -114,14 +117,14 @@ def _place(settings: Settings, timeout: float | None) -> sidecar.Place:
         ) from error
     if missing:
         raise errors.HopliteTimeoutError(
-            f"after {timeout} s there is no node beside Ray on {', '.join(missing)}; the log of "
-            "the actor there has the reason (ray logs actor), and init() may be called again"
+            f"after {timeout} s there is no node beside Ray on {', '.join(missing)}; see the log "
+            "of the actor there (ray logs actor) for the reason; init() may be called again"
         )
     return place
 
 
 def _leader(settings: Settings) -> Any:
-    """The handle of the leader, which the first driver makes."""
+    """The handle of the leader, which the first driver creates."""
     made = ray.remote(Leader).options(
         name=LEADER,
         namespace=NAMESPACE,
@@ -137,7 +140,7 @@ def _leader(settings: Settings) -> Any:
 
 
 def _reply_timeout(timeout: float | None) -> float | None:
-    """A timeout for a reply that is sent at `timeout`."""
+    """The timeout for a reply that the other side sends after `timeout` at the latest."""
     return None if timeout is None else timeout + ANSWER_S
 
 
@@ -145,9 +148,9 @@ ANSWER_S = 10.0
 
 
 def shutdown(timeout: float | None = 60.0) -> None:
-    """Ends the cluster beside Ray's, for all drivers, with its objects. Ray's continues.
+    """Shuts down the cluster beside Ray's, for all drivers, with its objects. Ray's continues.
 
-    timeout: seconds to wait for its end. No effect if there is no such cluster.
+    timeout: seconds to wait until it has shut down. No effect if there is no such cluster.
     """
     try:
         leader = ray.get_actor(LEADER, namespace=NAMESPACE)
@@ -159,18 +162,16 @@ def shutdown(timeout: float | None = 60.0) -> None:
         if member is not None:
             member.end()
     except (GetTimeoutError, RayActorError) as error:
-        _log.warning("the cluster beside Ray's did not end in order: %s", error)
+        _log.warning("the cluster beside Ray's did not shut down in order: %s", error)
     ray.kill(leader)
 
 
-# Lets a process of Ray join the cluster when it first needs it: `current()`, and refs among the
-# arguments of a task, must work without preparation in processes that Ray starts.
-
-
 def enter() -> bool:
-    """Joins the cluster beside Ray's. False: this process is not a worker of Ray, or no driver has
-    called `init()`. Called when a process first needs the cluster, because most workers of Ray
-    never need it. Raises the reason if it cannot join."""
+    """Joins the cluster beside Ray's. Returns False if this process is not a Ray worker, or no
+    driver has called `init()`. Raises an error if it cannot join. This function is called when a
+    process first needs the cluster: `current()`, and refs among a task's arguments, must work
+    without preparation in processes that Ray starts, but most Ray workers never need the
+    cluster."""
     # Ray has no public function for the kind of a process; its own collectives also use this field.
     if ray._private.worker.global_worker.mode != ray.WORKER_MODE:
         return False

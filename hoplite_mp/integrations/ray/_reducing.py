@@ -1,4 +1,4 @@
-"""Reductions and broadcasts of values of Ray's refs; see `integrations/_sidecar/reducing.py`."""
+"""Reductions and broadcasts of the values of Ray refs; see `integrations/_sidecar/reducing.py`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["Reduction", "broadcast", "cluster_here", "reduce"]
 
 
 class Reduction(ray.ObjectRef):  # type: ignore[misc, unused-ignore]
-    """The ref of Ray that `reduce` returns: for `ray.get`, `ray.wait`, `await`, and as an argument
-    of tasks. Inside other values it is passed as a plain ref."""
+    """The Ray ref that `reduce` returns. `ray.get`, `ray.wait`, `await` and tasks accept it.
+    Inside another value, it is passed as a plain `ray.ObjectRef`."""
 
     _plain: Any
     _which: Any
 
     @property
     def contributors(self) -> tuple[int, ...] | None:
-        """Sorted indices of the reduced refs, each once. None until the reduction is finished, or
-        if it has failed."""
+        """The sorted indices of the reduced refs. None until the reduction is finished, or if it
+        has failed."""
         done, _ = ray.wait([self._which], timeout=0)
         try:
             return ray.get(done[0]) if done else None
@@ -49,11 +49,11 @@ def _same(ref: Any) -> Any:
 def reduce(
     refs: Iterable[Any], op: str | Callable[..., Any] = "sum", num: int | None = None
 ) -> Reduction:
-    """Reduces the values of refs of Ray, which are arrays, numbers or refs of this library.
-    Replaces a tree of tasks, and returns a ref of Ray to the result at once.
+    """Reduces the values of Ray refs, which are arrays, numbers or refs of this library.
 
-    Each value is put into the store of its host, and the sum is computed on the way through the
-    network. If possible, Ray recomputes a value that was lost with a host, and the new value is
+    Replaces a tree of tasks, and returns a Ray ref to the result immediately.
+    Each value is put into the store of its host, and the values are reduced on their way through
+    the network. If a value is lost with a host, and Ray can recompute it, the new value is
     reduced.
 
     Parameters
@@ -61,33 +61,35 @@ def reduce(
     refs : iterable of ray.ObjectRef
         The sources. They may belong to tasks that have not finished.
     op : str or callable, optional
-        As of `Cluster.reduce`.
+        As for `Cluster.reduce`.
     num : int, optional
-        The first `num` sources to be ready are reduced; ``.contributors`` of the result lists them.
-        Default: all. A source that fails is skipped while `num` can still be met.
+        The first `num` sources to be ready are reduced; ``.contributors`` of the result lists
+        them. Default: all. A failed source is skipped as long as `num` others can still become
+        ready.
 
     Returns
     -------
     Reduction
-        `ray.get` returns the result, or raises ReduceError if too many sources have failed, and
-        ValueError if the values differ in shape, or are not arrays although `op` is a name.
+        `ray.get` returns the result. It raises ReduceError if too many sources have failed, and
+        ValueError if the values differ in shape, or if `op` is a name and the values are not
+        arrays.
 
     Raises
     ------
     ValueError
         No refs, num < 1 or > len, or an unknown op.
     TypeError
-        An object other than a ref of Ray is among the refs.
+        One of the refs is not a Ray ref.
     ClosedError
         `init` has not been called.
     """
     sources = list(refs)
     for one in sources:
         if not isinstance(one, ray.ObjectRef):
-            raise TypeError(f"expected refs of Ray (ray.ObjectRef), not {type(one).__name__}")
+            raise TypeError(f"expected Ray refs (ray.ObjectRef), not {type(one).__name__}")
     wanted = check_reduction(sources, op, num, _RayReducing.name)
     cluster_here()
-    # The sources are inside a list, so that the task begins before they are done.
+    # The sources are inside a list, so that the task begins before they are ready.
     task = ray.remote(_reduce_sources).options(name="hoplite_mp reduce", num_cpus=0, num_returns=2)
     value, which = task.remote(sources, op, wanted)
     made = Reduction(value.binary())
@@ -96,26 +98,27 @@ def reduce(
 
 
 def broadcast(value: Any) -> ObjectRef[Any]:
-    """Copies a value, or the value of a ref of Ray, into the store of every host of the cluster.
+    """Copies a value, or the value of a Ray ref, into the store of every host of the cluster.
 
-    The value is sent once to each host, through a tree. Tasks and actors read it there without a
-    copy, by ``hoplite_mp.current().get(ref)``; arrays in it are read-only. Returns when all present
-    hosts have the value. Later hosts get it when a task requests it there.
+    The value is sent once to each host, through a tree. Tasks and actors on a host read it without
+    a copy, with ``hoplite_mp.current().get(ref)``; arrays in it are read-only. `broadcast` returns
+    when all hosts of the cluster have the value. Hosts that join later fetch it when a task reads
+    it.
 
     Parameters
     ----------
     value : ray.ObjectRef or object
-        A ref of Ray stands for its value, which is not sent to the calling process.
+        A Ray ref stands for its value, which is not sent to the calling process.
 
     Returns
     -------
     ObjectRef
-        For arguments of Ray's tasks and actors. The value stays as long as such a ref exists.
+        A ref to pass to Ray tasks and actors. The value is kept as long as a ref to it exists.
 
     Raises
     ------
     StoreFullError
-        The value does not fit into a host's store.
+        The value does not fit into the store of one of the hosts.
     RayError
         The error of the task whose ref was given.
     ClosedError
@@ -133,7 +136,8 @@ def broadcast(value: Any) -> ObjectRef[Any]:
 
 
 def cluster_here() -> Cluster:
-    """The cluster in which this process takes part. ClosedError: `init` has not been called."""
+    """The cluster in which this process takes part. Raises ClosedError if `init` has not been
+    called."""
     try:
         return current()
     except ClosedError:
@@ -146,19 +150,20 @@ def cluster_here() -> Cluster:
 def _reduce_sources(
     sources: list[Any], op: str | Callable[..., Any], num: int
 ) -> tuple[Any, tuple[int, ...]]:
-    """Runs in a task of Ray. Returns the result, and the indices of the reduced sources."""
+    """Reduces the sources, inside a Ray task. Returns the result, and the indices of the reduced
+    sources."""
     return _RayReducing(sources, num).run(op)
 
 
 class _RayReducing(Reducing):
-    """Puts the values in tasks of Ray."""
+    """A reduction whose sources are put into the stores by Ray tasks."""
 
     name = "refs"
 
     def __init__(self, sources: list[Any], num: int) -> None:
         super().__init__(len(sources), num)
         self._sources = sources
-        self._puts: dict[int, Any] = {}  # the latest of each source
+        self._puts: dict[int, Any] = {}  # the latest put of each source
 
     def begin_put(self, index: int) -> None:
         self._puts[index] = _begin_put(self._sources[index])
@@ -176,28 +181,29 @@ class _RayReducing(Reducing):
 
 
 def _begin_put(source: Any) -> Any:
-    """Begins a task that puts the value into the store where Ray has it. Ray runs a task where most
-    bytes of its arguments are."""
+    """Begins a task that puts the value into the store of the host where Ray has it: Ray runs a
+    task on the host that has most of its arguments' bytes."""
     task = ray.remote(_put).options(
         name="hoplite_mp put",
         num_cpus=0,
         num_returns="streaming",
-        # The task continues after its last yield has been read; until then it holds the object.
+        # The task holds the object until its last yield has been read, and then continues.
         _generator_backpressure_num_objects=1,
     )
     return task.remote(source)
 
 
 def _put(value: Any) -> Iterator[CarriedRef | None]:
-    """Runs in a task of Ray, and holds the object until the second yield has been read. A value in
-    the store is not copied."""
+    """Puts the value into the store, inside a Ray task, and holds the object until the second
+    yield has been read. A value that is already in the store is not copied."""
     ref = value if isinstance(value, ObjectRef) else current().put(value)
     yield CarriedRef(ref)
     yield None
 
 
 def _taken(put: Any) -> ObjectRef[Any]:
-    """The ref that `_put` has yielded, with a hold of this process. Then the task may end."""
+    """The ref that `_put` has yielded. This process then holds the object, so the task may
+    finish."""
     ref: ObjectRef[Any] = ray.get(next(put)).ref
     next(put, None)
     return ref

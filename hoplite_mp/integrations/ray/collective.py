@@ -1,4 +1,4 @@
-"""The functions of ray.util.collective over a Group: a program changes only the import line.
+"""The functions of ray.util.collective, implemented with a Group: only the import line changes.
 
     from hoplite_mp.integrations.ray import collective as col     # was: from ray.util import ...
 
@@ -7,15 +7,15 @@
         def __init__(self, rank):
             col.init_collective_group(4, rank, group_name="training")
         def step(self, grad):
-            col.allreduce(grad, "training")   # in place: numpy arrays and tensors of torch on CPU
+            col.allreduce(grad, "training")   # in place, for numpy arrays and torch CPU tensors
 
 Importing this module also registers the backend "HOPLITE" with Ray, for programs that name it in
 `ray.util.collective.init_collective_group(..., backend="HOPLITE")`. Import it in the driver and in
 the actors.
 
-Ray's groups use Gloo or NCCL, and end when one rank dies. In these groups the survivors continue: a
-call completes among them, and an actor that Ray has restarted rejoins by `init_collective_group`
-with the same name and rank.
+Ray's groups use Gloo or NCCL, and fail when one rank dies. In the groups of this module the
+survivors complete the call and continue. An actor that Ray has restarted rejoins when it calls
+`init_collective_group` with the same name and rank.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ def init_collective_group(
 ) -> None:
     """Makes this actor, or task, a member of the group with the given rank.
 
-    Returns at once. The first call waits until all `world_size` ranks have joined; after
-    Config.group_wait_s it raises an error with the number of ranks. backend and gloo_timeout are
-    accepted for compatibility, and have no effect. ClosedError: the driver has not called
-    `hoplite_mp.integrations.ray.init()`.
+    Returns immediately. The first call waits until all `world_size` ranks have joined; after
+    Config.group_wait_s it raises an error with the number of ranks that have joined. backend and
+    gloo_timeout are accepted for compatibility, and have no effect. Raises ClosedError if the
+    driver has not called `hoplite_mp.integrations.ray.init()`.
     """
     rays.init_collective_group(world_size, rank, BACKEND, group_name)
 
@@ -104,8 +104,8 @@ def create_collective_group(
     group_name: str = "default",
     gloo_timeout: int = 30_000,
 ) -> None:
-    """For a driver: declares the actors of the group, and their ranks. Each actor becomes a member
-    at its first call. backend and gloo_timeout: as for `init_collective_group`."""
+    """Declares the actors of a group, and their ranks, in a driver. Each actor becomes a member
+    when it makes its first call. backend and gloo_timeout: as for `init_collective_group`."""
     rays.create_collective_group(list(actors), world_size, list(ranks), BACKEND, group_name)
 
 
@@ -133,7 +133,7 @@ class HopliteGroup(BaseGroup):  # type: ignore[misc, unused-ignore]
     def destroy_group(self) -> None:
         self._group.close()
 
-    # -- calls: values come in lists of one, because Ray allows for several GPUs -------------------
+    # -- calls: each value is in a list of length one, because Ray allows for several GPUs ---------
 
     def allreduce(self, tensors: list[Any], allreduce_options: Any = None) -> None:
         x = _array_of(tensors[0])
@@ -160,7 +160,7 @@ class HopliteGroup(BaseGroup):  # type: ignore[misc, unused-ignore]
     def allgather(
         self, tensor_lists: list[list[Any]], tensors: list[Any], allgather_options: Any = None
     ) -> None:
-        """The tensors for the parts of dead ranks remain unchanged."""
+        """Fills one tensor for each rank. The tensors for dead ranks remain unchanged."""
         parts = self._group.allgather(_array_of(tensors[0]))
         for tensor, part in zip(tensor_lists[0], parts, strict=True):
             if part is not None:
@@ -173,8 +173,8 @@ class HopliteGroup(BaseGroup):  # type: ignore[misc, unused-ignore]
         whole = np.stack([_array_of(one) for one in tensor_lists[0]])
         if whole.shape[1:] != x.shape:
             raise ValueError(
-                f"reducescatter: the tensors of the list have the shape {whole.shape[1:]}, the "
-                f"result's tensor {x.shape}; they must be equal"
+                f"reducescatter: the tensors in the list have the shape {whole.shape[1:]}, but the "
+                f"result's tensor has the shape {x.shape}; they must be equal"
             )
         _fill(x, self._group.reduce_scatter(whole, _op(reducescatter_options))[0])
 
@@ -194,18 +194,18 @@ def _of(options: Any, name: str) -> int:
 
 
 def _array_of(tensor: Any) -> Array:
-    """The memory of the tensor as an array."""
+    """An array that shares the tensor's memory."""
     if isinstance(tensor, np.ndarray):
         return tensor
     device = getattr(tensor, "device", None)
     if getattr(device, "type", "") != "cpu":
         raise TypeError(
-            f"a {type(tensor).__name__} on {device}: groups of hoplite_mp take numpy arrays and "
-            "tensors of torch on CPU; copy it there with .cpu()"
+            f"a {type(tensor).__name__} on {device}: hoplite_mp groups take numpy arrays and "
+            "torch tensors on the CPU; copy it there with .cpu()"
         )
     if tensor.is_conj() or tensor.is_neg():
         raise TypeError(
-            "the tensor is a view that conjugates or negates another one's memory: give "
+            "the tensor is a view that conjugates or negates another tensor's memory: pass "
             "x.resolve_conj().resolve_neg()"
         )
     dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
@@ -214,9 +214,9 @@ def _array_of(tensor: Any) -> Array:
 
 
 def _fill(x: Array, result: Any) -> None:
-    """Writes the result into x. ValueError: it has another shape, or x is read-only; TypeError: it
-    has another dtype. This is only checked after the call, when this rank has contributed, so that
-    the other ranks do not wait for it."""
+    """Writes the result into x. Raises ValueError if the result has another shape or x is
+    read-only, and TypeError if the result has another dtype. These are checked only after the
+    call, when this rank has contributed, so that the other ranks do not wait for it."""
     if not x.flags.writeable:
         raise ValueError(
             "the array for the result is read-only, like all arrays that Ray passes to "
