@@ -36,12 +36,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Actor", "ActorCalls", "ActorMethod"]
 
-# ActorMethod: an attribute of a handle, for a method of the actor. It can be called, given other
-# options, and sent to other processes.
-
 
 class ActorMethod:
-    """A method of an actor. Calling it submits a task, and returns a Future."""
+    """A method of an actor, as an attribute of a handle. Calling it submits a task, and returns a
+    Future. It can be given other options, and sent to other processes."""
 
     __slots__ = (
         *("_about", "_buffersize", "_copy", "_flags", "_identity", "_label", "_method"),
@@ -66,7 +64,8 @@ class ActorMethod:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the method in the actor's process, after this process's earlier calls.
 
-        Returns a Future; for a method that yields, an iterator of refs as from `Cluster.stream`."""
+        Returns a Future or, for a method that yields, an iterator of refs like that of
+        `Cluster.stream`."""
         if not self._streams:
             return self._submit((self._method, *args), kwargs)
         runtime = runtime_of(self._identity)
@@ -141,7 +140,7 @@ class ActorMethod:
             timeout = changes["timeout"]
             check_timeout(timeout)
             if timeout is not None and not timeout > 0:
-                raise ValueError(f"timeout={timeout!r}: it must be seconds above 0, or None")
+                raise ValueError(f"timeout={timeout!r}: it must be a positive number of seconds")
             changed._timeout = (
                 None if timeout is None or timeout > TIMEOUT_S_MAX else float(timeout)
             )
@@ -184,17 +183,18 @@ class Actor:
     """A handle to an actor, an object in a dedicated process.
 
     Created by `Cluster.actor`, and found by `Cluster.get_actor`. Its attributes are the methods of
-    the actor's class. A method call runs in the actor's process, and returns a Future; a call of a
+    the actor's class. A method call runs in the actor's process, and returns a Future; a call to a
     method that yields returns an iterator of refs, like `Cluster.stream`. `handle(...)` works if
     the class has `__call__`. Any other attribute raises AttributeError, because a handle has no
     data.
 
-    Operations of the library are static methods, so that they hide no method of the class:
-    `Actor.close(handle)`, `Actor.kill(handle)`, `Actor.restarts(handle)`.
+    The operations on the actor itself are static methods, so that they do not hide methods of the
+    class: `Actor.close(handle)`, `Actor.kill(handle)`, `Actor.restarts(handle)`.
     `handle.method.options(timeout=, copy=, name=, buffersize=)` changes one call.
 
-    Handles can be arguments and results of tasks, and parts of objects. They are counted like refs:
-    the actor ends when its last handle is gone and the calls made so far are done.
+    Handles can be arguments and results of tasks, and parts of objects. They are counted like
+    refs: the actor's process exits when its last handle is gone and the calls made so far are
+    done.
 
     Examples
     --------
@@ -217,7 +217,7 @@ class Actor:
 
     _identity: ObjectRef[Any]
     _about: ActorInfo
-    _cluster: Any  # kept alive, because a Cluster without references ends
+    _cluster: Any  # kept alive, because a Cluster without references shuts down
     _methods: dict[str, ActorMethod]  # the methods called so far; they do not refer to the handle
 
     def __init__(self) -> None:
@@ -239,8 +239,8 @@ class Actor:
                 f"hoplite_mp.Actor.{name}(handle) for the actor itself"
             )
         raise AttributeError(
-            f"{about.class_name} has no method {name!r}: a handle of an actor has its methods, "
-            "not its data; write a method that returns them"
+            f"{about.class_name} has no method {name!r}: an actor's handle has its methods, not "
+            "its data; write a method that returns the data"
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -274,13 +274,13 @@ class Actor:
         return _arrived, (_identity_of(self), _about_of(self).plain)
 
     def __del__(self) -> None:
-        # Finished calls hold the actor until this process has processed their ends.
-        with contextlib.suppress(Exception):  # an incomplete handle, or the interpreter is ending
+        # Finished calls hold the actor until this process has processed their completions.
+        with contextlib.suppress(Exception):  # an incomplete handle, or the interpreter is exiting
             runtime_of(_identity_of(self)).actors.handle_dropped()
 
     @staticmethod
     def close(handle: Actor) -> None:
-        """Ends the actor after the calls made so far; later calls raise ActorLostError.
+        """Closes the actor after the calls made so far; later calls raise ActorLostError.
 
         Returns immediately. Has no effect on an actor that has ended.
 
@@ -302,7 +302,7 @@ class Actor:
 
     @staticmethod
     def kill(handle: Actor) -> None:
-        """Ends the actor by killing its process.
+        """Kills the actor's process.
 
         Running and waiting calls raise ActorLostError. Returns immediately.
 
@@ -356,7 +356,7 @@ _set_cluster = Actor.__dict__["_cluster"].__set__
 
 
 def _checked(handle: Any) -> ObjectRef[Any]:
-    """The identity in a handle of an actor; TypeError for any other object."""
+    """The identity in an actor's handle. Raises TypeError for any other object."""
     if not isinstance(handle, Actor):
         raise TypeError(f"expected the handle of an actor, not {handle!r:.80}")
     return _identity_of(handle)  # type: ignore[no-any-return]
@@ -379,8 +379,8 @@ def _arrived(identity: ObjectRef[Any], about: tuple[Any, ...]) -> Actor:
 
 
 def _methods_of(cls: type) -> frozenset[str]:
-    """The names of a handle's methods: all callables of the class, without dunder methods except
-    `__call__`."""
+    """The names of a handle's methods: all callables of the class, excluding dunder methods other
+    than `__call__`."""
     found = {"__call__"} if any("__call__" in base.__dict__ for base in cls.__mro__[:-1]) else set()
     for name in dir(cls):
         if name.startswith("__") and name.endswith("__"):
@@ -401,7 +401,7 @@ def _kinds_of(cls: type) -> tuple[frozenset[str], frozenset[str]]:
 
 
 class ActorCalls:
-    """The methods of `Cluster` that create and find actors."""
+    """The `Cluster` methods that create and find actors."""
 
     _runtime: Runtime
     _options: Options
@@ -409,22 +409,23 @@ class ActorCalls:
     def actor(self, cls: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Actor:
         """Creates `cls(*args, **kwargs)` in a dedicated process, and returns a handle immediately.
 
-        A method call on the handle runs in this process, and returns a Future. Calls from one
-        process run in order, one at a time (`options(concurrency=n)`: up to n). If the constructor
-        raises an exception, every call raises it.
+        A method call on the handle runs in the dedicated process, and returns a Future. Calls from
+        one process run in order, one at a time (`options(concurrency=n)`: up to n). If the
+        constructor raises an exception, every call raises it.
 
         Parameters
         ----------
         cls : type
             The class of the object.
         *args, **kwargs
-            Arguments of its constructor. Refs and Futures among them are resolved as in `submit`.
+            Arguments of its constructor. Refs and Futures among them are replaced by their values,
+            as in `submit`.
 
         Returns
         -------
         Actor
-            A handle. The actor ends when its last handle is gone and the calls made so far are
-            done.
+            A handle. The actor's process exits when its last handle is gone and the calls made so
+            far are done.
 
         Raises
         ------
@@ -441,23 +442,25 @@ class ActorCalls:
         name : str
             `get_actor` finds the actor by this name, in the whole cluster.
         get_if_exists : bool
-            True: if the name is taken, the result is a handle of the actor with that name.
+            True: if the name is taken, the result is a handle to the actor with that name.
         detached : bool
-            True: the actor needs no handles. It lives until `Actor.close`, `Actor.kill` or the end
-            of the cluster.
+            True: the actor needs no handles. It runs until `Actor.close` or `Actor.kill` is
+            called, or the cluster shuts down.
         restarts : int
             Maximum number of restarts after the death of the process, on another host if the
-            actor's host is lost. A restart runs the constructor again, then the calls that had not
-            begun. The call that was running raises ActorLostError unless `retries` was given.
+            actor's host is lost. After a restart the constructor runs again, then the calls that
+            had not begun. The call that was running raises ActorLostError unless `retries` is
+            given.
         checkpoint : int
             After every `checkpoint` calls the actor's pickled state is stored on two hosts. A
-            restart begins with this state, and a retried call takes effect only once. With 1, no
-            result is returned before the state after the call is stored. If there is no space for
-            the state, the call raises StateNotSavedError, although it has taken effect.
+            restarted actor continues from this state, and a retried call changes the state only
+            once. With 1, no result is returned before the state after the call is stored. If there
+            is no space for the state, the call raises StateNotSavedError, although it has changed
+            the actor.
         timeout, copy
             Defaults for the actor's calls, as in `options`.
         resources : dict
-            The actor runs on a node with these resources, and keeps them until it ends.
+            The actor runs on a node with these resources, and keeps them until its process exits.
 
         Examples
         --------
@@ -477,8 +480,8 @@ class ActorCalls:
         refuse_unused(options, "actor")
         if options.checkpoint and getattr(options, "concurrency", 1) > 1:
             raise ValueError(
-                "checkpoint= with concurrency= above 1: a state that other calls are changing "
-                "cannot be kept; leave one of them out"
+                "checkpoint= with concurrency= above 1: the state cannot be saved while other "
+                "calls are changing it; leave one of the options out"
             )
         check_name(options.name or "", "an actor")
         runtime = self._runtime
@@ -516,8 +519,8 @@ class ActorCalls:
         )
 
     def _actor_places(self) -> Iterator[int]:
-        """Yields the nodes to try for an actor: the nodes in node=, in rotation. Without node=:
-        this node and, in case it is leaving, all nodes with workers."""
+        """Yields the nodes to try for an actor. With node=, these nodes, in rotation. Without
+        node=, this node and then, in case it is leaving, all nodes with workers."""
         runtime, named = self._runtime, self._options.node
         if named:
             first = next(_turns) % len(named)

@@ -1,8 +1,8 @@
 """connect: opens and closes a Cluster in an event loop.
 
-Opening a cluster starts processes or contacts other hosts, and leaving a cluster waits for tasks.
-Both would block the loop, so a thread does them. Even if the loop ends meanwhile, no cluster stays
-open without a reference in the program.
+Opening a cluster starts processes or contacts other hosts, and closing a cluster waits for tasks.
+Both would block the loop, so they are done in a thread. Even if the loop is closed in the
+meantime, no cluster stays open without a reference in the program.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Connecting:
-    """The result of `connect`. Awaiting or entering it opens a Cluster."""
+    """The result of `connect`, which opens a Cluster when it is awaited or entered."""
 
     def __init__(self, make: Callable[[], Cluster]) -> None:
         self._make: Callable[[], Cluster] | None = make
@@ -54,7 +54,9 @@ class Connecting:
     async def _opened(self) -> Cluster:
         make, self._make = self._make, None
         if make is None:
-            raise RuntimeError("this connect() was used before: call hoplite_mp.connect(...) again")
+            raise RuntimeError(
+                "the result of this connect() was used before: call hoplite_mp.connect(...) again"
+            )
         return await in_own_thread(make, Cluster._abort)
 
 
@@ -83,20 +85,18 @@ def connect(*args: Any, **kwargs: Any) -> Connecting:
     Returns
     -------
     awaitable
-        For `async with`; `await` returns the Cluster.
+        Use it with `async with`, or `await` it to get the Cluster.
 
     Raises
     ------
     RuntimeError
-        It was awaited or entered twice.
+        The result was awaited or entered twice.
 
-    Notes
-    -----
-    The end of `async with` waits in a thread for all submitted tasks, like the end of `with`. If
-    the block ends with an exception, or this wait is cancelled, waiting tasks are cancelled and
-    running tasks are interrupted. Close `c = await hoplite_mp.connect()` by `await
-    asyncio.to_thread(c.shutdown)`; interpreter exit closes it, too. If the opening is cancelled,
-    the cluster is closed as soon as it is open.
+    Notes ----- The end of `async with` waits in a thread for all submitted tasks, like the end of
+    `with`. If the block ends with an exception, or this wait is cancelled, waiting tasks are
+    cancelled and running tasks are interrupted. Close a cluster from `c = await
+    hoplite_mp.connect()` with `await asyncio.to_thread(c.shutdown)`; interpreter exit closes it,
+    too. If the opening is cancelled, the cluster is closed as soon as it is open.
 
     Examples
     --------
@@ -114,15 +114,15 @@ connect.__module__ = "hoplite_mp"  # as users import it
 
 
 async def in_own_thread(call: Callable[[], T], forsaken: Callable[[T], Any] | None = None) -> T:
-    """The result of `call()`, which runs in a new thread. If the caller is cancelled before it gets
-    the result, `forsaken(result)` is called in a thread, too. The interpreter waits for these
-    threads at its exit."""
+    """Runs `call()` in a new thread, and returns its result. If the caller is cancelled before it
+    gets the result, `forsaken(result)` is called in a thread. The interpreter waits for these
+    threads when it exits."""
     from hoplite_mp._client.awaiting import inbox_here
 
     inbox = inbox_here()
     waiter: asyncio.Future[None] = inbox.loop.create_future()
-    context = contextvars.copy_context()  # as in asyncio.to_thread; notebooks find the cell by it
-    # Either the loop takes the result, or the thread disposes of it.
+    context = contextvars.copy_context()  # as in asyncio.to_thread; notebooks need it for the cell
+    # Either the loop takes the result, or the thread passes it to `forsaken`.
     taking = locks.lock("cluster.connecting")
     left = False
     found: list[T] = []

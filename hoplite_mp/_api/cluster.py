@@ -1,7 +1,7 @@
 """Cluster: the object through which programs use the library.
 
 One object has all methods: put and get, submit and map, collectives, groups, nodes. Each base class
-has one part of the methods, which check their arguments and pass them on.
+has some of the methods. The methods check their arguments and pass them on.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Cluster", "Node", "current"]
 
 T = TypeVar("T")
-_turns = itertools.count()  # for tasks that are bound to several nodes, in rotation
+_turns = itertools.count()  # rotates tasks that are bound to several nodes among these nodes
 
 
 class Cluster(
@@ -60,23 +60,24 @@ class Cluster(
     Parameters
     ----------
     workers : int, optional
-        Worker processes on this host, 0 to 200. Default: as many as CPUs this process may use
-        (affinity, control group). 0: no workers on this host.
+        The number of worker processes on this host, 0 to 200. Default: the number of CPUs that
+        this process may use (affinity, control group).
     address : str, optional
-        "host:port" of a running cluster, which this process joins. If this host has a node of that
-        cluster (`hoplite-mp up` or `join`, or `listen=`, of the same user), this process attaches
+        "host:port" of a running cluster, which this process joins. If the same user runs a node of
+        that cluster on this host (`hoplite-mp up` or `join`, or `listen=`), this process attaches
         to the node, and shares its memory and workers; `memory`, `ports` and `spill_dir` are then
         the node's. Otherwise, or if `workers` is given and not 0, this process starts a new node.
     hosts : sequence of str, optional
         Names for ssh ("a", "user@b"). `Config.hosts_command` starts a node on each host. The nodes
-        end with this cluster.
+        stop when this cluster shuts down.
     listen : str, optional
-        "host:port" where other hosts can join this cluster; IPv6 addresses stand in [ ].
+        "host:port" at which other hosts can join this cluster; put IPv6 addresses in [ ].
     ports : str, optional
-        "A-B": where this host's node listens for other nodes. Default: any free port.
+        "A-B": the range of ports at which this host's node listens for other nodes. Default: any
+        free port.
     token : str or pathlib.Path, optional
         The cluster's secret, or the file to read it from. Default: HOPLITE_MP_TOKEN, then the file
-        HOPLITE_MP_TOKEN_FILE, then ``~/.config/hoplite_mp/token``. A cluster that listens makes
+        HOPLITE_MP_TOKEN_FILE, then ``~/.config/hoplite_mp/token``. A cluster that listens creates
         that file if it is missing.
     tls : bool, optional
         False sends all data between hosts unencrypted. Default: encrypted.
@@ -111,12 +112,11 @@ class Cluster(
     NodeLostError
         `hosts`: a node could not be started.
 
-    Notes
-    -----
-    The end of `with` waits for all submitted tasks. If the block ends with an exception, waiting
-    tasks are cancelled and running tasks interrupted; workers whose tasks still run after
-    `Config.cancel_grace_s` are killed. Calls of actors are not interrupted: they end within this
-    time, or are killed without their `finally`.
+    Notes ----- The end of the `with` block waits for all submitted tasks. If the block ends with
+    an exception, waiting tasks are cancelled and running tasks are interrupted; workers whose
+    tasks are still running after `Config.cancel_grace_s` are killed. Actor calls are not
+    interrupted: an actor whose call is still running after this time is killed, without running
+    `finally` blocks.
 
     Examples
     --------
@@ -132,7 +132,7 @@ class Cluster(
     _joins = True  # starts a new node, if this host has no node of that cluster
     _hidden = False  # True: `current()` never returns it
     _stays = False  # True: this process exists for its node, so drivers may rely on the node
-    _standby: tuple[str, ...] = ()  # where another manager may be: see up_join.py
+    _standby: tuple[str, ...] = ()  # addresses at which another manager may be: see up_join.py
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Cluster(
             standby=self._standby,
         )
         # Imported here and not at the first pickling: a child that another thread forks during the
-        # import could never import the module. The host's processes start meanwhile.
+        # import could never import the module. The host's processes start during the import.
         import cloudpickle  # noqa: F401
 
         self._network = network
@@ -224,7 +224,7 @@ class Cluster(
 
     @property
     def address(self) -> str | None:
-        """The IP address and port where other hosts can join; None in a cluster of one host.
+        """The IP address and port at which other hosts can join; None in a cluster of one host.
 
         Examples
         --------
@@ -246,7 +246,7 @@ class Cluster(
 
     @classmethod
     def _of(cls, runtime: Runtime) -> Cluster:
-        """The Cluster of a runtime that was made elsewhere, for example in a worker."""
+        """The Cluster of a runtime that was not made by a Cluster, for example in a worker."""
         if runtime.face is None:
             face = cls.__new__(cls)
             face._host = face._network = face._far = None
@@ -258,7 +258,7 @@ class Cluster(
         found = runtime.face()
         if found is None:
             raise ClosedError(
-                "this cluster is ending, because the program has no reference to it any more"
+                "this cluster is shutting down, because the program has no reference to it any more"
             )
         return found  # type: ignore[no-any-return]
 
@@ -266,7 +266,7 @@ class Cluster(
         """The pool of one of these nodes, in rotation."""
         return self._runtime.bound_pool(numbers[next(_turns) % len(numbers)])
 
-    def __reduce__(self) -> tuple[Any, ...]:  # it is unpickled as current(), with these options
+    def __reduce__(self) -> tuple[Any, ...]:  # unpickled as current(), with these options
         return _arrived, (self._options,)
 
     # -- tasks ---------------------------------------------------------------------------------
@@ -280,16 +280,17 @@ class Cluster(
         Parameters
         ----------
         node : Node, str, or a list of them, optional
-            Runs only on these nodes. Default: on any node.
+            Tasks and actors run only on these nodes. Default: on any node.
         retries : int, optional
-            Maximum number of retries after the death of a task's worker or host, 0 to 127; after an
-            exception only if it is among `retry_exceptions`. Default: `Config.retries`, 3; 0 for
+            Maximum number of retries after the death of a task's worker or host, 0 to 127; also
+            after exceptions listed in `retry_exceptions`. Default: `Config.retries`, 3; 0 for
             actors.
         retry_exceptions : class or tuple of classes, optional
             Subclasses of Exception after which a task is retried, as after a death. The exception
-            of the last try is raised unchanged. `map` retries only the failed item. Default: none.
+            of the last attempt is raised unchanged. `map` retries only the failed item. Default:
+            none.
         retry_delay : float or tuple, optional
-            Seconds between the end of a try and the next try, for `submit`, `map` and executors. Or
+            Seconds between an attempt and the next one, for `submit`, `map` and executors. Or
             ``(first, factor, max)``: `first` and `max` are seconds, and each pause is `factor`
             times the previous pause, at most `max`. During a pause the task occupies no worker and
             no resources. Default: 0.
@@ -300,7 +301,8 @@ class Cluster(
             True: results, and the values of refs among the arguments, are writable copies. Default:
             False.
         name : str, optional
-            Shown in errors and traces; for an actor, the name that `get_actor` finds.
+            The name that errors and traces show; for an actor, the name by which `get_actor` finds
+            it.
         concurrency : int, optional
             Maximum number of `async def` tasks that one worker runs at a time, or of calls that an
             actor runs at a time. Default: 1.
@@ -308,17 +310,17 @@ class Cluster(
             The number of items by which a stream may be ahead of its reader. Default: as many items
             as fit into `Config.stream_bytes_max` bytes.
         priority : int, optional
-            Ready tasks of higher priority begin first, also before tasks of other programs. A
-            nested task has at least the priority of its parent. Default: 0.
+            Ready tasks with a higher priority begin first, even before tasks from other programs.
+            A nested task has at least the priority of its parent. Default: 0.
         resources : dict, optional
-            A task with ``{"gpu": 1}`` runs on a node where this amount is free, and holds it while
-            it runs; `assigned` names the units. Each worker of `executor` and `spmd`, and an
-            actor's process, holds its units until it ends; CUDA_VISIBLE_DEVICES names its "gpu"
-            units. Default: none.
+            A task with ``{"gpu": 1}`` runs on a node where this amount is free, and holds the
+            amount while it runs; `assigned` names the units. Each worker of `executor` and `spmd`,
+            and an actor's process, holds its units until it exits; CUDA_VISIBLE_DEVICES names its
+            "gpu" units. Default: none.
         env : dict, optional
-            For `executor`, `actor` and `spmd`: environment variables of their processes, set before
-            any import. A value of None removes the variable. Such a process starts in about 0.2 s
-            instead of 1 ms. Other calls raise ValueError.
+            For `executor`, `actor` and `spmd`: environment variables for their processes, set
+            before any import. A value of None removes the variable. Such a process starts in about
+            0.2 s instead of 1 ms. Other calls raise ValueError.
         restarts, checkpoint, detached, get_if_exists
             For actors only; see `actor`.
 
@@ -332,8 +334,8 @@ class Cluster(
         TypeError
             An option does not exist.
         ValueError
-            A value is not allowed, or a node has never been in the cluster. `resources`: no node
-            has them at the time of the call.
+            A value is not allowed, a node has never been in the cluster, or no node has the
+            `resources` at the time of the call.
         NodeLostError
             `node`: the node has left or was lost. `resources`, from the Future: the nodes with the
             resources are gone, and no such node has joined within `Config.resource_wait_s`.
@@ -355,8 +357,8 @@ class Cluster(
 
 
 class ApartCluster(Cluster):
-    """A Cluster that always starts a new node, because measuring the network from this host needs
-    one."""
+    """A Cluster that always starts a new node, which is needed to measure the network from this
+    host."""
 
     _attaches = False
 
@@ -368,7 +370,7 @@ class HiddenCluster(Cluster):
 
 
 class _View(Cluster):
-    """The result of `options`, a view of a cluster. Its `shutdown` ends the cluster."""
+    """The result of `options`, a view of a cluster. Its `shutdown` shuts the cluster down."""
 
     _base: Cluster
 
@@ -389,7 +391,8 @@ def _config(
     spill_dir: str | Path | None,
     resources: Mapping[str, float] | None,
 ) -> Config:
-    """The Config of a new cluster: the given one or the environment's, with these changes."""
+    """The Config of a new cluster: `config`, or the one from the environment, with these
+    changes."""
     config = Config.from_environment() if config is None else config
     if not isinstance(config, Config):
         raise TypeError(f"config={config!r}: it must be a hoplite_mp.Config, or None")
@@ -419,7 +422,7 @@ def current() -> Cluster:
     -------
     Cluster
         Inside a task, the cluster that runs the task. Otherwise, the most recently opened cluster
-        that is still open, without the clusters inside `hoplite_mp.Executor` and the joblib
+        that is still open, excluding the clusters inside `hoplite_mp.Executor` and the joblib
         backend.
 
     Raises

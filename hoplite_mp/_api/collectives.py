@@ -1,6 +1,7 @@
-"""Collectives on refs, and joining a Group. Checks the arguments, and passes on the request.
+"""Collectives on refs, and joining a Group: checks the arguments, and passes on the requests.
 
-Errors in arguments are raised at the call. The planner finds all other errors during the operation.
+Errors in arguments are raised by the call itself. The planner finds all other errors during the
+operation.
 """
 
 from __future__ import annotations
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["CollectiveCalls", "GroupCalls", "fold_refs", "keep_copies", "place_copies"]
 
-# Reductions of refs by a user's function: the task that folds the values.
-
 
 def fold_refs(
     op: Any,
@@ -49,27 +48,26 @@ def fold_refs(
 ) -> Folded:
     """Folds the first `num` values that are ready, from left to right in the order of `refs`.
 
-    one_of: groups of indices; the first value of each group is folded, in the order of the groups,
-    and `num` counts groups.
-
-    deadline_s: seconds from the call, after which the ready values are folded; if none is ready,
-    the result is the first value to become ready. ready: the indices of the refs that were ready at
-    the call. called: the number of the caller's node, and the time of the call by its host's
-    monotonic clock. finite: an array with a NaN or an infinite value counts as failed. ReduceError:
-    too few refs succeed.
+    This function runs in a task. one_of: groups of indices; the first value of each group is
+    folded, in the order of the groups, and `num` counts groups. deadline_s: seconds after the call
+    of `reduce`, after which the ready values are folded; if none is ready, the result is the first
+    value to become ready. ready: the indices of the refs that were ready at that call. called: the
+    number of the caller's node, and the time of the call by its host's monotonic clock. finite:
+    whether an array with a NaN or an infinite value counts as failed. Raises ReduceError if too few
+    refs succeed.
     """
     runtime = current_runtime()
     memory, tasks = runtime.memory, runtime.submitter.tasks
     oids = [memory.local_id(ref) for ref in refs]
     node, called_ns = called
     now = clock.monotonic_ns()
-    if node != tasks.node_number:  # another host has another clock
+    if node != tasks.node_number:  # the caller's host has another clock
         called_ns = now
     until = FOREVER_NS if deadline_s is None else called_ns + int(deadline_s * 1e9)
     groups = one_of or [[at] for at in range(len(refs))]
     group_of = {at: place for place, group in enumerate(groups) for at in group}
     values: dict[int, tuple[int, Any]] = {}  # group -> the index of its ref, and the value
-    copies = is_function(op)  # which may change its first argument
+    copies = is_function(op)  # a function may change its first argument
     failure: Exception | None = None
     early = set(ready)
     left = [*ready, *(at for at in range(len(refs)) if at not in early)]
@@ -105,7 +103,7 @@ def fold_refs(
 
 
 def _folded(op: Any, values: dict[int, Any]) -> Folded:
-    """The reduction, in their order, of values by the indices of their refs."""
+    """Reduces the values in their order. values: index of a ref -> the ref's value."""
     if is_function(op):
         return Folded(functools.reduce(op, values.values()), tuple(sorted(values)))
     ranks = tuple(values)
@@ -145,7 +143,8 @@ def _reduce(
     slices: int = 1,
     one_of: Any = None,
 ) -> list[ObjectRef[Any]]:
-    """Starts a reduction of `refs`; one result ref for each slice. `to`: numbers of nodes."""
+    """Starts a reduction of `refs`. Returns one result ref for each slice. `to`: numbers of
+    nodes."""
     name = operation_name(op)
     groups = _groups(refs, one_of)
     wanted, deadline = _limits(refs, num, deadline, groups)
@@ -159,13 +158,14 @@ def _reduce(
 
 
 def _groups(refs: Sequence[ObjectRef[Any]], one_of: Any) -> list[list[int]] | None:
-    """The argument `one_of` as lists. ValueError: the groups do not divide `refs`."""
+    """The argument `one_of` as lists. Raises ValueError unless each ref is in exactly one
+    group."""
     if one_of is None:
         return None
     try:
         given = [list(group) for group in one_of]
     except TypeError:
-        raise ValueError(f"one_of={one_of!r}: it must be groups of indices of refs") from None
+        raise ValueError(f"one_of={one_of!r}: it must be groups of indices") from None
     groups: list[list[int]] = []
     found: dict[int, int] = {}
     for place, group in enumerate(given):
@@ -176,7 +176,8 @@ def _groups(refs: Sequence[ObjectRef[Any]], one_of: Any) -> list[list[int]] | No
             index = whole(one)
             if index is None or not 0 <= index < len(refs):
                 raise ValueError(
-                    f"one_of: group {place} has {one!r}, which is no index of {len(refs)} refs"
+                    f"one_of: group {place} has {one!r}, which is not an index into {len(refs)} "
+                    "refs"
                 )
             if index in found:
                 raise ValueError(
@@ -186,7 +187,7 @@ def _groups(refs: Sequence[ObjectRef[Any]], one_of: Any) -> list[list[int]] | No
             groups[-1].append(index)
     for index in range(len(refs)):
         if index not in found:
-            raise ValueError(f"one_of: ref {index} is in no group; give it one of its own")
+            raise ValueError(f"one_of: ref {index} is in no group; give it its own group")
     return groups
 
 
@@ -209,7 +210,7 @@ def _limits(
     number = isinstance(deadline, numbers.Real) and not isinstance(deadline, bool)
     seconds = float(deadline) if number else -1.0
     if not seconds >= 0:
-        raise ValueError(f"deadline={deadline!r}: it must be seconds from now, 0 or more")
+        raise ValueError(f"deadline={deadline!r}: it must be a number of seconds, at least 0")
     return wanted, None if seconds > DEADLINE_S_MAX else seconds
 
 
@@ -223,10 +224,10 @@ def _fold(
     finite: bool,
     one_of: Any,
 ) -> ObjectRef[Any]:
-    """Starts a task that folds the values of refs, and places its result at nodes."""
+    """Starts a task that folds the values of refs, and places the task's result on nodes."""
     found = as_refs(refs)
     if not is_function(op) and not isinstance(op, SliceOperator):
-        operation_name(op)  # raises ValueError for a wrong one
+        operation_name(op)  # raises ValueError for an unknown name
     groups = _groups(found, one_of)
     wanted, seconds = _limits(found, num, deadline, groups)
     runtime = cluster._runtime
@@ -252,8 +253,8 @@ _placing: set[Any] = set()  # Futures of results that are being placed, to keep 
 def place_copies(
     runtime: Runtime, refs: Sequence[ObjectRef[Any]], kind: str, to: Sequence[int]
 ) -> Future[None]:
-    """Places objects at nodes, for this kind of call. The Future is done when all are in place.
-    `to`: numbers of nodes."""
+    """Places objects on nodes, for a call of this kind. The Future is done when all objects are in
+    place. `to`: numbers of nodes."""
     if not refs:
         raise ValueError("no refs were given")
     if kind != "alltoall":
@@ -263,8 +264,9 @@ def place_copies(
 
 
 def keep_copies(runtime: Runtime, ref: ObjectRef[Any], copies: int, to: Sequence[int]) -> None:
-    """Places copies of the object at the nodes `to`, and waits for them. Nodes that die meanwhile
-    are replaced, so that there are `copies` in total. ValueError: too few nodes are left."""
+    """Places copies of the object on the nodes `to`, and waits for them. Nodes that die in the
+    meantime are replaced, so that there are `copies` in total. Raises ValueError if too few nodes
+    are left."""
     while to:
         lost: ObjectLostError | None = None
         try:
@@ -302,14 +304,14 @@ class CollectiveCalls:
         Parameters
         ----------
         refs : iterable of ObjectRef or Future
-            Arrays or numbers of one shape and dtype; any values if `op` is a function. A ref that
-            is given twice counts twice.
+            Refs to arrays or numbers of the same shape and dtype, or to any values if `op` is a
+            function. A ref that is given twice counts twice.
         op : str, numpy.ufunc or callable, optional
             "sum", "prod", "min", "max", "mean", "and", "or", "xor" (the last three bitwise), or an
             associative and commutative binary ufunc. Any other callable ``f(a, b)`` folds the
-            values from left to right in the order of `refs`, in one task of the cluster. If it
-            raises an exception, `get` raises it. A robust operator of `hoplite_mp.ml` reduces in
-            such a task, too. Default: "sum".
+            values from left to right in the order of `refs`, in one task of the cluster. If the
+            function raises an exception, `get` raises it. A robust operator from `hoplite_mp.ml`
+            reduces in such a task, too. Default: "sum".
         num : int, optional
             The number of refs that are reduced, 1 to len(refs). Default: all.
         deadline : float, optional
@@ -324,29 +326,29 @@ class CollectiveCalls:
             give the same bits on any number of hosts. Default: False.
         finite : bool, optional
             True: an array with a NaN or an infinite value counts as a failed source. The arrays
-            are then reduced in one task, as by a function. Default: False.
+            are then reduced in one task, as with a function. Default: False.
         one_of : sequence of sequences of int, optional
-            Groups of indices of `refs`; each ref is in exactly one group. The first ref of a group
-            to be ready is reduced, the others of its group are not, and `num` counts groups. A
-            group fails when all its refs have failed. With `reproducible`, and if `op` is a
-            function, values are folded in the order of the groups, whichever refs were first.
-            Default: each ref is a group of its own.
+            Groups of indices into `refs`; each ref is in exactly one group. Of each group, only
+            the first ref to become ready is reduced, and `num` counts groups. A group fails when
+            all its refs have failed. With `reproducible`, and if `op` is a function, values are
+            folded in the order of the groups, whichever refs were first. Default: each ref is a
+            group of its own.
 
         Returns
         -------
         ObjectRef
-            An array with the sources' shape and dtype; "mean" of integers is float64.
-            `result.contributors` are the indices of the reduced refs, each once. float16 and
+            A ref to an array with the sources' shape and dtype; the "mean" of integers is float64.
+            `result.contributors` gives the indices of the reduced refs, each once. float16 and
             bfloat16 are added up as float32 and rounded once.
 
         Raises
         ------
         ValueError
             There are no refs, `num` is not allowed, `op` is unknown, or `one_of` has an empty
-            group, an index out of range, an index twice, or lacks a ref. From `get`: shapes or
-            dtypes differ.
+            group, an index out of range or twice, or does not contain all refs. From `get`: shapes
+            or dtypes differ.
         ReduceError
-            From `get`: fewer than `num` sources, or groups, succeeded; `__cause__` is the first
+            From `get`: fewer than `num` sources or groups have succeeded; `__cause__` is the first
             failure.
         RuntimeError
             `op` is a function, and the cluster was made with ``workers=0``.
@@ -472,7 +474,7 @@ class CollectiveCalls:
         ['h0']
         """
         found = as_refs(ref)
-        kind = "broadcast" if len(found) == 1 else "allgather"  # the same for several
+        kind = "broadcast" if len(found) == 1 else "allgather"  # a broadcast of several objects
         return place_copies(self._runtime, found, kind, node_numbers(self._runtime, to))
 
     def gather(self, refs: Any, to: Any = None) -> Future[None]:
@@ -607,7 +609,7 @@ class CollectiveCalls:
 
 
 class GroupCalls:
-    """The method of `Cluster` that joins Groups."""
+    """The `Cluster` method that joins Groups."""
 
     _runtime: Runtime
     _options: Options
@@ -623,9 +625,10 @@ class GroupCalls:
     ) -> Group:
         """Joins the Group `name`.
 
-        Returns immediately. The first call of the Group waits for all members. If a rank leaves or
-        dies before all have joined, the Group waits for the rank until its task has ended without a
-        retry. Then the first call of every other member raises PeerLostError.
+        Returns immediately. The first collective call waits until all members have joined. If a
+        rank leaves or dies before that, the Group waits for the rank as long as the rank's task is
+        running or will be retried. After that, the first call of every other member raises
+        PeerLostError.
 
         Parameters
         ----------
@@ -639,16 +642,17 @@ class GroupCalls:
             True: calls raise PeerLostError if a member is missing. Default: calls complete among
             the survivors.
         timeout : float, optional
-            Seconds for each call, and for the wait until all members have joined. After this time
-            the rank leaves the Group. For a background call, the time counts from the end of the
-            previous call. Default: no limit for a call, as long as the other members live, and
+            Maximum number of seconds for each call, and for the wait until all members have
+            joined. After this time the rank leaves the Group. For a background call, the time
+            counts from the end of the previous call. Default: no limit for calls, and
             `Config.group_wait_s` for the wait.
 
         Returns
         -------
         Group
             Close it with `close()` or `with`. Otherwise it is closed at the end of the task or
-            actor call that made it. A Group from an actor's constructor lives as long as the actor.
+            actor call that made it. A Group made in an actor's constructor stays open as long as
+            the actor runs.
 
         Raises
         ------
@@ -656,9 +660,10 @@ class GroupCalls:
             Other members passed another size, the rank is taken, all ranks are taken, or an option
             of `options()` has no effect on a Group.
         PeerLostError
-            This task was a member before its process died, and the Group has ended meanwhile. (If
-            the task had left the Group before the death, the first call raises this error.) Also: a
-            peer of the same `spmd` call was a member, has left, and will not join again.
+            This task was a member before its process died, and the Group has ended in the
+            meantime. (If the task had left the Group before its process died, the first call
+            raises this error instead.) Also: a peer of the same `spmd` call was a member, has
+            left, and will not join again.
 
         Examples
         --------
@@ -666,7 +671,7 @@ class GroupCalls:
         ...     print(g.rank, g.allgather("x"))
         0 ['x']
         """
-        from hoplite_mp._group.group import join  # most programs join no Group
+        from hoplite_mp._group.group import join  # here, because most programs join no Group
 
         refuse_unused(self._options, "group")
         member = join(self._runtime, name, size, rank, strict, timeout)

@@ -41,21 +41,17 @@ if TYPE_CHECKING:
 
 __all__ = ["MapCalls", "Options", "Sized", "TaskExecutor"]
 
-# map: one function over many arguments, for every executor.
-#
-# `Cluster`, its views, `c.executor(...)` and `hoplite_mp.Executor` map in the same way: arguments
-# are split into chunks, each chunk is a task, and results are returned in order or as completed.
-
 
 T = TypeVar("T")
-# For map(chunksize=None): enough chunks to balance the load, and few enough to be cheap. The
-# largest chunks are for items that take almost no time.
+# For map(chunksize=None): so many chunks balance the load, and are still cheap. The largest chunks
+# are for items that take almost no time.
 CHUNKS_PER_WORKER = 16
 CHUNK_ITEMS_FIRST, CHUNK_ITEMS_MAX = 256, 4096
 
 
 class MapCalls:
-    """The method `map` of executors."""
+    """The method `map` of all executors: arguments are split into chunks, and each chunk is a
+    task."""
 
     _runtime: Runtime
     _pool: int
@@ -77,34 +73,36 @@ class MapCalls:
     ) -> Results[T]:
         """Applies `fn` to items of the iterables, in the workers.
 
-        Like `concurrent.futures.Executor.map` of Python 3.14, on every Python version, with more
-        arguments. The iterator raises the first exception of an item, and ends: tasks that have not
-        begun are cancelled. With `return_exceptions=True` it continues.
+        Like `concurrent.futures.Executor.map` in Python 3.14, with more arguments. The iterator
+        stops at the first item that raises an exception, and raises this exception; tasks that
+        have not begun are cancelled. With `return_exceptions=True` it continues.
 
         Parameters
         ----------
         fn : callable
             Takes one argument for each iterable.
         *iterables : iterable
-            The map ends with the shortest one.
+            The map stops at the end of the shortest one.
         timeout : float, optional
-            Seconds from this call, after which the iterator raises. Default: no limit.
+            Seconds after this call until the iterator raises HopliteTimeoutError. Default: no
+            limit.
         chunksize : int, optional
-            Items per task. Default: chosen by the number of items and workers; chunks grow as long
-            as earlier chunks finish immediately.
+            The number of items in each task. Default: it depends on the numbers of items and
+            workers, and chunks grow as long as earlier chunks finish immediately.
         buffersize : int, optional
             Maximum number of pending results; further items are read as results are taken. Default:
             the call reads the iterables completely.
         ordered : bool, optional
             False yields results as they complete. Default: in the order of the items.
         progress : bool or str, optional
-            True, or a label: shows a tqdm bar, with the number of finished items, on stderr or in
-            the notebook. The bar is updated whenever the next result is requested, and needs the
+            True, or a label: shows a tqdm bar with the number of finished items, on stderr or in
+            the notebook. The bar is updated whenever the next result is requested. It needs the
             extra `progress`. Default: False.
         return_exceptions : bool, optional
-            True: the exception of an item replaces its result. So does the error of a result that
-            cannot be pickled, and WorkerLostError for the items of a chunk whose worker has died.
-            The timeout of this call and errors of the iterables are still raised. Default: False.
+            True: an exception replaces the result of the item that raised it. The same applies to
+            the error of a result that cannot be pickled, and to WorkerLostError for the items of a
+            chunk whose worker has died. The timeout of this call and errors from the iterables are
+            still raised. Default: False.
 
         Returns
         -------
@@ -115,13 +113,13 @@ class MapCalls:
         Raises
         ------
         ValueError
-            `chunksize` or `buffersize` is below 1, or `chunksize` above 2**63 - 1; or above 1 with
-            `options(retry_delay=, retry_exceptions=)`.
+            `chunksize` or `buffersize` is below 1, or `chunksize` is above 2**63 - 1, or above 1
+            with `options(retry_delay=, retry_exceptions=)`.
         HopliteTimeoutError
             From the iterator: a result was not ready in time.
         Exception
-            From the iterator: the exception of the first item that failed, unless
-            `return_exceptions`.
+            From the iterator: the exception of the first failed item, unless `return_exceptions`
+            is true.
 
         Examples
         --------
@@ -157,16 +155,16 @@ class MapCalls:
             if size > 1:
                 raise ValueError(
                     f"chunksize={size} with options(retry_delay=, retry_exceptions=): an item that "
-                    "waits for its next try would delay the other items of its chunk; leave "
+                    "waits for its next attempt would delay the other items of its chunk; leave "
                     "chunksize out, or make it 1"
                 )
         elif self._debugs:
             size = size_max = 1
         elif chunksize is None and items.count and not flags_of(fn):
-            size_max = self._chunksize(items.count)  # async calls run concurrently instead
+            size_max = self._chunksize(items.count)  # not for async calls, which run concurrently
             size = min(size_max, CHUNK_ITEMS_FIRST)
         chunked = size > 1
-        # All items use the function with its present closure and globals.
+        # All items use the function with its current closure and globals.
         catches = bool(return_exceptions)
         fixed: Any = FrozenFunction(fn, chunked, self._options.retry_exceptions, catches)
         futures: Iterator[tuple[Future[Any], int]]
@@ -191,8 +189,8 @@ WORKERS_FIELD = 3  # index in a node's entry in the reply to Members
 
 
 class Sized:
-    """An executor over one pool of workers. Dask and other libraries read `_max_workers` of an
-    executor to choose the number of tasks to send at a time."""
+    """An executor over one pool of workers. Dask and other libraries read an executor's
+    `_max_workers` to choose how many tasks they send at a time."""
 
     _runtime: Runtime
     _pool: int
@@ -217,7 +215,7 @@ NO_WORKERS = (
 )
 WORKERS_OF_AN_ENGINE = (
     "this cluster has no workers, because tasks run in the workers of Ray or Dask: use "
-    "task.remote() or client.submit() (inside a task of Dask, distributed.get_client().submit()), "
+    "task.remote() or client.submit() (inside a Dask task, distributed.get_client().submit()), "
     "or hoplite_mp.current().executor(), which has dedicated workers"
 )
 TIMEOUT_S_MAX = 1e9  # 31 years; a longer timeout counts as none
@@ -225,7 +223,7 @@ TIMEOUT_S_MAX = 1e9  # 31 years; a longer timeout counts as none
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Options:
-    """Defaults of submit, map and executor; see `Cluster.options`."""
+    """The options of submit, map, executor and actor; see `Cluster.options`."""
 
     node: Any = None
     retries: int | None = None  # None: Config.retries
@@ -243,8 +241,8 @@ class Options:
     env: Environment = ()
     priority: int = 0
     resources: Demand | None = None
-    # Whether any option without effect on `submit` is set. Precomputed, because `submit` must be
-    # fast.
+    # Whether any option is set that has no effect on `submit`. Precomputed, because `submit` must
+    # be fast.
     _unfit: bool = dataclasses.field(init=False, default=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -252,7 +250,7 @@ class Options:
         object.__setattr__(self, "_unfit", unfit)
 
     def override(self, changes: dict[str, Any]) -> Options:
-        """A copy with changed options; TypeError for names that do not exist."""
+        """A copy with changed options. Raises TypeError for names that do not exist."""
         known = {field.name for field in dataclasses.fields(self) if field.init}
         unknown = sorted(set(changes) - known)
         if unknown:
@@ -268,7 +266,7 @@ class Options:
         if timeout is not None:
             check_timeout(timeout)
             if not timeout > 0:
-                raise ValueError(f"timeout={timeout!r}: it must be seconds above 0, or None")
+                raise ValueError(f"timeout={timeout!r}: it must be a positive number of seconds")
             changes["timeout"] = None if timeout > TIMEOUT_S_MAX else float(timeout)
         if "restarts" in changes:
             restarts = changes["restarts"]
@@ -296,10 +294,10 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
     _options: Options
     _pool: int
     _closed: bool = False
-    _parent: TaskExecutor | None = None  # of a view
+    _parent: TaskExecutor | None = None  # the executor of which this one is a view
     _debugs = False  # True: submit and map run their tasks at the call, in this process
-    _places: Sequence[tuple[int, int]] = ()  # of its dedicated workers: (node, number)
-    _pickles_later = False  # True: pickling errors fail the Future, as in the stdlib
+    _places: Sequence[tuple[int, int]] = ()  # (node, number of dedicated workers there)
+    _pickles_later = False  # True: a pickling error fails the Future, as in the stdlib
 
     def __reduce__(self) -> Any:
         raise TypeError(
@@ -350,8 +348,9 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         Returns
         -------
         Future
-            Its `.ref` names the result, and is valid immediately. Arrays in the result, and in the
-            values of refs among the arguments, are read-only unless `options(copy=True)`.
+            Its `.ref` refers to the result, and is valid immediately. Arrays in the result, and in
+            the values of refs among the arguments, are read-only unless `options(copy=True)` is
+            used.
 
         Raises
         ------
@@ -362,11 +361,9 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         RuntimeError
             The cluster has no workers.
 
-        Notes
-        -----
-        If its worker or host dies, a task is retried up to `options(retries=)` times, so it may run
-        more than once. After an exception it is retried only if the exception is among
-        `options(retry_exceptions=)`. `options(retry_delay=)` is the pause before each retry.
+        Notes ----- A task whose worker or host dies is retried up to `options(retries=)` times, so
+        it may run more than once. After an exception it is retried only if the exception is listed
+        in `options(retry_exceptions=)`. `options(retry_delay=)` is the pause before each retry.
 
         Examples
         --------
@@ -433,29 +430,29 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         return future
 
     def _why_broken(self, pool: int, fn: Any) -> BaseException:
-        """The error of tasks in a broken pool. To get it, one more task is submitted, which fails
-        in the node."""
+        """The error for tasks in a broken pool. To get the error, this method submits one more
+        task, which the node fails."""
         name = self._options.name or getattr(fn, "__name__", type(fn).__name__)
         probe = self._runtime.submitter.submit(abs, (0,), {}, pool, 0, None, False, name)
         return probe.exception() or errors.WorkerLostError("the initializer of its workers raised")
 
     def _resolved(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """Options with node numbers in place of nodes. ValueError: there is no such node, or this
-        executor also has workers on other nodes."""
+        """The changed options, with node numbers in place of nodes. Raises ValueError if there is
+        no such node, or if this executor also has workers on other nodes."""
         if changes.get("node") is None:
             return changes
         common = self._pool == COMMON_POOL
         numbers = tuple(node_numbers(self._runtime, changes["node"], workers=common))
         if not common and not set(numbers) >= {number for number, _ in self._places}:
             raise ValueError(
-                f"node={changes['node']!r}: this executor also has workers on other nodes; make "
-                "one on this node with c.executor(node=...)"
+                f"node={changes['node']!r}: this executor also has workers on other nodes; open "
+                "another executor with c.executor(node=...)"
             )
         return {**changes, "node": numbers}
 
     def _bound(self, numbers: tuple[int, ...]) -> int:
-        """The pool for tasks that are bound to these nodes: the executor's pool, whose workers are
-        all on these nodes."""
+        """The pool for tasks that are bound to these nodes. All workers of this executor's pool
+        are on them."""
         return self._pool
 
     def _view(self, options: Options) -> TaskExecutor:
@@ -465,7 +462,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         return view
 
     def _pending(self) -> list[int]:
-        """Ids of this process's unfinished tasks in this pool."""
+        """The ids of this process's unfinished tasks in this pool."""
         submitter = self._runtime.submitter
         queues = submitter.queues.all_to(self._pool)
         if self._pool == COMMON_POOL:
@@ -474,8 +471,8 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         return [oid for oid, task in submitter.pending.copy().items() if task.queue in queues]
 
     def _cancel_pending(self, force: bool) -> None:
-        """Cancels tasks. Waiting tasks come first, because an interrupted worker would begin
-        them."""
+        """Cancels this process's tasks; with `force`, also running tasks. Waiting tasks are
+        cancelled first, because otherwise an interrupted worker would begin them."""
         for forced in (False, True)[: 1 + force]:
             for oid in self._pending():
                 self._runtime.submitter.cancel(oid, forced)

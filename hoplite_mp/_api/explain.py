@@ -1,7 +1,7 @@
 """Explains how an object or the result of a collective moved between hosts: `Cluster.explain`.
 
-The planner keeps records of its latest plans. This module requests those of one object through the
-node of this host, and puts them into the words of the public API.
+The planner keeps records of its latest plans. This module requests the records of one object
+through the node of this host, and converts them into the objects of the public API.
 """
 
 from __future__ import annotations
@@ -28,35 +28,37 @@ if TYPE_CHECKING:
 
 __all__ = ["Explanation", "TransferPlan", "explain"]
 
-NAMED_MAX = 8  # nodes that a line of text names; the others are counted
+NAMED_MAX = 8  # number of nodes that a line of text names; the others are only counted
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TransferPlan:
-    """How the planner moved, or moves, an object between hosts; part of an `Explanation`.
+    """How the planner has moved, or is moving, an object between hosts; part of an `Explanation`.
 
     Attributes
     ----------
     kind : str
-        "copy", requested by its receiver, for example by `get` or for a task's argument;
-        "broadcast", "reduce", "allreduce", "reduce_scatter", "gather", "allgather" or "alltoall".
+        "copy" for a transfer that the receiver has requested, for example with `get` or for a
+        task's argument; otherwise "broadcast", "reduce", "allreduce", "reduce_scatter", "gather",
+        "allgather" or "alltoall".
     shape : str
         "direct copy", "chain", "stripes", "one owner", "tree of degree 2", "packed trees", "direct
         copies", or "one node"; "" if there is no plan yet.
     state : str
-        "waiting" for sources, "running", "done", "failed", or "replaced": a later plan took over,
-        or the object was no longer needed.
+        "waiting" (for sources), "running", "done", "failed", or "replaced" (a later plan took
+        over, or the object was no longer needed).
     nbytes : int
         Bytes of the object, or of the largest source; 0 if unknown.
     sources, receivers : tuple of str
-        Ids of the nodes that give and get the bytes; at most 64 of each.
+        Ids of the nodes that send and receive the bytes; at most 64 of each.
     shares : dict
-        For each node that passes on, folds or sends a part of the bytes itself: this part, up to 1.
+        For each node that forwards, folds or sends some of the bytes: the share of the bytes, at
+        most 1.
     estimates : tuple of (str, int, float)
         (shape, number of owners or trees, seconds) of the alternatives that the planner compared,
         the fastest first.
     rates : dict
-        (up, down) in bytes a second of each node, as known when the plan was made.
+        (up, down) in bytes per second for each node, as known when the plan was made.
     assumed : tuple of str
         Nodes whose rates had not been measured yet.
     expected_s : float or None
@@ -66,7 +68,7 @@ class TransferPlan:
     last : str
         The node that reported last; "" until then, and for collectives.
     why : str
-        Further reasons, such as narrow paths or a lost host; or why the plan failed.
+        Further reasons for the plan, such as narrow paths or a lost host; or why the plan failed.
 
     Examples
     --------
@@ -96,7 +98,7 @@ class TransferPlan:
     why: str
 
     def __str__(self) -> str:
-        """Several lines for people."""
+        """The plan as several lines of text."""
         size = f" of {format_bytes(self.nbytes)}" if self.nbytes else ""
         ends = [
             f" {word} {_names(nodes)}"
@@ -146,9 +148,9 @@ class Explanation:
     locations : tuple of str
         Ids of the nodes that hold the value.
     plans : tuple of TransferPlan
-        The recorded plans, the latest last.
+        The recorded plans, from the earliest to the latest.
     why : str
-        Why there is no plan; "" if there is one.
+        The reason why there is no plan; "" if there is one.
 
     Examples
     --------
@@ -166,7 +168,7 @@ class Explanation:
     why: str
 
     def __str__(self) -> str:
-        """Several lines for people."""
+        """The explanation as several lines of text."""
         at = f" on {_names(self.locations)}" if self.locations else ""
         size = f", {format_bytes(self.nbytes)}" if self.nbytes else ""
         lines = [f"{self.state}{size}{at}", *map(str, self.plans)]
@@ -174,7 +176,7 @@ class Explanation:
 
 
 def explain(runtime: Runtime, ref: Any) -> Explanation:
-    """See `Cluster.explain`."""
+    """Implements `Cluster.explain`."""
     if isinstance(ref, ThreadFuture):
         raise TypeError(
             "the Future of a Group call has no recorded plan: the hosts of a Group plan its calls "
@@ -227,7 +229,7 @@ def _no_plan(state: str, nbytes: int, locations: tuple[str, ...], own: str) -> s
         return inline
     if own not in locations:
         return f"no transfer: {own} has not requested it yet"
-    return f"no plan is recorded; the manager keeps those of the last {PLAN_RECORDS_MAX} objects"
+    return f"no plan is recorded; the manager keeps plans of the last {PLAN_RECORDS_MAX} objects"
 
 
 def _plan(summary: PlanSummary, nbytes: int) -> TransferPlan:

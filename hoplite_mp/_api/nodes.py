@@ -55,9 +55,9 @@ __all__ = [
     "working_places",
 ]
 
-RESOURCE_COUNTERS = "resource:", "free:"  # prefixes of their counters' names
-# Interval of checks whether nodes have left. Lower: more round trips to the node. Higher: the
-# caller waits longer than necessary.
+RESOURCE_COUNTERS = "resource:", "free:"  # prefixes of the names of counters for resources
+# Interval between two checks whether nodes have left. Lower: more round trips to the node. Higher:
+# the caller waits longer than necessary.
 LEAVING_POLL_S = 0.02
 
 
@@ -68,17 +68,17 @@ class Node:
     Attributes
     ----------
     id : str
-        "h0", "h1" and so on, in order of joining; never reused.
+        "h0", "h1" and so on, in the order in which nodes have joined; never reused.
     address : str
-        The IP address that it advertises to other nodes.
+        The IP address that the node advertises to other nodes.
     host : str
         Its host name.
     workers : int
-        Workers of its common pool.
+        The number of workers in its common pool.
     memory_used, memory_total : int
-        Bytes of its store that are in use, and the store's limit.
+        The number of bytes in use in its store, and the store's limit.
     resources, resources_free : dict
-        Its amounts for `options(resources=)` by name, and the free amount of each.
+        The amounts of its resources for `options(resources=)`, by name, and the free amounts.
 
     Examples
     --------
@@ -106,12 +106,12 @@ class Node:
 
 
 def resource_words(node: Node) -> list[str]:
-    """The free and total amounts, as in ["gpu 1 of 2"]."""
+    """The free and total amounts of a node's resources, as in ["gpu 1 of 2"]."""
     return amount_words(node.resources, node.resources_free)
 
 
 def amount_words(amounts: Mapping[str, float], free: Mapping[str, float]) -> list[str]:
-    """Like `resource_words`, with the free amount of each of a node's resources."""
+    """Like `resource_words`, for the given total and free amounts."""
     return [f"{name} {free.get(name, 0):g} of {amount:g}" for name, amount in amounts.items()]
 
 
@@ -121,15 +121,15 @@ def node_id(number: int) -> str:
 
 
 def standby_of(runtime: Runtime) -> tuple[tuple[str, ...], int, bool, bool]:
-    """The standby as known to this host's node: (addresses of the cluster's standby, the best
-    first; the number of the node on the standby's host, -1 if it has not joined; whether the
-    standby is the manager now; whether there is a manager)."""
+    """The standby as known to this host's node. Returns the addresses of the cluster's standby,
+    the best first; the number of the node on the standby's host, or -1 if that node has not
+    joined; whether the standby is the manager now; and whether there is a manager."""
     standing = runtime.channel.call(JoinStatus()).value
     return tuple(standing[2]), standing[4], standing[5], standing[6]
 
 
 class NodeCalls:
-    """The methods of `Cluster` for its nodes."""
+    """The `Cluster` methods for nodes."""
 
     _runtime: Runtime
 
@@ -166,9 +166,9 @@ class NodeCalls:
         return own_node(self._runtime)
 
     def add_workers(self, n: int, node: Any = None) -> None:
-        """Starts more workers for the cluster's tasks, while work runs.
+        """Starts more workers for the cluster's tasks, even while tasks are running.
 
-        The workers remain after this program has left.
+        The workers remain after this program has disconnected.
 
         Parameters
         ----------
@@ -194,16 +194,16 @@ class NodeCalls:
         grow(self._runtime, n, node)
 
     def remove_node(self, node: Any) -> None:
-        """Removes nodes from the cluster without loss of work, and waits until they are gone.
+        """Removes nodes from the cluster without losing work, and waits until they are gone.
 
         A leaving node accepts no more tasks: `options(node=)` with only this node raises
         NodeLostError, and an actor that may run on several nodes starts on another node. Running
-        tasks finish. If only this node holds an object, nodes whose processes hold refs to it fetch
-        it; objects without refs on other nodes are dropped. A generator that has yielded is not
-        awaited: it runs again on another node, which counts against its `retries`. The node's
-        actors finish the calls made so far; later calls raise ActorLostError. The node's
-        `hoplite-mp join` ends with exit code 0, and a program that is connected through the node
-        loses its cluster.
+        tasks finish. If only this node holds an object, nodes whose processes hold refs to the
+        object fetch it; objects without refs on other nodes are dropped. A generator that has
+        yielded is not awaited: it runs again on another node, which counts against its `retries`.
+        The node's actors finish the calls made so far; later calls raise ActorLostError. The
+        node's `hoplite-mp join` exits with code 0, and a program that is connected through the
+        node loses its cluster.
 
         Parameters
         ----------
@@ -213,10 +213,10 @@ class NodeCalls:
         Raises
         ------
         ValueError
-            It is the manager's node, whose end would end the whole cluster, or the caller's own
-            node (use `shutdown`).
+            The node is the manager's node, whose removal would stop the whole cluster, or the
+            caller's own node (use `shutdown`).
         NodeLostError
-            The node is gone already.
+            The node is already gone.
 
         Examples
         --------
@@ -231,7 +231,7 @@ class NodeCalls:
         return f"<hoplite_mp.Cluster: {cluster_words(self)}>"
 
     def _repr_html_(self) -> str:
-        """For notebooks: the nodes, their workers, and memory as bars."""
+        """HTML for notebooks: the nodes with their workers, and their memory as bars."""
         from hoplite_mp._client.describing import cluster_html, in_time
 
         words = cluster_words(self)
@@ -251,9 +251,9 @@ class NodeCalls:
         dict
             `tasks_done`, `tasks_failed`, `tasks_retried`, `workers_lost`, `objects` (numbers);
             `bytes_used`, `bytes_limit`, `bytes_spilled`, `bytes_sent`, `bytes_received` (bytes):
-            the sums over all nodes. "nodes" has the same counters for each node, by its id, without
-            nodes that do not answer. If any node has resources: `resources` and `resources_free`,
-            dicts of the present amounts by name.
+            the sums over all nodes. "nodes" maps node ids to the same counters for each node,
+            excluding nodes that do not answer. If any node has resources, `resources` and
+            `resources_free` are dicts of the current amounts by name.
 
         Examples
         --------
@@ -283,10 +283,9 @@ class NodeCalls:
         """Returns a context manager that writes a timeline of the cluster's work in its block.
 
         Open the file at ui.perfetto.dev. It shows tasks by worker, transfers of objects between
-        nodes, collectives, calls of Groups, and spilling. Work that is still running at the end of
-        the block is recorded up to that time. Values up to 64 KiB, which are sent inside messages,
-        are not shown. The complete file is written at the end of the block, also after an
-        exception.
+        nodes, collectives, Group calls, and spilling. Work that is still running at the end of the
+        block is recorded up to that time. Values up to 64 KiB, which are sent inside messages, are
+        not shown. The complete file is written at the end of the block, even after an exception.
 
         Parameters
         ----------
@@ -300,14 +299,12 @@ class NodeCalls:
         Raises
         ------
         OSError
-            The file cannot be created; raised by the call itself.
+            The file cannot be created. The call itself raises this error.
         RuntimeError
             The cluster is already being traced. Only one trace can run at a time.
 
-        Notes
-        -----
-        Each node keeps the latest `Config.trace_events_max` events. The file contains the number of
-        dropped events, the lost nodes, and the error of the nodes' clocks.
+        Notes ----- Each node keeps the latest `Config.trace_events_max` events. The file contains
+        the number of dropped events, the lost nodes, and the errors of the nodes' clocks.
 
         Examples
         --------
@@ -318,12 +315,13 @@ class NodeCalls:
         from hoplite_mp._client.tracing import Trace
 
         trace = Trace(self._runtime, path)
-        trace.cluster = self  # kept alive as long as the trace
+        trace.cluster = self  # keeps this Cluster alive as long as the trace
         return trace
 
 
 def take_amounts(counts: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Removes the resources from a node's counters; returns (totals, free amounts)."""
+    """Removes the resources from a node's counters. Returns their total amounts and free
+    amounts."""
     found: tuple[dict[str, int], dict[str, int]] = {}, {}
     for into, prefix in zip(found, RESOURCE_COUNTERS, strict=True):
         for name in [name for name in counts if name.startswith(prefix)]:
@@ -332,8 +330,8 @@ def take_amounts(counts: dict[str, int]) -> tuple[dict[str, int], dict[str, int]
 
 
 def list_nodes(runtime: Runtime, memory: bool = False) -> list[Node]:
-    """Living nodes in order of joining. `memory`: includes the memory use of other nodes, which
-    costs a round trip to all of them; otherwise it is 0."""
+    """The living nodes, in order of joining. `memory`: whether to include the memory use of other
+    nodes, which costs a round trip to all of them; otherwise it is 0."""
     runtime.memory.check()
     found = [
         Node(
@@ -358,31 +356,34 @@ def list_nodes(runtime: Runtime, memory: bool = False) -> list[Node]:
 
 
 def with_counts(node: Node, counts: dict[str, int]) -> Node:
-    """The same node, with the used and free amounts from its counters."""
+    """The same node, with the used memory and the free amounts from its counters."""
     _, free = take_amounts(dict(counts))
     amounts = as_amounts(tuple(free.items()))
     return dataclasses.replace(node, memory_used=counts["bytes_used"], resources_free=amounts)
 
 
 def own_node(runtime: Runtime) -> Node:
-    """The node of this process's host. NodeLostError: it is no longer in the cluster."""
+    """The node of this process's host. Raises NodeLostError if the node is no longer in the
+    cluster."""
     own = node_id(runtime.tasks.node_number)
     for node in list_nodes(runtime):
         if node.id == own:
             return node
-    raise errors.NodeLostError(f"node {own!r} of this host is no longer one of the cluster")
+    raise errors.NodeLostError(f"node {own!r} of this host is no longer in the cluster")
 
 
 def gone_nodes(runtime: Runtime) -> list[tuple[str, str, float, bool]]:
-    """(node id, host, seconds ago, whether it has left) of the latest nodes that were lost or have
-    left, as known to this host's node."""
+    """The latest nodes that were lost or have left, as known to this host's node. Each item has
+    the node's id, its host, the number of seconds since the event, and whether the node has
+    left."""
     runtime.memory.check()
     found = runtime.channel.call(GoneNodes()).value
     return [(node_id(number), host, seconds, left) for number, host, seconds, left in found]
 
 
 def counters(runtime: Runtime) -> dict[int, dict[str, int]]:
-    """The counters of every node that answers, by its number, since its start."""
+    """The counters of every node that answers, by the node's number. They count from the start of
+    the node."""
     runtime.memory.check()
     runtime.submitter.drain()
     runtime.memory.collect()
@@ -392,17 +393,17 @@ def counters(runtime: Runtime) -> dict[int, dict[str, int]]:
 def node_numbers(
     runtime: Runtime, nodes: Any, one: str | None = None, workers: bool = False
 ) -> list[int]:
-    """A Node, a node id, or a list of them, as numbers; NodeLostError for a node that is gone,
-    ValueError for one that never existed.
+    """Converts a Node, a node id, or a list of them to node numbers. Raises NodeLostError for a
+    node that is gone, and ValueError for a node that has never existed.
 
-    `one`: names the call, if it takes exactly one node. `workers`: the nodes must have workers, and
-    must not be leaving.
+    `one`: the name of the call, if it takes exactly one node. `workers`: whether the nodes must
+    have workers, and must not be leaving.
     """
     if nodes is None:
         return []
     wanted = list(nodes) if isinstance(nodes, (list, tuple)) else [nodes]
     if one is not None and len(wanted) != 1:
-        raise ValueError(f"{one} names {len(wanted)} nodes: it must be one")
+        raise ValueError(f"{one} names {len(wanted)} nodes: it must name one")
     if not wanted:
         raise ValueError("the list of nodes, in node= or to=, is empty")
     living = {node.id: node for node in list_nodes(runtime)}
@@ -424,7 +425,8 @@ def node_numbers(
 
 
 def _was_there(name: Any, newest: int) -> bool:
-    """Whether a node of that name has ever joined. Numbers are given in order of joining."""
+    """Whether a node of that name has ever joined. Nodes are numbered in the order in which they
+    join."""
     digits = name.removeprefix("h") if isinstance(name, str) else ""
     return digits.isdecimal() and int(digits) <= newest
 
@@ -432,27 +434,28 @@ def _was_there(name: Any, newest: int) -> bool:
 def named_places(
     runtime: Runtime, node: Any, default: Sequence[int] | None
 ) -> list[tuple[int, int]]:
-    """(number, workers) of the nodes that `node` names; without `node`, of the nodes in
-    `default`."""
+    """The number and the count of workers of each node that `node` names; if `node` is None, of
+    each node in `default`."""
     numbers = list(default or ()) if node is None else node_numbers(runtime, node)
     have = {one.id: one.workers for one in list_nodes(runtime)} if numbers else {}
     return [(number, have.get(node_id(number), 0)) for number in numbers]
 
 
 def working_places(runtime: Runtime) -> list[tuple[int, int]]:
-    """(number, workers) of all nodes that have workers; (this node, 1) if none has."""
+    """The number and the count of workers of each node that has workers; if none has, (this node,
+    1)."""
     found = [(int(one.id[1:]), one.workers) for one in list_nodes(runtime) if one.workers]
     return found or [(runtime.tasks.node_number, 1)]
 
 
 def other_places(runtime: Runtime, copies: Any, keep: Sequence[int] = ()) -> list[int]:
-    """The nodes for all copies except the first: first living nodes in `keep`, which have a copy
-    already; then nodes with workers, because these do not end with a program; then other nodes.
-    Each class is in order of joining, beginning after this node, so that copies from different
-    nodes go to different nodes."""
+    """The nodes for all copies except the first. Living nodes in `keep`, which have a copy
+    already, come first; then nodes with workers, because these do not exit with a program; then
+    other nodes. Each class is in order of joining, beginning after this node, so that copies from
+    different nodes go to different nodes."""
     count = whole(copies)
     if count is None or count < 1:
-        raise ValueError(f"copies={copies!r}: it must be a whole number from 1")
+        raise ValueError(f"copies={copies!r}: it must be a whole number, at least 1")
     if count == 1:
         return []
     nodes = [(int(one.id[1:]), one.workers) for one in list_nodes(runtime)]
@@ -490,13 +493,13 @@ def shrink(runtime: Runtime, node: Any) -> None:
     own = runtime.tasks.node_number
     if own in numbers:
         raise ValueError(
-            f"{node_id(own)} is the caller's own node: it leaves by shutdown(), or with the "
-            "`hoplite-mp join` that has started it"
+            f"{node_id(own)} is the caller's own node: it leaves when you call shutdown(), or "
+            "stop the `hoplite-mp join` that has started it"
         )
     for number in numbers:
         runtime.channel.call(DrainNode(number))
     names = {node_id(number) for number in numbers}
-    # Repeated calls in place of one waiting call, because other threads of this process need the
-    # channel meanwhile.
+    # Repeated short calls instead of one long call, because other threads of this process need the
+    # channel, too.
     while names & {one.id for one in list_nodes(runtime)}:
         clock.sleep(LEAVING_POLL_S)

@@ -1,4 +1,4 @@
-"""The calls of a Cluster that store, read and drop objects.
+"""The Cluster methods that store, read and drop objects.
 
 The methods check their arguments and pass them on to the memory of this process.
 """
@@ -34,7 +34,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class ObjectCalls:
-    """The methods of `Cluster` for objects."""
+    """The `Cluster` methods for objects."""
 
     _runtime: Runtime
 
@@ -47,11 +47,11 @@ class ObjectCalls:
         Parameters
         ----------
         value : object
-            Any picklable value. Protocol 5 buffers are stored out of band.
+            Any picklable value. Its protocol 5 buffers (PEP 574) are stored out of band.
         copies : int, optional
             The number of nodes, including this node, that hold the value when `put` returns. The
-            value survives the death of all but one of them. A copy that is lost later is not
-            replaced. Default: 1.
+            value survives if at least one of these nodes survives. A copy that is lost later is
+            not replaced. Default: 1.
 
         Returns
         -------
@@ -68,18 +68,14 @@ class ObjectCalls:
         ValueError
             `copies` is below 1, or above the number of nodes.
 
-        Notes
-        -----
-        Out-of-band buffers are those of PEP 574.
-
         Examples
         --------
         >>> ref = c.put(np.arange(4))
         >>> c.get(ref)
         array([0, 1, 2, 3])
         """
-        # A small value is stored without the node. Without this check, `put` could return a ref to
-        # an object that no other process can read.
+        # A small value is stored without help from the node. Without this check, `put` could
+        # return a ref to an object that no other process can read.
         self._runtime.memory.check_lost()
         to = other_places(self._runtime, copies)
         ref = self._runtime.memory.put(value)
@@ -87,11 +83,11 @@ class ObjectCalls:
         return ref
 
     def empty(self, shape: Any, dtype: Any = float, order: str = "C") -> Array:
-        """A writable array inside the store, uninitialised.
+        """Returns an uninitialised, writable array inside the store.
 
         `put(a)`, or returning `a` from a task, publishes it without a copy and makes it read-only.
-        An array that is never published is freed with its last view. Views from before the
-        publication stay writable: do not write to them.
+        An array that is never published is freed with its last view. Views that were made before
+        the publication stay writable: do not write to them.
 
         Parameters
         ----------
@@ -149,8 +145,8 @@ class ObjectCalls:
         Returns
         -------
         object
-            The memory of an array lives as long as a view of it, also after `delete`, and after the
-            end of the cluster.
+            The value, or the values. The memory of an array exists as long as a view of it, even
+            after `delete`, and after the cluster has shut down.
 
         Raises
         ------
@@ -165,7 +161,8 @@ class ObjectCalls:
         ValueError
             `errors` has another value, or is "skip" for a single ref or a nesting.
         Exception
-            The exception of the task. Of several failures, the first one in the order of `refs`.
+            The exception of the task. If several refs have failed, the exception of the first one
+            in the order of `refs`.
 
         Examples
         --------
@@ -197,7 +194,7 @@ class ObjectCalls:
             return tree_map(refs, read) if nested else [read(ref) for ref in refs]
         except HopliteTimeoutError:
             raise
-        except Exception:  # it represents all failures, so no failure is reported
+        except Exception:  # it stands for all failures, so none of them is reported as unread
             with contextlib.suppress(HopliteError):
                 tree_map(refs, lambda ref: memory.failure_read(memory.local_id(ref)))
             raise
@@ -233,14 +230,15 @@ class ObjectCalls:
     def wait(
         self, refs: Any, num: int | None = None, timeout: float | None = None
     ) -> tuple[list[Any], list[Any]]:
-        """Waits until some of the refs or Futures are done, ready or failed.
+        """Waits until some of the refs or Futures are done, that is, ready or failed.
 
         Parameters
         ----------
         refs : ObjectRef, Future, or an iterable of them
             The objects to wait for.
         num : int, optional
-            The number of refs that must be done, and the maximum length of `done`. Default: all.
+            The number of refs that must be done, which is also the maximum length of `done`.
+            Default: all.
         timeout : float, optional
             Seconds to wait; 0 polls. Default: no limit.
 
@@ -283,10 +281,10 @@ class ObjectCalls:
         return done, left
 
     def delete(self, refs: Any) -> None:
-        """Drops objects now, without waiting for the last ref.
+        """Drops objects now, even if refs to them still exist.
 
         A later `get` raises ObjectLostError. For tasks and reductions that still need the object,
-        it is a failed source. Arrays in its memory stay valid.
+        it counts as a failed source. Arrays in its memory stay valid.
 
         Parameters
         ----------
@@ -334,10 +332,11 @@ class ObjectCalls:
         return [node_id(number) for number in self._runtime.channel.call(Locate(oid)).value]
 
     def explain(self, ref: Any) -> Explanation:
-        """How an object, or the result of a collective, moves or has moved between hosts, and why.
+        """Explains how an object, or the result of a collective, is moving or has moved between
+        hosts.
 
-        Transfers are recorded by the manager as part of its work, so nothing is measured or sent
-        until this method is called. It does not wait for the object.
+        The manager records transfers as part of its work, so nothing is measured or sent until
+        this method is called. The method does not wait for the object.
 
         Parameters
         ----------
@@ -349,16 +348,17 @@ class ObjectCalls:
         -------
         Explanation
             `print` it, or read its `plans`: their shape, the alternatives, the bandwidths on which
-            the choice was based, the expected and the actual time. If there is no plan, `why` has
-            the reason: for example, processes of one host share memory.
+            the choice was based, the expected time and the actual time. If there is no plan, `why`
+            gives the reason: for example, processes on one host share memory.
 
         Raises
         ------
         ObjectLostError
             The ref belongs to another cluster, or its object is gone.
         TypeError
-            It is neither a ref nor the Future of a task or of a collective on refs. Futures of a
-            Group's calls are refused: the Group's hosts plan these calls themselves; see `trace`.
+            The argument is neither a ref nor the Future of a task or of a collective on refs.
+            Futures of Group calls are refused, because the Group's hosts plan these calls
+            themselves: see `trace`.
 
         Notes
         -----

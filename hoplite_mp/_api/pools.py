@@ -1,7 +1,7 @@
 """Executors with dedicated worker processes: `c.executor()` and `c.spmd()`.
 
-Such an executor is like any other (executor.py), but its owner opens and closes the pool, and its
-workers may have their own environment and resources.
+Such an executor is like any other (executor.py), but its owner opens and closes the pool, and the
+pool's workers may have their own environment and resources.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _log = logging.getLogger("hoplite_mp")
 class PoolExecutor(TaskExecutor):
     """`c.executor()`: dedicated workers on a cluster."""
 
-    _finisher: Callable[[], object] | None = None  # waits until another thread has ended the pool
+    _finisher: Callable[[], object] | None = None  # waits until another thread has closed the pool
     _cluster: Any = None  # kept alive as long as this executor
     _dropped: weakref.finalize[Any, Any]
 
@@ -63,7 +63,7 @@ class PoolExecutor(TaskExecutor):
         places: Sequence[tuple[int, int]],
     ) -> None:
         self._runtime, self._pool, self._options, self._places = runtime, pool, options, places
-        self._setup = setup  # holds the initializer's object as long as workers may start
+        self._setup = setup  # holds the initializer's object, which starting workers need
 
     def options(self, **changes: Any) -> TaskExecutor:
         """The same workers with other defaults; see `Cluster.options`."""
@@ -79,7 +79,7 @@ class PoolExecutor(TaskExecutor):
         if cancel_futures:
             with suppress_closed():
                 self._cancel_pending(False)
-        if ending:  # already ending in the background
+        if ending:  # it is already closing, in the background
             if wait and self._finisher is not None:
                 self._finisher()
         elif wait:
@@ -87,7 +87,7 @@ class PoolExecutor(TaskExecutor):
             self._finisher = underway.wait
             try:
                 _close_pool(self._runtime, self._pool)
-            except BaseException:  # as after an exception in `with`: the processes must end
+            except BaseException:  # as after an exception in `with`: the processes must exit
                 with suppress_closed():
                     self._cancel_pending(True)
                     self._close(False)
@@ -114,8 +114,8 @@ class PoolExecutor(TaskExecutor):
         return None
 
     def _hand_over(self) -> int:
-        """Passes the pool to an owner that ends the whole cluster. Returns the pool's number. The
-        initializer's object stays held."""
+        """Passes the pool to an owner that shuts down the whole cluster. Returns the pool's
+        number. The cluster then holds the initializer's object."""
         self._dropped.detach()
         self._runtime.setups.append(self._setup)
         return self._pool
@@ -125,18 +125,18 @@ class PoolExecutor(TaskExecutor):
 
 
 def _end_pool(runtime: Runtime, pool: int, kill: bool = False) -> None:
-    """Ends a pool. Closes this process's queue to the pool first: when the node has received
-    ClosePool, the pool's number may belong to another pool, to which this process has a queue,
-    too."""
+    """Closes a pool. First closes this process's queue to the pool, because after the node has
+    received ClosePool, the number may be given to another pool, to which this process may have a
+    queue, too."""
     if runtime.client.usable:
         runtime.submitter.close_queue(pool)
         runtime.channel.tell(ClosePool(pool, kill))
 
 
 def _close_pool(runtime: Runtime, pool: int) -> None:
-    """Ends a pool when this process's tasks in the pool are done."""
+    """Waits until this process's tasks in the pool are done, and closes the pool."""
     submitter = runtime.submitter
-    with suppress_closed():  # the cluster may end meanwhile
+    with suppress_closed():  # the cluster may shut down in the meantime
         queues = submitter.queues.all_to(pool)
         while oids := [
             oid for oid, task in submitter.pending.copy().items() if task.queue in queues
@@ -148,8 +148,8 @@ def _close_pool(runtime: Runtime, pool: int) -> None:
 
 
 def _close_quietly(runtime: Runtime, pool: int, setup: Any) -> None:
-    """Runs `_close_pool` in a new thread, at any time, also while the interpreter ends. `setup`:
-    held until then, because starting workers need the initializer's object."""
+    """Runs `_close_pool` in a new thread, at any time, even while the interpreter is exiting.
+    `setup`: is held until then, because starting workers need the initializer's object."""
     try:
         _close_pool(runtime, pool)
     except Exception:
@@ -159,11 +159,10 @@ def _close_quietly(runtime: Runtime, pool: int, setup: Any) -> None:
 
 def _drop_pool(pid: int, runtime: Runtime, pool: int, setup: Any) -> None:
     """Closes the pool of an executor that the program has dropped. The garbage collector may call
-    this function at any time, so it neither waits nor takes a lock."""
+    this function at any time, so the function neither waits nor takes a lock."""
     if os.getpid() == pid and runtime.client.usable:
-        with contextlib.suppress(
-            RuntimeError
-        ):  # no thread can be started, so the pool ends with its cluster
+        # If no thread can be started, the pool closes with its cluster.
+        with contextlib.suppress(RuntimeError):
             _thread.start_new_thread(_close_quietly, (runtime, pool, setup))
 
 
@@ -176,8 +175,8 @@ def open_pool(
     options: Options,
     numbers: Sequence[int] = (),
 ) -> PoolExecutor:
-    """Starts a pool for one executor, on these nodes or by default on this host. Workers with
-    resources start on nodes with these resources."""
+    """Starts a pool for one executor, on the nodes in `numbers`, or by default on this host.
+    Workers with resources start on nodes that have these resources."""
     count = whole(workers)
     if count is None or not 1 <= count <= WORKERS_MAX:
         raise ValueError(refusal(workers))
@@ -234,8 +233,8 @@ def _start(
     demand: Demand | None = None,
     anywhere: bool = False,
 ) -> T:
-    """Starts workers in a new pool. `owner`: makes the object that closes the pool from the pool's
-    number. `anywhere`: tasks of lost nodes may move to nodes outside `places`."""
+    """Starts workers in a new pool. `owner`: takes the pool's number and makes the object that
+    closes the pool. `anywhere`: whether tasks on lost nodes may move to nodes outside `places`."""
     own = runtime.tasks.node_number
     here = sum(workers for number, workers in places if number == own)
     far = [place for place in places if place[0] != own]
@@ -266,8 +265,8 @@ def spmd(
     weights: Sequence[tuple[int, int]],
     anywhere: bool,
 ) -> list[Future[T]]:
-    """Starts peers, spread over (node, weight), in a new pool, which closes after the last peer.
-    `anywhere`: as for `_start`."""
+    """Starts peers in a new pool, which closes after the last peer. `weights`: (node, weight)
+    pairs over which the peers are spread. `anywhere`: as for `_start`."""
     env, demand = options.env, options.resources
     options = dataclasses.replace(options, env=(), resources=None)
     if demand is None:
@@ -296,7 +295,7 @@ def spmd(
         )
         for rank in range(size):
             futures.append(peers.submit(fixed, rank, *args))
-    except BaseException:  # for example, it cannot be pickled; no peer may wait for the others
+    except BaseException:  # e.g., `fn` cannot be pickled; no peer may wait for the others
         for future in futures:
             future.cancel(force=True)
         for one in opened:
@@ -319,7 +318,7 @@ def spmd(
 
 
 class PoolCalls(TaskExecutor):
-    """The methods of `Cluster` that start executors and peers in dedicated processes."""
+    """The `Cluster` methods that start executors and peers in dedicated processes."""
 
     def executor(
         self,
@@ -332,14 +331,14 @@ class PoolCalls(TaskExecutor):
     ) -> PoolExecutor:
         """Opens an executor on this cluster with dedicated worker processes.
 
-        Its workers end at its shutdown. It takes the options of `options`, and these arguments.
+        Its workers exit when it is shut down. The options of `options` can be passed, too.
 
         Parameters
         ----------
         max_workers : int, optional
             The number of workers, 1 to 200. Default: the number of CPUs of this host or, with
-            `node=`, the number of workers of these nodes; with `options(resources=)`, no more than
-            the resources allow.
+            `node=`, the number of workers on these nodes; with `options(resources=)`, at most as
+            many as the resources allow.
         initializer : callable, optional
             Runs in each worker before its first task, and in each worker that replaces a dead one.
         initargs : tuple, optional
@@ -347,13 +346,14 @@ class PoolCalls(TaskExecutor):
         max_tasks_per_child : int, optional
             After this number of tasks a worker is replaced by a new one. Default: never.
         **options
-            As for `options`. `node`: one or several nodes, which share the workers evenly. Default:
-            this host; with `resources`, other nodes with these resources follow.
+            As for `options`. `node`: one or several nodes, over which the workers are spread
+            evenly. Default: this host and, with `resources`, then other nodes that have these
+            resources.
 
         Returns
         -------
         concurrent.futures.Executor
-            With `submit`, `map`, `options` and `shutdown`, for `with`.
+            It has `submit`, `map`, `options` and `shutdown`, and is a context manager.
 
         Raises
         ------
@@ -401,9 +401,9 @@ class PoolCalls(TaskExecutor):
         """Starts `size` peers together, each in a dedicated process, as `fn(rank, *args)`.
 
         The peers usually become members of one Group. A peer that dies is retried like any task,
-        unless `options(retries=0)`, and may rejoin its Group as long as the Group lives. If its
-        host is lost, the peer restarts on another host (one of `node`, if given); with
-        `options(resources=)`, as soon as the resources are free on a host.
+        unless `options(retries=0)` is used, and may rejoin its Group as long as the Group exists.
+        If its host is lost, the peer restarts on another host (one of `node`, if given). With
+        `options(resources=)`, it restarts as soon as the resources are free on a host.
 
         Parameters
         ----------
@@ -415,9 +415,9 @@ class PoolCalls(TaskExecutor):
             Further arguments, the same for every peer. Refs are replaced by their values, as for
             `submit`; `by_ref(ref)` passes the ref itself.
         node : Node, str, or a list of them, optional
-            The nodes of the peers. Default: all nodes with workers, in proportion to their numbers
-            of workers; with `options(resources=)`, this host as far as its resources suffice, then
-            other nodes.
+            The nodes on which the peers run. Default: all nodes with workers, in proportion to
+            their numbers of workers; with `options(resources=)`, this host as far as its resources
+            suffice, then other nodes.
 
         Returns
         -------
@@ -453,14 +453,15 @@ class PoolCalls(TaskExecutor):
 
     @property
     def assigned(self) -> dict[str, list[int]]:
-        """The units of `resources` that are assigned to this task, executor's worker or actor.
+        """The resource units that are assigned to this task, executor's worker or actor.
 
         Returns
         -------
         dict
-            The indices on this host, from 0, by name: ``{"gpu": [0, 1]}``. A fraction has the index
-            that it shares. An amount without indices has an empty list (the total is above 1024, or
-            not an integer). {} if nothing was assigned, as in a driver.
+            For each resource name, the list of indices on this host, which start at 0: ``{"gpu":
+            [0, 1]}``. A fraction of a unit gets the index of the shared unit. A resource without
+            indices (its total is above 1024, or not an integer) has an empty list. {} if nothing
+            is assigned, as in a driver.
 
         Examples
         --------

@@ -1,7 +1,7 @@
 """Executor: a one-line replacement for `concurrent.futures.ProcessPoolExecutor`.
 
-The executor owns a cluster of one host. It has only the methods of the standard library's executor,
-and survives the death of a worker.
+The executor owns a cluster on this host. It has only the methods of the standard library's
+executor, and survives the death of a worker.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["Executor"]
 
 
 class Executor(TaskExecutor):
-    """The one-line replacement for `concurrent.futures.ProcessPoolExecutor`.
+    """A one-line replacement for `concurrent.futures.ProcessPoolExecutor`.
 
-    It owns a cluster of this host. The death of a worker does not break the executor: the task runs
+    It owns a cluster on this host. The death of a worker does not break the executor: the task runs
     again in another worker. Results are writable. If the arguments of a task cannot be pickled, its
     Future fails with the pickling error. A task that raises SystemExit or KeyboardInterrupt fails
     with this exception; with a Cluster it fails with TaskError instead.
@@ -41,8 +41,8 @@ class Executor(TaskExecutor):
     max_tasks_per_child : int, optional
         After this number of tasks a worker is replaced. Default: never.
     mp_context : None
-        Must be None. The standard library has this argument; the workers of this executor are
-        neither forked nor spawned from this process.
+        Must be None. The argument exists because the standard library has it; the workers of this
+        executor are neither forked nor spawned from this process.
 
     Raises
     ------
@@ -73,8 +73,8 @@ class Executor(TaskExecutor):
     ) -> None:
         if mp_context is not None:
             raise TypeError(
-                f"mp_context={mp_context!r}: workers are started by a process of this library's "
-                "own, neither forked nor spawned from yours; leave the argument out"
+                f"mp_context={mp_context!r}: this library starts workers from a process of its "
+                "own; they are neither forked nor spawned from yours, so leave the argument out"
             )
         count: int | None
         count = min(cpu_count(), WORKERS_MAX) if max_workers is None else max_workers
@@ -104,12 +104,12 @@ class Executor(TaskExecutor):
                 raise
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As in the standard library: takes no new tasks, and ends the workers.
+        """As in the standard library: accepts no new tasks, and stops the workers.
 
         Parameters
         ----------
         wait : bool, optional
-            True returns when all tasks are done and all processes are gone. Default: True.
+            True: returns when all tasks are done and all processes have exited. Default: True.
         cancel_futures : bool, optional
             True cancels all tasks that have not begun. Default: False.
 

@@ -20,7 +20,8 @@ TREE_TYPES = (list, tuple, dict)  # exact types; a subclass may use its items di
 
 
 def as_items(refs: Any) -> list[Any]:
-    """One ref or Future, or an iterable of them, as a list; its items are not checked."""
+    """One ref or Future, or an iterable of them, as a list. The items of the iterable are not
+    checked."""
     if isinstance(refs, (ObjectRef, Future)):
         return [refs]
     if not isinstance(refs, Iterable) or isinstance(refs, (str, bytes, bytearray)):
@@ -42,8 +43,8 @@ def as_refs(refs: Any) -> list[ObjectRef[Any]]:
 
 
 def _not_a_ref(wanted: str, got: Any) -> TypeError:
-    """An error that describes the wrong value in one line, however large the value is. It explains
-    that a task gets the value if the caller passes a ref."""
+    """An error that describes the wrong value in one line, however large the value is. The error
+    explains that a task gets the value of a ref, not the ref."""
     hint = (
         "Refs among a task's arguments are replaced by their values; hoplite_mp.by_ref(ref) passes "
         "the ref itself, and put(value) makes a ref of a value"
@@ -66,7 +67,7 @@ def _in_words(value: Any) -> str:
 
 
 def as_ref(one: Any) -> ObjectRef[Any]:
-    """A ref or Future as a ref; TypeError for anything else."""
+    """A ref or Future as a ref. Raises TypeError for anything else."""
     (ref,) = as_refs([one])
     return ref
 

@@ -1,8 +1,8 @@
 """`Cluster.run`: calls a function once in every worker of the common pool.
 
-Programs use it to empty caches, change settings or reload modules while the cluster runs. The node
-runs it as a worker broadcast (_node/tasks/worker_broadcast.py): one task for each worker, between
-two other tasks.
+Programs use it to empty caches, change settings or reload modules while the cluster is running.
+The node implements it as a worker broadcast (_node/tasks/worker_broadcast.py): one task for each
+worker, between two other tasks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class RunOnWorkersCalls(TaskExecutor):
-    """The method of `Cluster` that calls a function in every worker."""
+    """The `Cluster` method that calls a function in every worker."""
 
     def run(
         self, fn: Callable[..., T], /, *args: Any, node: Any = None, timeout: float | None = None
@@ -46,10 +46,10 @@ class RunOnWorkersCalls(TaskExecutor):
         """Calls `fn(*args)` once in every worker of the cluster, between two tasks.
 
         The workers of executors, peers and actors do not run the function, nor do workers that
-        start later (use `executor(initializer=)`). The result leaves out workers that die, or whose
-        node is lost. A worker that waits inside a task is busy with this task. If a task makes this
-        call, its own worker runs the function inside the call. `options(retries=)` and
-        `options(timeout=)` do not apply.
+        start later (use `executor(initializer=)`). The result does not include workers that die,
+        or whose node is lost. A worker that is waiting inside a task is busy with that task. If a
+        task calls `run`, the task's own worker runs the function inside the call.
+        `options(retries=)` and `options(timeout=)` do not apply.
 
         Parameters
         ----------
@@ -58,23 +58,23 @@ class RunOnWorkersCalls(TaskExecutor):
         *args
             Its arguments. Refs among them are replaced by their values, as for `submit`.
         node : Node, str, or a list of them, optional
-            Only the workers of these nodes. Default: all.
+            Call the function only in the workers on these nodes. Default: on all nodes.
         timeout : float, optional
-            Seconds, after which workers that are still busy will not run the function. Default: no
-            limit.
+            Seconds to wait. Workers that are still busy after this time will not run the function.
+            Default: no limit.
 
         Returns
         -------
         dict
-            The results by the workers' names, `{"2@h0": ..., "3@h0": ...}`. Output of a worker is
-            preceded by its name, as in `(worker 3@h0)`.
+            The results by the workers' names, `{"2@h0": ..., "3@h0": ...}`. These are the names
+            that precede a worker's output, as in `(worker 3@h0)`.
 
         Raises
         ------
         Exception
             The exception of the first worker that failed, after all workers have run the function.
         HopliteTimeoutError
-            Some workers have not run the function in time; calls that have begun continue.
+            Some workers have not run the function in time. Calls that have begun continue.
 
         Examples
         --------
@@ -90,7 +90,7 @@ class RunOnWorkersCalls(TaskExecutor):
 
 
 class _Named:
-    """A function whose result names the worker that has run it."""
+    """A function whose result also contains the name of the worker that has run it."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
@@ -109,7 +109,7 @@ class _Named:
 
 
 def _own_name() -> tuple[int, int]:
-    """(node, slot) of this worker."""
+    """The node and the slot of this worker."""
     runtime = current_runtime()
     return runtime.tasks.node_number, runtime.client.slot
 
@@ -123,12 +123,12 @@ def _run(
     copy: bool,
     name: str | None,
 ) -> dict[str, Any]:
-    """numbers: numbers of nodes; empty: all nodes."""
+    """Implements `run`. numbers: the numbers of the nodes; empty: all nodes."""
     if not callable(fn):
         raise TypeError(f"run() takes a function, not {fn!r:.80}")
     check_timeout(timeout)
     if timeout is not None and timeout < 0:
-        raise ValueError(f"timeout={timeout!r}: it must be seconds from 0, or None")
+        raise ValueError(f"timeout={timeout!r}: it must be a number of seconds, at least 0")
     flags = flags_of(fn)
     runtime.memory.check()
     if runtime.take_part is not None:
@@ -187,8 +187,9 @@ def _run(
 
 
 def _wait(runtime: Runtime, oids: list[int], deadline: int) -> bool:
-    """Waits until all tasks are done; False at the deadline. A worker whose task waits here takes
-    part in this broadcast, and in other callers' broadcasts."""
+    """Waits until all tasks are done. Returns False if the deadline passes before. If this process
+    is a worker, it takes part in this broadcast, and in other callers' broadcasts, while it
+    waits."""
     waiting, take_part, tasks = runtime.submitter.waiting, runtime.take_part, runtime.tasks
     if take_part is None:
         return waiting.wait_many(oids, len(oids), deadline)
@@ -216,8 +217,8 @@ def _wait(runtime: Runtime, oids: list[int], deadline: int) -> bool:
 
 
 def _results(futures: list[Future[Any]], ended: list[Future[Any]]) -> dict[str, Any]:
-    """The results by the workers' names, without workers that have ended meanwhile. Raises the
-    function's first exception."""
+    """The results by the workers' names, excluding workers that have died in the meantime. Raises
+    the function's first exception."""
     for one in (*ended, *futures):
         error = one.exception()
         if error is not None and not _is_loss(error):
@@ -227,6 +228,6 @@ def _results(futures: list[Future[Any]], ended: list[Future[Any]]) -> dict[str, 
 
 
 def _is_loss(error: BaseException) -> bool:
-    """Whether the error means that the worker has ended. An exception of the function itself has a
-    cause, the worker's traceback."""
+    """Whether the error means that the worker has died. An exception that the function itself has
+    raised has a cause, which is the worker's traceback."""
     return isinstance(error, errors.WorkerLostError) and error.__cause__ is None

@@ -1,9 +1,9 @@
-"""Ends a cluster: by `shutdown`, at the end of `with`, at interpreter exit, or after it was
-dropped.
+"""Shuts a cluster down: when `shutdown` is called, at the end of `with`, at interpreter exit, or
+after the program has dropped the Cluster.
 
-Pending work is finished first, even if the program has dropped its Cluster. The code that ends a
-cluster therefore needs an object that outlives the Cluster: the keeper, which shares its
-attributes. At interpreter exit, the clusters of all keepers are ended.
+Pending work is finished first, even if the program has dropped its Cluster. The code that shuts a
+cluster down therefore needs an object that outlives the Cluster: the keeper, which shares its
+attributes. At interpreter exit, the clusters of all keepers are shut down.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class ClusterShutdown:
-    """The end of a Cluster."""
+    """The `Cluster` methods that shut the cluster down."""
 
     _runtime: Runtime
     _host: HostProcesses | None
@@ -45,29 +45,29 @@ class ClusterShutdown:
     _shutting: threading.Lock
     _pid: int
     _closed: bool = False
-    _finisher: Callable[[], Any] | None = None  # waits for the end in the background
+    _finisher: Callable[[], Any] | None = None  # waits for a shutdown in another thread
     _ended: threading.Event
 
     def _keep(self) -> None:
-        """Makes the keeper of this cluster: a second object with the same attributes, which ends
-        the cluster when the program has dropped the Cluster."""
+        """Makes the keeper of this cluster: a second object with the same attributes, which shuts
+        the cluster down when the program has dropped the Cluster."""
         keeper = _Keeper.__new__(_Keeper)
         # A separate dictionary: if `self` is garbage, Python 3.13.0 collects values that only
         # `self.__dict__` holds, even if another object shares this dictionary.
         keeper.__dict__ = self.__dict__ = dict(vars(self))
         _open.add(keeper)
-        weakref.finalize(self, _drop, keeper).atexit = False  # at exit _close_all ends it
+        weakref.finalize(self, _drop, keeper).atexit = False  # at exit, _close_all does this
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Waits for submitted tasks, and ends a cluster that this program has started.
+        """Waits for submitted tasks, and shuts down a cluster that this program has started.
 
-        A cluster that the program joined by `address=` continues. No new tasks are accepted, and
-        later calls raise ClosedError.
+        A cluster that the program has joined with `address=` continues. No new tasks are accepted,
+        and later calls raise ClosedError.
 
         Parameters
         ----------
         wait : bool, optional
-            True: waits until all tasks are done and all processes have ended. False: returns
+            True: waits until all tasks are done and all processes have exited. False: returns
             immediately, and does the same in the background. Default: True.
         cancel_futures : bool, optional
             True cancels all tasks that have not begun. Default: False.
@@ -86,7 +86,7 @@ class ClusterShutdown:
         if self._runtime.client.usable and cancel_futures:
             for oid in list(self._runtime.submitter.pending):
                 self._runtime.submitter.cancel(oid, False)
-        if ending:  # it is ending in the background already
+        if ending:  # it is already shutting down, in the background
             if wait and self._finisher is not None:
                 self._finisher()
         elif wait:
@@ -116,7 +116,7 @@ class ClusterShutdown:
         if host is None or not runtime.client.usable:
             return
         try:
-            with suppress_closed():  # if it has ended meanwhile, there is nothing to wait for
+            with suppress_closed():  # if the cluster has stopped, there is nothing to wait for
                 if not host.lost:
                     runtime.submitter.waiting.wait_idle(FOREVER_NS)
         except BaseException:
@@ -139,23 +139,23 @@ class ClusterShutdown:
                         with contextlib.suppress(Exception):
                             submitter.cancel(oid, force)
                 self._runtime.actors.kill_unheld()
-        finally:  # after a second Ctrl-C as well, because no later code could end it
+        finally:  # even after a second Ctrl-C, because no later code could do this
             self._end()
 
     def _end(self) -> None:
         host = self._host
         if host is not None and not host.runtime.client.usable and os.getpid() != self._pid:
-            return  # a forked child leaves its parent's `with` block, and owns nothing of this
-        try:  # each of these steps also runs after a Ctrl-C in an earlier one
+            return  # a forked child leaves its parent's `with` block; the cluster is the parent's
+        try:  # each of these steps runs even after a Ctrl-C in an earlier step
             if host is not None:  # callbacks may read failures, which are then not reported
                 host.runtime.submitter.collector.stop()
                 host.runtime.submitter.call_back_at_end()
         finally:
             try:
                 self._end_host()
-                if host is not None:  # without the lock, because callbacks are code of users
+                if host is not None:  # without the lock, because callbacks are users' code
                     host.runtime.submitter.call_back_at_end()
-            finally:  # only now, because the program must not end before the callbacks
+            finally:  # only now, because the program must not exit before the callbacks have run
                 _open.difference_update(
                     [one for one in list(_open) if one.__dict__ is self.__dict__]
                 )
@@ -164,7 +164,7 @@ class ClusterShutdown:
         with self._shutting:
             host, self._host = self._host, None
             far, self._far = self._far, None
-            with contextlib.ExitStack() as stack:  # these are called even after a Ctrl-C
+            with contextlib.ExitStack() as stack:  # its callbacks run even after a Ctrl-C
                 if far is not None:
                     stack.callback(far.end)
                 if host is not None:
@@ -187,15 +187,15 @@ class _Keeper(ClusterShutdown):
     def _finish_dropped(self) -> None:
         try:
             self._finish()
-        except BaseException:  # also while the interpreter ends; no caller could catch it
+        except BaseException:  # no caller could catch it, even while the interpreter exits
             _log.debug("while a cluster that nobody holds was ended", exc_info=True)
         finally:
             self._ended.set()
 
 
 def _drop(keeper: _Keeper) -> None:
-    """Ends a cluster that the program has dropped. The garbage collector may call this function in
-    any thread, with any locks held, so it does not wait."""
+    """Shuts down a cluster that the program has dropped. The garbage collector may call this
+    function in any thread, with any locks held, so the function does not wait."""
     if os.getpid() != keeper._pid or keeper._host is None or keeper._closed:
         return
     keeper._runtime.dropped = keeper._closed = True
@@ -203,20 +203,20 @@ def _drop(keeper: _Keeper) -> None:
     keeper._finisher = keeper._ended.wait
     try:
         _thread.start_new_thread(keeper._finish_dropped, ())
-    except RuntimeError:  # the interpreter is ending, or no thread is left: _close_all ends it
+    except RuntimeError:  # the interpreter is exiting, or no thread is left: see _close_all
         keeper._closed = False
 
 
 @atexit.register
 def _close_all() -> None:
-    """Ends all clusters at interpreter exit, as at the end of `with`: without waiting for tasks if
-    an exception ends the program."""
+    """Shuts all clusters down at interpreter exit. As at the end of `with`, waits for tasks unless
+    the program has failed with an exception."""
     failed = getattr(sys, "last_value", None) is not None and not hasattr(sys, "ps1")
     for cluster in list(_open):
         with contextlib.suppress(HopliteTimeoutError):
             if cluster._host is None or not cluster._runtime.client.usable:
                 if cluster._finisher is not None and cluster._pid == os.getpid():
-                    cluster._finisher()  # another thread ends it, or still calls callbacks
+                    cluster._finisher()  # another thread shuts it down, or is running callbacks
                 continue
             if failed:
                 cluster._abort()

@@ -1,7 +1,7 @@
-"""stream: refs to the items that a generator yields in a worker, while it runs.
+"""stream: refs to the items that a generator yields in a worker while it is running.
 
-A task has one result, at its end. A generator function is for results that are ready one by one, or
-do not fit into memory together.
+A task returns one result, when it is finished. A generator function is for results that are ready
+one by one, or do not fit into memory together.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class StreamCalls(TaskExecutor):
-    """The method of `Cluster` that opens streams."""
+    """The `Cluster` method that opens streams."""
 
     _runtime: Runtime
     _options: Options
@@ -42,10 +42,11 @@ class StreamCalls(TaskExecutor):
     ) -> Stream[T]:
         """Runs the generator function `fn(*args, **kwargs)`, or an async one, in a worker.
 
-        The generator pauses while `options(buffersize=n)` items, or by default items of
-        `Config.stream_bytes_max` bytes, have not been taken. During a pause another worker stands
-        in for its worker, and its `timeout=` does not count. Yielded arrays of
-        `current().empty(...)` are published without a copy, and become read-only.
+        The generator pauses while `options(buffersize=n)` items, or by default
+        `Config.stream_bytes_max` bytes of items, have not been taken. During a pause another
+        worker stands in for the generator's worker, and the pause does not count towards
+        `timeout=`. Yielded arrays of `current().empty(...)` are published without a copy, and
+        become read-only.
 
         Parameters
         ----------
@@ -57,9 +58,10 @@ class StreamCalls(TaskExecutor):
         Returns
         -------
         iterator of ObjectRef
-            An iterator for `for` and `async for`: a ref for each item, while the generator runs.
-            Closing or dropping the iterator closes the generator at its next yield. An exception of
-            the generator is raised after the last item.
+            An iterator for `for` and `async for` that yields a ref for each item while the
+            generator is running. Closing or dropping the iterator closes the generator at its next
+            yield. If the generator raises an exception, the iterator raises it after the last
+            item.
 
         Raises
         ------
@@ -68,12 +70,10 @@ class StreamCalls(TaskExecutor):
         TypeError
             `fn` is an async function that does not yield.
 
-        Notes
-        -----
-        After the death of its worker or host the generator runs again, up to `retries` times. Items
-        that it had yielded before are recomputed. They replace items that were lost before they
-        were taken; all others are discarded. The generator must therefore yield the same items in
-        each run, or have `options(retries=0)`.
+        Notes ----- After the death of its worker or host the generator runs again, up to `retries`
+        times, and recomputes the items that it had yielded before. Of these, items that were lost
+        before they were taken are replaced, and the others are discarded. The generator must
+        therefore yield the same items in each run, or have `options(retries=0)`.
 
         A stream occupies a worker, or one of an actor's `concurrency` places, until it is read to
         its end or closed; `shutdown` does not wait for it. It cannot be pickled, and reading it
@@ -92,8 +92,8 @@ class StreamCalls(TaskExecutor):
         if is_async(fn):
             name = getattr(fn, "__name__", type(fn).__name__)
             raise TypeError(
-                f"{name}() is an async function without a yield: it has one result, which "
-                f"submit({name}, ...) gives; stream() is for generator functions"
+                f"{name}() is an async function without a yield: it has one result, so use "
+                f"submit({name}, ...); stream() is for generator functions"
             )
         options, runtime = self._options, self._runtime
         refuse_unused(options, "stream")

@@ -156,7 +156,7 @@ WRONG: list[tuple[Any, str]] = [
     ([[0, 1, 2, 3], []], "group 1 is empty"),
     ([[0, 1], [1, 2, 3]], "ref 1 is in group 0 and in group 1"),
     ([[0, 0], [1, 2, 3]], "ref 0 is in group 0 and in group 0"),
-    ([[0, 1], [2, 3, 4]], "group 1 has 4, which is no index of 4 refs"),
+    ([[0, 1], [2, 3, 4]], "group 1 has 4, which is not an index into 4 refs"),
     ([[0, 1], [2, -1]], "group 1 has -1"),
     ([[0, 1], [2, 3.5]], "group 1 has 3.5"),
     ([[0, 1], [2]], "ref 3 is in no group"),
