@@ -263,7 +263,7 @@ class Combiner:
         for rank, array in arrays.items():
             if array.shape != first.shape or array.dtype != first.dtype:
                 raise ValueError(
-                    f"rank {first_rank} has shape {first.shape} and dtype {first.dtype}, but rank "
+                    f"rank {first_rank} has shape {first.shape} and dtype {first.dtype}, rank "
                     f"{rank} has shape {array.shape} and dtype {array.dtype}"
                 )
         name = _serialize.dtype_name(first.dtype)

@@ -66,7 +66,7 @@ def test_scatter_and_scans(cluster: UpCluster, lan: Lan, per_host: int) -> None:
     assert [one[1] for one in found] == [f"{r * (r + 1) // 2} 15" for r in range(HOSTS * per_host)]
     assert len({one[0] for one in found}) == 1
     assert found[0][0] == (
-        "rank 0 has shape (5,) and dtype float64, but rank 1 has shape (200005,) and dtype float64"
+        "rank 0 has shape (5,) and dtype float64, rank 1 has shape (200005,) and dtype float64"
     )
 
 
