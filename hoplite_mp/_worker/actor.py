@@ -1,6 +1,6 @@
 """An actor's object in its process: creates the object, and calls its methods.
 
-A call of an actor is a task. Its function is `call`, and its first argument is the method's name.
+A call to an actor is a task. Its function is `call`, and its first argument is the method's name.
 The object itself is never sent.
 """
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["call", "made", "make", "take"]
 
-_made: dict[int, Any] = {}  # pid -> object; by pid, so that a forked child has no object
+_made: dict[int, Any] = {}  # pid -> object; a forked child then has no object
 
 
 def call(method: str, /, *args: Any, **kwargs: Any) -> Any:
-    """The function that a handle submits: calls that method of this process's object."""
+    """The function that a handle submits. Calls a method of this process's object."""
     found = _made.get(os.getpid())
     if found is None:
         raise RuntimeError("there is no actor in this process: user code has forked it")
@@ -35,8 +35,7 @@ def made() -> Any:
 
 
 def take(found: Any) -> None:
-    """Sets this process's object to `found`, which was restored from an earlier process's
-    checkpoint."""
+    """Sets this process's object to `found`, which comes from an earlier process's checkpoint."""
     _made[os.getpid()] = found
 
 

@@ -1,8 +1,8 @@
-"""Checkpoints of an actor: saves its state outside of its process after every k calls.
+"""Checkpoints of an actor: saves its state outside its process after every k calls.
 
 A restarted process continues with the last saved state. Results that may not have reached their
-callers are saved with the state, by the calls' numbers. If a call is retried although the saved
-state contains its effect, it returns its first result, and is not applied twice. After a save, the
+callers are saved with the state, under the calls' numbers. If a call is retried and the saved state
+contains its effect, the call returns its first result, and is not applied twice. After a save, the
 next call begins only when the node has confirmed the save.
 """
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = ["begin", "call"]
 
-# Maximum number of calling processes whose results are saved with the state. Processes with the
-# oldest last calls are forgotten first; if one of their calls is retried, it is applied again. Each
-# process takes 100 bytes, and its results.
+# Maximum number of calling processes whose results are saved with the state. The results for the
+# process with the oldest last call are dropped first; if one of its calls is retried, it is applied
+# again. Each process needs 100 bytes, and space for its results.
 CALLERS_MAX = 4096
 
-_checkpoints: dict[int, Checkpoints] = {}  # by pid of this process, as in _worker/actor.py
+_checkpoints: dict[int, Checkpoints] = {}  # pid -> checkpoints, as in _worker/actor.py
 
 
 class Checkpoints:
@@ -45,13 +45,14 @@ class Checkpoints:
         self.every = every
         self.again: Exceptions = ()  # exceptions after which a call is retried
         self.since = 0  # calls since the last checkpoint
-        # Caller -> number of the call -> (did it fail, its payload, refs inside that).
+        # Caller -> number of the call -> (whether it failed, result payload, refs inside the
+        # payload).
         self.results: dict[bytes, dict[int, tuple[bool, bytes, list[ObjectRef[Any]]]]] = {}
         self.kept: ObjectRef[Any] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None  # for its async methods
+        self._loop: asyncio.AbstractEventLoop | None = None  # for the actor's async methods
 
     def note(self, number: CallNumber, failed: bool, value: Any) -> None:
-        """Records the result of a call, or its error."""
+        """Records a call's result or error."""
         if failed:
             encoded = _serialize.encode_error(value, None)
         else:
@@ -65,7 +66,8 @@ class Checkpoints:
             del self.results[next(iter(self.results))]
 
     def known(self, number: CallNumber) -> tuple[bool, Any] | None:
-        """The first result of a call that was applied before; None if it was not."""
+        """(whether it failed, value) of a call that was applied before; None if it was not
+        applied."""
         found = self.results.get(number.caller, {}).get(number.turn)
         if found is None:
             return None
@@ -76,8 +78,8 @@ class Checkpoints:
         return False, memory.decode_value(mem, "the result of a call", True)
 
     def ended(self, value: Any) -> Any:
-        """The result of a call. Runs a coroutine to its end, because the state must not change
-        during a save."""
+        """A call's result. A coroutine is run to its end, because the state must not change during
+        a save."""
         if not inspect.iscoroutine(value):
             return value
         if self._loop is None:
@@ -87,7 +89,7 @@ class Checkpoints:
         return self._loop.run_until_complete(value)
 
     def save(self, method: str) -> None:
-        """Saves the state after a call was applied, if k calls have not been saved."""
+        """Saves the state after a call if k calls have been applied since the last save."""
         if self.since < self.every:
             return
         made = actor.made()
@@ -97,9 +99,9 @@ class Checkpoints:
         except StoreFullError as error:
             raise StateNotSavedError(
                 f"{name}.{method}() has taken effect, but the state after it could not be saved: "
-                f"{error}. Do not make the call again, which would apply it twice. The next call "
-                "saves the state if there is space; until then, the death of the process loses "
-                "all changes since the last save. Free arrays and refs, or raise memory="
+                f"{error}. Do not repeat the call, because it would be applied twice. The next "
+                "call saves the state if there is space; if the process dies before that, all "
+                "changes since the last save are lost. Free arrays and refs, or raise memory="
             ) from error
         except _serialize.NotPicklable as error:
             what = f"the state of a {name}, which options(checkpoint=) saves"
@@ -111,7 +113,7 @@ class Checkpoints:
 
 
 def begin(runtime: Runtime, setup: ActorSetup) -> None:
-    """Creates this process's object, from the last saved state or by its constructor."""
+    """Creates this process's object from the last saved state, or by calling its constructor."""
     checkpoints = Checkpoints(runtime, setup.checkpoint)
     checkpoints.again = _serialize.decode_function(setup.again) if setup.again else ()
     _checkpoints[os.getpid()] = checkpoints
@@ -127,7 +129,7 @@ def begin(runtime: Runtime, setup: ActorSetup) -> None:
 
 
 def call(number: CallNumber, method: str, /, *args: Any, **kwargs: Any) -> Any:
-    """The function that a handle of an actor with checkpoints submits."""
+    """The function that the handle of an actor with checkpoints submits."""
     checkpoints = _checkpoints.get(os.getpid())
     if checkpoints is None:
         return actor.call(method, *args, **kwargs)  # raises the error with the reason

@@ -1,6 +1,6 @@
 """Runs tasks and calls concurrently in one worker.
 
-Async tasks, calls of async methods, and calls of an actor with `concurrency` above 1 run
+Async tasks, calls to async methods, and calls to an actor with `concurrency` above 1 run
 concurrently. The worker's main thread takes them in order, reads their arguments, and writes their
 results. Coroutines run in the event loop, plain methods in threads.
 """
@@ -52,10 +52,10 @@ class _Running(Call):
         # The coroutine's asyncio task, once it has begun. A task that is cancelled before its first
         # step ends without running any of its code.
         self.task: asyncio.Task[Any] | None = None
-        # The call was cancelled or has ended, so it must not be cancelled again.
+        # Whether the call was cancelled or has ended, and must not be cancelled again.
         self.unwanted = False
-        self.again: Exceptions = ()  # exceptions after which it is retried
-        self.flags = 0  # the task's flags, if it has a priority or resources
+        self.again: Exceptions = ()  # exceptions after which the task is retried
+        self.flags = 0  # the task's flags if it has a priority or resources
 
 
 class ConcurrentTasks:
@@ -74,14 +74,14 @@ class ConcurrentTasks:
 
     @property
     def loop(self) -> EventLoop:
-        """The event loop, created at its first use, because the import of asyncio takes long."""
+        """The event loop. It is created when first needed, because importing asyncio takes long."""
         if self._loop is None:
             from hoplite_mp._worker.event_loop import EventLoop
 
             self._loop = EventLoop()
             waiting, collector = self.worker.submitter.waiting, self.worker.submitter.collector
             # While a task awaits another task, this worker counts as blocked, and another worker
-            # stands in.
+            # takes its place.
             collector.tell_armed(waiting.count_blocked)
             if waiting.own_calls is not None:
                 waiting.own_calls.loop_runs_in(self._loop.ident, TASK_ASYNC)
@@ -94,8 +94,7 @@ class ConcurrentTasks:
     # -- in the worker's own thread ---------------------------------------------------------------
 
     def run(self, oid: int, flags: int) -> None:
-        """Runs an async task, and further tasks that arrive meanwhile and may run concurrently with
-        it."""
+        """Runs an async task, and tasks that arrive meanwhile and may run concurrently with it."""
         self._begin(oid, flags)
         output_owner = self.tasks.output_owner(oid)
         while self.running:
@@ -113,8 +112,8 @@ class ConcurrentTasks:
         )
 
     def serve(self, concurrency: int, backlog: Iterator[int]) -> None:
-        """Runs the calls of an actor, at most `concurrency` at a time, until the actor ends; the
-        calls of the backlog come first."""
+        """Runs an actor's calls, at most `concurrency` at a time, until the actor ends. The calls
+        in the backlog are first."""
         worker, tasks = self.worker, self.tasks
         for oid in backlog:
             while len(self.running) >= concurrency:
@@ -131,8 +130,8 @@ class ConcurrentTasks:
             self._turn(False, 0, True)
 
     def _turn(self, takes: bool, output_owner: int, any_task: bool) -> None:
-        """Waits until a running task ends or, if `takes`, until another task can be taken. Handles
-        this event."""
+        """Waits until a running task ends or, if `takes` is True, until another task can be taken.
+        Handles this event."""
         if takes:
             seen = self.slots.word()
             if self._ended.empty():
@@ -148,8 +147,8 @@ class ConcurrentTasks:
             self._settle(True)
 
     def _settle(self, wait: bool) -> None:
-        """Writes the result of a task that has ended. wait: waits for the end of a task, at most
-        HOUSE_S."""
+        """Writes the result of a task that has ended. wait: whether to wait up to HOUSE_S until a
+        task ends."""
         try:
             call, value, failed = self._ended.get(wait, HOUSE_S)
         except queue.Empty:
@@ -179,9 +178,7 @@ class ConcurrentTasks:
             if flags & TASK_STREAM:
                 function, args = context.run(worker.streamed, oid, function, args)
             if flags & TASK_ASYNC:
-                loop = (
-                    self.loop.loop
-                )  # before the coroutine is created, which would have to be awaited
+                loop = self.loop.loop  # first, because a coroutine that was created must run
                 call.coroutine = context.run(function, *args, **kwargs)
                 loop.call_soon_threadsafe(self._start, call, context=context)
             else:
@@ -197,7 +194,7 @@ class ConcurrentTasks:
             self._end(call, error, True)
 
     def _end(self, call: _Running, value: Any, failed: bool) -> None:
-        """Ends a task or call: writes its result, as for any task."""
+        """Finishes a task or call, and writes its result."""
         worker, oid = self.worker, call.oid
         call.coroutine = call.task = None
         worker.check_line()
@@ -226,7 +223,8 @@ class ConcurrentTasks:
                 self._begin(oid, self.tasks.task(oid)[3])
 
     def limit(self, oid: int, at_ns: int) -> None:
-        """Sets the deadline of a task, at which this worker is killed; 0 removes it."""
+        """Sets the time at which this worker is killed if the task is still running; 0 removes the
+        deadline."""
         with self._lock:
             if at_ns:
                 self._deadlines[oid] = at_ns
@@ -251,7 +249,7 @@ class ConcurrentTasks:
         self._tell(call, value, failed)
 
     def _start(self, call: _Running) -> None:
-        """Starts a coroutine; called in the event loop."""
+        """Starts a coroutine. Called in the event loop."""
         if self.tasks.aborted(call.oid):
             call.unwanted = True
         self.loop.loop.create_task(self._drive(call))
@@ -265,14 +263,14 @@ class ConcurrentTasks:
                 call.coroutine.close()
                 raise asyncio.CancelledError
             value, failed = await call.coroutine, False
-        except BaseException as error:  # SystemExit, too, ends only this task, not the loop
+        except BaseException as error:  # even SystemExit ends only this task, not the loop
             value, failed = error, True
-        call.unwanted = True  # it has ended, and must not be cancelled any more
+        call.unwanted = True  # the call has ended, and must not be cancelled any more
         self._tell(call, value, failed)
 
     def cancel_aborted(self) -> None:
-        """Raises CancelledError, at an await, in tasks that were cancelled by force. Called after a
-        signal."""
+        """Called after a signal. Raises CancelledError at an await in tasks that were cancelled by
+        force."""
         if self._loop is not None:
             for oid, call in self.running.copy().items():
                 if self.tasks.aborted(oid) and call.coroutine is not None:
@@ -280,6 +278,6 @@ class ConcurrentTasks:
 
     def _cancel(self, call: _Running) -> None:
         if not call.unwanted:
-            call.unwanted = True  # a second cancellation would interrupt its clean-up
+            call.unwanted = True  # a second cancellation would interrupt the clean-up
             if call.task is not None:
                 call.task.cancel()

@@ -1,8 +1,8 @@
-"""The event loop of a worker: one thread that lives as long as the worker.
+"""A worker's event loop, in a thread that runs as long as the worker.
 
 Objects that an async task leaves behind (a session, a connection pool) are bound to its event loop,
-so the next task must use the same loop. The loop has a separate thread: the worker's main thread
-waits for tasks and writes results, and would block coroutines.
+so the next task must use the same loop. The loop has its own thread, because the worker's main
+thread waits for tasks and writes results, and would block coroutines.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["EventLoop"]
 
-# How long an ending worker waits for coroutines that its tasks left in the loop. Higher: more
-# coroutines end in order. Lower: the worker ends sooner.
+# How long a worker that is exiting waits for coroutines that its tasks left in the loop. With a
+# higher value, more coroutines end in order. With a lower value, the worker exits sooner.
 CLOSE_PATIENCE_S = 1.0
 _log = logging.getLogger("hoplite_mp")
 
@@ -47,13 +47,13 @@ class EventLoop:
         while not self._ends:
             try:
                 self.loop.run_forever()
-            # # For example SystemExit, raised by a coroutine that a task has left behind.
+            # For example SystemExit, raised by a coroutine that a task has left behind.
             except BaseException:
                 _log.exception("in the event loop of a worker")
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Runs a coroutine and returns its result. Called in any thread except the loop's. An
-        interrupt of the caller cancels the coroutine."""
+        """Runs a coroutine, and returns its result. May be called in any thread except the loop's.
+        If the caller is interrupted, the coroutine is cancelled."""
         future = asyncio.run_coroutine_threadsafe(self._alone(coroutine), self.loop)
         try:
             value, error = future.result()
@@ -68,9 +68,9 @@ class EventLoop:
             del error, future  # no reference cycle through the traceback
 
     async def _alone(self, coroutine: Coroutine[Any, Any, Any]) -> tuple[Any, BaseException | None]:
-        """Runs the coroutine, and returns (value, error). (A standard Future of Python 3.11 ignores
-        an error whose truth value is false.) A child that the coroutine forks ends with the
-        coroutine, because the thread that waits for the result does not exist in the child."""
+        """Runs the coroutine, and returns (value, error), because Python 3.11's Future ignores an
+        error whose truth value is false. A child that the coroutine has forked exits when the
+        coroutine ends, because the thread that waits for the result does not exist in the child."""
         try:
             value = await coroutine
         except BaseException as error:
@@ -80,7 +80,7 @@ class EventLoop:
         return value, None
 
     def close(self) -> None:
-        """Cancels the remaining coroutines, and ends the thread."""
+        """Cancels the remaining coroutines, and stops the thread."""
         self._ends = True
         asyncio.run_coroutine_threadsafe(self._cancel_all(), self.loop)
         self._thread.join(CLOSE_PATIENCE_S)

@@ -1,7 +1,7 @@
-"""Gives a worker the settings that spawned processes inherit. (A worker is forked from a template.)
+"""Applies the settings that spawned processes inherit to a worker, which is forked from a template.
 
-`_protocol/spawning.py` lists these settings. The settings of multiprocessing are applied when user
-code first imports it: the import costs 1.5 ms, and most workers never need it.
+`_protocol/spawning.py` lists these settings. The multiprocessing settings are applied when user
+code first imports multiprocessing: the import costs 1.5 ms, and most workers never need it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MODULE = "multiprocessing.context"  # it imports multiprocessing.process first
 
 
 def take_after(inherited_settings: InheritedContext, number: int) -> None:
-    """Applies `inherited_settings` to this worker. number: the worker's, counted from 1."""
+    """Applies `inherited_settings` to this worker. number: the worker's number, at least 1."""
     sys.argv[:] = [os.fsdecode(word) for word in inherited_settings.argv]
     if inherited_settings.faulthandler and not faulthandler.is_enabled():
         faulthandler.enable(file=2)
@@ -67,19 +67,19 @@ def _apply(inherited_settings: InheritedContext, number: int) -> None:
     me._name = f"SpawnProcess-{number}"
     me._identity = (number,)
     me._parent_pid = inherited_settings.pid
-    driver = lift(_end_of(inherited_settings.pid))  # becomes readable when the program has ended
+    driver = lift(_end_of(inherited_settings.pid))  # becomes readable when the program has exited
     process._parent_process = process._ParentProcess("MainProcess", inherited_settings.pid, driver)
-    # A method that a library has added in the program (loky) does not exist here.
+    # A start method that a library (such as loky) has added in the program does not exist here.
     if inherited_settings.start_method in context._default_context.get_all_start_methods():
         context._default_context.set_start_method(inherited_settings.start_method, True)
     _serialize.refuse_in_children(context, process)
 
 
 def _end_of(pid: int) -> int:
-    """A descriptor that becomes readable when that process has ended."""
+    """A descriptor that becomes readable when that process has exited."""
     try:
         return os.pidfd_open(pid)
-    except ProcessLookupError:  # it has ended already, and this worker will end soon
+    except ProcessLookupError:  # it has already exited, and this worker will exit soon
         read, write = os.pipe()
         os.close(write)
         return read

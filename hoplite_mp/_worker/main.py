@@ -1,8 +1,8 @@
 """The worker's process: its setup after the fork, and its exit code.
 
-The supervisor forks the process with a few descriptors. The process becomes a client of its host,
-runs its pool's initializer or creates its actor's object, and reports success or failure to the
-node.
+The supervisor forks the process with a few descriptors. The process becomes a client of its host's
+node, runs its pool's initializer or creates its actor's object, and reports success or failure to
+the node.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ SETUP_SUMMARY_CHARS_MAX, SETUP_TEXT_CHARS_MAX = 1000, 16_000
 
 
 def prepare(worker: Worker, setup: int) -> bool:
-    """Runs the pool's initializer, or creates the actor's object, and informs the node. False: the
-    setup has failed, and this process must end with SETUP_FAILED."""
+    """Runs the pool's initializer or creates the actor's object, and informs the node. Returns
+    False if the setup has failed, so that this process must exit with SETUP_FAILED."""
     channel = worker.runtime.channel
     try:
         _set_up(worker, setup)
@@ -54,12 +54,12 @@ def prepare(worker: Worker, setup: int) -> bool:
             channel.call(ActorFailed(worker.error_in_message(error)))
             return False
         text = traceback.format_exc()
-        with contextlib.suppress(Exception):  # the initializer may have replaced it, or closed it
+        with contextlib.suppress(Exception):  # the initializer may have replaced or closed it
             sys.stderr.write(text)
             sys.stderr.flush()
         summary = traceback.format_exception_only(error)[-1].strip()
-        # `call` waits for the reply, so the message arrives before the node notices this process's
-        # end.
+        # `call` waits for the reply, so the message arrives before the node detects this process's
+        # exit.
         channel.call(
             SetupFailed(
                 shorten(summary[:SETUP_SUMMARY_CHARS_MAX]),
@@ -107,7 +107,7 @@ def main(
     channel = Channel(socket.socket(fileno=rpc_fd))
     event_fd = lift(event_fd)
     runtime = Runtime(control_fd, store_fd, event_fd, slot, channel, Config(**config), label)
-    for fd in (control_fd, store_fd):  # both are mapped by now
+    for fd in (control_fd, store_fd):  # both are mapped
         os.close(fd)
     worker = Worker(runtime, pool, max_tasks, OutputRouting(runtime.client.host_id, output_owner))
     runtime.submitter.output_owner = output_owner
@@ -130,6 +130,6 @@ def main(
         worker.loop()
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # tasks may have replaced it, or closed it
+            with contextlib.suppress(Exception):  # tasks may have replaced or closed the stream
                 stream.flush()
     return 0

@@ -1,4 +1,4 @@
-"""The worker's interface to its parts.
+"""The interfaces between a worker and its parts.
 
 A worker creates its parts for concurrent tasks, generators, retries and worker broadcasts, and
 these parts call the worker.
@@ -29,10 +29,11 @@ class ConcurrentTasksPort(Protocol):
 
     @property
     def loop(self) -> EventLoop:
-        """The event loop, created at its first use."""
+        """The event loop, which is created when first needed."""
 
     def limit(self, oid: int, at_ns: int) -> None:
-        """Sets the deadline of a task, at which the worker is killed; 0 removes it."""
+        """Sets the time at which the worker is killed if the task is still running; 0 removes
+        it."""
 
 
 class OfWorker(Protocol):
@@ -49,33 +50,33 @@ class OfWorker(Protocol):
     done_tasks: int
     is_actor: bool
     again: Exceptions  # exceptions after which an actor's calls are retried
-    own_again: list[int]  # calls of the actor to be retried
-    running: list[int]  # the tasks of the main thread, each inside the previous one
+    own_again: list[int]  # the actor's calls that must be retried
+    running: list[int]  # the main thread's tasks, each inside the previous one
     untaken: deque[tuple[int, Any]]  # (result, refs inside it) until its submitter holds them
 
     @property
     def concurrent(self) -> ConcurrentTasksPort: ...
 
     def may_end(self) -> bool:
-        """Whether this worker may end; an actor's worker only if no calls are left."""
+        """Whether this worker may exit. An actor's worker may exit only if no calls are left."""
 
     def housekeeping(self, busy: bool) -> None:
         """Does the housekeeping between two tasks."""
 
     def check_line(self) -> None:
-        """Ends the worker if its connection to the node is lost."""
+        """Exits from the worker if its connection to the node is lost."""
 
     def leave_groups(self, failed: bool) -> None:
-        """Leaves the Groups that the ended task has joined."""
+        """Leaves the Groups that the finished task has joined."""
 
     def speak_to(self, output_owner: int) -> None:
-        """Sets the output owner of all later output."""
+        """Sets the output owner for all later output."""
 
     def prepared(self, oid: int, flags: int) -> tuple[Any, ...]:
         """Returns (function, args, kwargs, exceptions after which the task is retried)."""
 
     def streamed(self, oid: int, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
-        """Returns (function, args) that run a generator to its end."""
+        """Returns a function, and its arguments, that runs a generator to its end."""
 
     def arguments(
         self, oid: int, args_id: int, inline: bytes, copy: bool
@@ -86,7 +87,7 @@ class OfWorker(Protocol):
         """Runs a task that this worker has claimed."""
 
     def store(self, oid: int, value: Any, failed: bool) -> bool:
-        """Writes a result; returns whether it is an error."""
+        """Writes a result. Returns whether it is an error."""
 
     def traceback_of(self, error: BaseException) -> str:
         """The traceback as text, without this library's own frames."""

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["collect_again", "offer_stacks", "put_off_collections", "warm_up", "warm_up_worker"]
 
-# The threshold of the garbage collector while it is postponed. No program would choose this number,
-# so a threshold that an imported module has set meanwhile is recognised.
+# The garbage collector's threshold while collection is postponed. No program would choose this
+# number, so a threshold that an imported module has set meanwhile is recognised.
 OBJECTS_MAX = 1 << 30
 
 
@@ -30,8 +30,8 @@ def _no_refs(object_id: bytes) -> ObjectRef[Any]:
 
 
 def warm_up() -> None:
-    """Does the one-time work of a first `get`, in the template, so that all workers inherit the
-    result."""
+    """Does the one-time work for a first `get`. Called in the template, so that all workers inherit
+    the result."""
     for kind in ("f4", "f8", "i8", "u1"):
         data = _serialize.encode(np.zeros(2, kind)).tobytes()
         for writable in (False, True):
@@ -41,8 +41,8 @@ def warm_up() -> None:
 
 
 def put_off_collections() -> None:
-    """Postpones garbage collection until `collect_again`. The imports of the first task make many
-    objects and hardly any garbage; collections would take an eighth of the time."""
+    """Postpones garbage collection until `collect_again`. The first task's imports create many
+    objects and hardly any garbage. Collections would take an eighth of the time."""
     global _thresholds
     _thresholds = gc.get_threshold()
     gc.set_threshold(OBJECTS_MAX, *_thresholds[1:])
@@ -59,14 +59,14 @@ _thresholds: tuple[int, int, int] = gc.get_threshold()
 
 def offer_stacks() -> None:
     """Lets the node read the stacks of this process's threads (_node/io/processes.py). The signal
-    handler is written in C; interrupted system calls are restarted."""
+    handler is written in C, and interrupted system calls are restarted."""
     fd = lift(os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC))
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # the reader truncates it each time
     faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True)
 
 
 def warm_up_worker(runtime: Runtime) -> None:
-    """Reads an array once. A forked process copies each page of the interpreter when it first
-    writes to it. Without this, that would add 0.1 ms to reading the first task's arguments."""
+    """Reads an array once. A forked process copies each of the interpreter's pages when it first
+    writes to the page, which would otherwise add 0.1 ms to reading the first task's arguments."""
     payload = _serialize.encode(np.zeros(1)).tobytes()
     _serialize.decode(memoryview(payload), make_ref=runtime.memory.make_ref, writable=False)

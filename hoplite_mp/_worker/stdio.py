@@ -1,11 +1,11 @@
 """A worker's sys.stdin, sys.stdout and sys.stderr, and the driver that receives the output.
 
-sys.stdin is empty; a debugger that reads it gets an error with advice. sys.stdout and sys.stderr
-count each write in shared memory.
+sys.stdin is empty, and a debugger that reads it gets an error with advice. sys.stdout and
+sys.stderr count each write in shared memory.
 
-A driver compares the count before it returns a result, so it prints a task's lines first. Tasks
-without output have no overhead. Only writes to these two objects are counted. Writes of compiled
-code or other processes to the descriptors are not counted.
+A driver checks the count before it returns a result, so it prints a task's lines first. Tasks
+without output have no overhead. Only writes to these two objects are counted, but not writes to the
+descriptors by compiled code or other processes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _NoStdin(io.TextIOWrapper):
 
 
 def _forget_debugger() -> None:
-    """Makes `pdb.set_trace` use a new instance. Since Python 3.14 it reuses its last instance,
+    """Makes `pdb.set_trace` use a new instance. Since Python 3.14, it reuses its last instance,
     which no longer traces after an error."""
     pdb: Any = sys.modules.get("pdb")
     if hasattr(pdb, "Pdb"):
@@ -63,7 +63,7 @@ def without_stdin() -> None:
 
 
 class _Noting(io.FileIO):
-    """A descriptor; calls `note` after each write."""
+    """A stream for a descriptor that calls `note` after each write."""
 
     def __init__(self, fd: int, note: Callable[[], None]) -> None:
         super().__init__(fd, "w", closefd=False)
@@ -71,7 +71,7 @@ class _Noting(io.FileIO):
 
     def write(self, data: Any) -> int:
         written = super().write(data)
-        self._note()  # after the write: the line is in the pipe when the count has grown
+        self._note()  # last, so that the line is in the pipe when the count increases
         return written
 
 
@@ -88,34 +88,34 @@ def note_prints(note: Callable[[], None]) -> None:
             line_buffering=True,
             write_through=old.write_through,
         )
-        made.mode = "w"  # type: ignore[misc]  # as the interpreter's own
+        made.mode = "w"  # type: ignore[misc]  # like the interpreter's own streams
         setattr(sys, name, made)
         setattr(sys, f"__{name}__", made)
 
 
-# Marks in stdout and stderr name the driver to which this worker's output belongs.
+# Marks in stdout and stderr identify the driver that owns this worker's output.
 #
 # The node reads output later, when another task may be running. So the worker writes a mark into
 # both pipes when the driver changes. It writes to duplicates of descriptors 1 and 2, because a task
-# may redirect these.
+# may redirect the originals.
 
 
 STDOUT, STDERR = 1, 2
 
 
 class OutputRouting:
-    """The two output pipes of this process."""
+    """This process's two output pipes."""
 
     def __init__(self, host_id: int, output_owner: int) -> None:
-        """output_owner: the owner that the node assumes before the first mark."""
+        """output_owner: the output owner that the node assumes before the first mark."""
         self.host_id = host_id
         self.output_owner = output_owner
         self._marked = False
         self.pipes = [Watched(lift(os.dup(stream))) for stream in (STDOUT, STDERR)]
 
     def turn_to(self, output_owner: int) -> None:
-        """Sets the output owner of all later output. The first owner is always marked, so that the
-        node knows the owner of this worker's tasks."""
+        """Sets the output owner for all later output. The first owner is always marked, so that the
+        node knows the output owner of this worker's tasks."""
         if output_owner == self.output_owner and self._marked:
             return
         self._marked = True
@@ -125,14 +125,14 @@ class OutputRouting:
             if not pipe.there():
                 continue  # a task has closed it, so no lines follow
             with contextlib.suppress(OSError):
-                # A process that a task has started may have made the pipe non-blocking; all
+                # A process started by a task may have made the pipe non-blocking, because all
                 # duplicates of a descriptor share this mode.
                 os.set_blocking(pipe.fd, True)
                 os.write(pipe.fd, mark(self.host_id, output_owner))
 
     def finish(self) -> None:
         """Flushes output at the end of a task. A driver on another host must get the task's last
-        lines before its result. A driver on this host gets them at the end of this process, or
+        lines before the task's result. A driver on this host gets them when this process exits, or
         sooner."""
         if self.output_owner:
             self.flush()
@@ -140,5 +140,5 @@ class OutputRouting:
     def flush(self) -> None:
         """Flushes sys.stdout and sys.stderr."""
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # an object of the user's, or None
+            with contextlib.suppress(Exception):  # it may be a user's object, or None
                 stream.flush()

@@ -1,10 +1,10 @@
-"""Runs a generator in its worker. Each item becomes an object, which a link names.
+"""Runs a generator in its worker. Each item becomes an object that a link refers to.
 
 A stream is a task whose result is its first *link*, an object that is initially pending. A finished
-link names an item and the next link. A process on any host that holds a link waits for it and reads
-it like any object. A reader that has taken the item releases the link. The worker derives from the
-links how many items the generator is ahead of its reader. If no process holds the pending link, no
-more items are wanted.
+link contains refs to an item and to the next link. A process on any host that holds a link waits
+for it and reads it like any object. A reader that has taken the item releases the link. The worker
+derives from the links how many items the generator is ahead of its reader. If no process holds the
+pending link, no more items are needed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["STREAMED", "StreamSource"]
 
-STREAMED = object()  # returned in place of a result that has been written already
-# Smaller items count this many bytes for Config.stream_bytes_max, because an item's object and link
-# need about that much.
+STREAMED = object()  # returned in place of a result that has already been written
+# Minimum number of bytes that an item counts for Config.stream_bytes_max, because its object and
+# link need about that much.
 ITEM_BYTES_MIN = 4096
 
 
@@ -47,18 +47,18 @@ class StreamSource:
         self.slots = worker.concurrent.slots
         self.name = worker.tasks.name(oid)
         self.output_owner = worker.tasks.output_owner(oid)
-        # The timeout, and the remaining time at a pause.
+        # The timeout, and the time that remains when the generator is paused.
         self.timeout_ns = self.left_ns = timeout_ns
-        self.ends_ns = 0  # when the timeout expires; 0: it is paused, or there is none
+        self.ends_ns = 0  # time at which the timeout expires; 0: it is paused, or there is none
         self.limited = 0  # the link for which this worker's deadline is set
         self.link: Any = self._new_link()  # the pending link
-        self.ahead: deque[tuple[int, int]] = deque()  # (link, bytes of its item), not taken yet
+        self.ahead: deque[tuple[int, int]] = deque()  # (link, bytes of its item) of items not taken
         self.bytes_ahead = 0
-        self.first: Any = None  # holds the first link until its reader does
+        self.first: Any = None  # holds the first link until the reader holds it
 
     def run(self, function: Any, args: tuple[Any, ...], /, **kwargs: Any) -> Any:
-        """Runs the generator to its end. Returns STREAMED, or raises an error with which the task
-        itself must fail."""
+        """Runs the generator to its end. Returns STREAMED, or raises an error that the task itself
+        must fail with."""
         try:
             items = self._items(function(*args, **kwargs))
         except BaseException as error:
@@ -67,7 +67,7 @@ class StreamSource:
             raise
         end_if_forked(self.worker.pid)
         first = _serialize.encode(self.link)
-        if self.timeout_ns:  # it now applies to the links, not to the task
+        if self.timeout_ns:  # from now on, the timeout applies to the links, not to the task
             self.worker.concurrent.limit(self.oid, 0)
             self.slots.deadline(0, 0)
         if not self.worker.submitter.store_result(self.oid, first, False):
@@ -94,12 +94,12 @@ class StreamSource:
             return _Plain(iter(made))
         except TypeError:
             raise TypeError(
-                f"{self.name}() returned a {type(made).__name__}, which cannot be iterated over: "
-                "stream() is for generator functions, submit() for others"
+                f"{self.name}() returned a {type(made).__name__}, which is not iterable: "
+                "stream() is for generator functions, submit() for other functions"
             ) from None
 
     def _send(self, items: Any) -> None:
-        """Sends items until the generator has ended, or no more items are wanted."""
+        """Sends items until the generator has ended, or no more items are needed."""
         raised: BaseException | None = None
         number, pid = 0, self.worker.pid
         try:
@@ -147,7 +147,7 @@ class StreamSource:
             raise reason from _serialize.cause_of(cause)
 
     def _end(self, raised: BaseException | None) -> None:
-        """Writes the last link: the generator has ended, or has raised."""
+        """Writes the last link after the generator has ended or raised an exception."""
         self._limit(0)
         if raised is None:
             self._fulfil((END, None, None), 0)
@@ -161,7 +161,7 @@ class StreamSource:
         self._fulfil((RAISED, failure, None), 0)
 
     def _give_up(self, error: BaseException) -> None:
-        """Makes the pending link fail, if possible, because the stream itself has failed."""
+        """Fails the pending link, if possible, because the stream itself has failed."""
         try:
             if self.link is not None and self.memory.client.usable:
                 oid = self.memory.local_id(self.link)
@@ -187,8 +187,8 @@ class StreamSource:
         return self.memory.own_ref(oid)
 
     def _fulfil(self, value: tuple[Any, ...], nbytes: int) -> None:
-        """Seals the pending link. The refs inside it are recorded before, because it may be freed
-        at once."""
+        """Seals the pending link. The refs inside it are recorded first, because the link may be
+        freed immediately."""
         oid = self.memory.local_id(self.link)
         encoded = _serialize.encode(value, self.memory.scan)
         self.memory.inner[oid] = list(encoded.refs)
@@ -204,12 +204,12 @@ class StreamSource:
         self.tasks.settle(oid)
         self.link = None
 
-    # -- items that were not taken yet ---------------------------------------------------------
+    # -- items that have not been taken --------------------------------------------------------
 
     def _look(self) -> None:
         """Removes links that have been taken. A reader acquires the next link before it releases
         the previous one. So if only this worker holds the first remaining link, the reader has
-        taken it."""
+        taken its item."""
         if self.first is not None and self.tasks.taken(self.oid):
             self.first = None
         client = self.memory.client
@@ -223,7 +223,8 @@ class StreamSource:
             self.memory.collect()
 
     def _unwanted(self) -> bool:
-        """Whether no more items are wanted: no reader holds the pending link or an earlier link."""
+        """Whether no more items are needed, because no reader holds the pending link or an earlier
+        link."""
         if self.memory.client.closing:
             return True
         self._look()
@@ -239,7 +240,8 @@ class StreamSource:
         return self.bytes_ahead >= self.plan.bytes_max
 
     def _has_room(self) -> bool:
-        """Waits until there is space for another item. False: no more items are wanted."""
+        """Waits until there is space for another item. Returns False if no more items are
+        needed."""
         blocked = False
         waiting = self.worker.submitter.waiting
         try:
@@ -252,7 +254,7 @@ class StreamSource:
                 if not blocked:
                     self._pause()
                     blocked = True
-                    waiting.count_blocked(1)  # another worker stands in meanwhile
+                    waiting.count_blocked(1)  # another worker takes this one's place meanwhile
                 outcome = self.tasks.wait_event(seen, FOREVER_NS, False)
                 if outcome == _tasks.CLOSING:
                     return False
@@ -261,10 +263,11 @@ class StreamSource:
                 waiting.count_blocked(-1)
                 self._resume()
 
-    # -- the timeout, which runs only while the generator does ---------------------------------
+    # -- the timeout, which runs only while the generator runs ---------------------------------
 
     def _limit(self, at_ns: int) -> None:
-        """Sets the deadline of the pending link, at which this worker is killed; 0 removes it."""
+        """Sets the time at which this worker is killed if the pending link is not done; 0 removes
+        it."""
         if self.limited:
             self.worker.concurrent.limit(self.limited, 0)
         self.limited = 0
@@ -300,7 +303,7 @@ class _Plain:
 
 
 class _Awaited:
-    """An async generator, which runs in the worker's event loop."""
+    """An async generator. It runs in the worker's event loop."""
 
     def __init__(self, loop: Any, made: Any) -> None:
         self.loop = loop

@@ -1,7 +1,7 @@
-"""A worker's loop: claims tasks, runs them and writes results, until the worker must end.
+"""A worker's loop: claims tasks, runs them and writes results until the worker must exit.
 
-Of this library's processes, only workers run user code. The loop is thin: claiming, pickling and
-writing results are a few calls into compiled modules.
+Of the library's processes, only workers run user code. The loop has little to do, because claiming,
+pickling and writing results are a few calls into compiled modules.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ COMMON_POOL = 0
 
 
 def join_worker_broadcasts(worker: OfWorker) -> None:
-    """Lets this worker take part in worker broadcasts while its own task waits for one that the
-    task has started. Otherwise two such tasks would wait for each other for ever."""
+    """Lets this worker take part in worker broadcasts while its own task is waiting for a broadcast
+    that the task has started. Otherwise two such tasks would wait for each other indefinitely."""
     if worker.pool != COMMON_POOL:
         return
 
     def take_part_now() -> None:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
-                "run() in an async task, or in a thread of a task: this worker can take part only "
-                "when that task has ended, and the task would wait for it; call run() from a plain "
-                "task's own thread, from an actor, or from the program"
+                "run() in an async task, or in a thread started by a task: this worker can take "
+                "part only when that task has ended, and the task would wait for this worker; call "
+                "run() in a plain task's own thread, in an actor, or in the program"
             )
         if worker.concurrent.slots.called:
             run_broadcast_tasks(worker)
@@ -78,7 +78,7 @@ def join_worker_broadcasts(worker: OfWorker) -> None:
 
 
 def run_broadcast_tasks(worker: OfWorker) -> None:
-    """Requests this worker's tasks of worker broadcasts from the node, and runs them."""
+    """Requests this worker's tasks in worker broadcasts from the node, and runs them."""
     for oid in worker.runtime.channel.call(TakeBroadcastTasks()).value:
         if worker.tasks.claim(oid):
             worker.run(oid)
@@ -86,10 +86,10 @@ def run_broadcast_tasks(worker: OfWorker) -> None:
 
 
 POLL_NS = 500_000_000
-UNTAKEN_POLLS = 8  # checks after each task: a task adds fewer entries, so the number falls
+UNTAKEN_POLLS = 8  # entries checked after each task; a task adds fewer, so the list shrinks
 FUNCTIONS_MAX, FUNCTIONS_BYTES_MAX = 512, 64 << 20  # limits of the cache of decoded functions
 RANKED: int = _tasks.RANKED_FLAG
-ROOM = __name__.rpartition(".")[0] + "."
+PACKAGE = __name__.rpartition(".")[0] + "."
 
 
 class Worker:
@@ -111,23 +111,25 @@ class Worker:
         self.depth = 0
         self.in_user_code = False
         self.current = 0
-        # Running tasks in which KeyboardInterrupt was raised. The node repeats its signal, but
-        # interrupts each task only once.
+        # Running tasks in which KeyboardInterrupt was raised. The node repeats its signal, but each
+        # task must be interrupted only once.
         self.interrupted: set[int] = set()
         self.running: list[int] = []  # tasks inside one another, the outermost first
-        self.unwinds = False  # one of them was cancelled; its nested tasks are interrupted first
-        # The outermost task has a timeout, at which this process may be killed.
+        # Whether one of these tasks was cancelled; tasks nested in it are interrupted first.
+        self.unwinds = False
+        # Whether the outermost task has a timeout, at which this process may be killed.
         self.limited = False
-        # Id -> (function, globals to check before it runs, bytes that it was decoded from).
+        # Id -> (function, globals to check before it runs, number of bytes that it was decoded
+        # from).
         self.functions: dict[int, tuple[Any, _serialize.BroughtGlobals | None, int]] = {}
         self.functions_bytes = 0
-        self.first_use = False  # garbage collection is postponed during the first task's imports
+        self.first_use = False  # whether garbage collection is postponed for imports
         self.is_actor = False
-        self.concurrency = 1  # of an actor: maximum number of concurrent calls
-        self.again: Exceptions = ()  # of an actor: exceptions after which calls are retried
-        self.own_again: list[int] = []  # of an actor: calls to be retried
+        self.concurrency = 1  # for an actor: maximum number of concurrent calls
+        self.again: Exceptions = ()  # for an actor: exceptions after which calls are retried
+        self.own_again: list[int] = []  # for an actor: calls that must be retried
         self.concurrent = ConcurrentTasks(self)
-        # Results whose inner refs the submitter has not taken over yet.
+        # Results whose inner refs the submitter has not yet taken over.
         self.untaken: deque[tuple[int, Any]] = deque()
         self.line = runtime.channel.line
         runtime.channel.taken_away = self.end_without_line
@@ -137,8 +139,8 @@ class Worker:
         join_worker_broadcasts(self)
 
     def become_actor(self, setup: ActorSetup) -> None:
-        """Makes this worker an actor's process. Its tasks are calls of one object, so no call runs
-        while another call waits."""
+        """Makes this worker an actor's process. Its tasks are calls to one object, so no call is
+        run inside another call's wait."""
         self.is_actor = self.runtime.is_actor = True
         self.concurrency = concurrency = setup.concurrency
         self.again = _serialize.decode_function(setup.again) if setup.again else ()
@@ -146,7 +148,7 @@ class Worker:
         self.submitter.waiting.forbid(self.pool, concurrency)
 
     def loop(self) -> None:
-        """Runs tasks until the cluster or the pool closes, or this worker is to retire."""
+        """Runs tasks until the cluster or the pool closes, or this worker must retire."""
         client, tasks = self.memory.client, self.tasks
         if self.is_actor:
             if self.concurrency > 1:
@@ -169,8 +171,8 @@ class Worker:
         self.submitter.failures.report_all()
 
     def backlog(self) -> Iterator[int]:
-        """The calls that were made before this process had its object, in order. An earlier process
-        that died may have taken their hints from the queues."""
+        """The calls that were made before this process created its object, in order. An earlier
+        process that died may have taken their hints from the queues."""
         calls = self.runtime.channel.call(ActorBegins()).value
         while True:
             yield from calls
@@ -185,7 +187,7 @@ class Worker:
                 self.housekeeping(True)
 
     def run_whole(self, oid: int) -> None:
-        """Runs a task, or a call of the actor with all its retries, before the next call begins."""
+        """Runs a task, or an actor's call with all its retries, before the next call begins."""
         self.run(oid)
         while self.own_again:
             oid = self.own_again.pop()
@@ -193,15 +195,15 @@ class Worker:
                 self.run(oid)
 
     def may_end(self) -> bool:
-        """Whether this worker, whose pool is closing, may end. An actor's worker first runs the
-        calls that wait for their arguments."""
+        """Whether this worker may exit. Called when its pool is closing. An actor's worker first
+        runs the calls that are waiting for their arguments."""
         return not self.is_actor or bool(self.runtime.channel.call(ActorMayEnd()).value)
 
     def finish_own(self) -> None:
-        """Waits for tasks that this worker has submitted, because they would fail at its end.
-        Meanwhile this worker counts as blocked, so that another worker can run them. Submitters may
-        not hold the refs inside this worker's results yet: the node holds these refs after the end
-        of this process."""
+        """Waits for tasks that this worker has submitted, because they would fail when it exits.
+        Meanwhile this worker counts as blocked, so that another worker can run them. If submitters
+        do not yet hold the refs inside this worker's results, the node holds these refs after this
+        process has exited."""
         client, tasks, pending = self.memory.client, self.tasks, self.submitter.pending
         if not pending:
             return
@@ -210,7 +212,7 @@ class Worker:
             oid = next(iter(pending), 0)
             outcome = tasks.wait([oid], 1, clock.monotonic_ns() + POLL_NS, True)
             self.housekeeping(False)
-            if oid in pending and outcome != _tasks.NEWS:  # its done bit may have been lost
+            if oid in pending and outcome != _tasks.NEWS:  # the done bit may have been lost
                 self.submitter.look_at_all()
 
     def housekeeping(self, busy: bool) -> None:
@@ -229,14 +231,14 @@ class Worker:
                 self.untaken.append(item)
 
     def end_without_line(self) -> None:
-        """Ends this process, because user code has closed the connection to the node. The running
-        task counts as killed."""
-        if os.getpid() == self.pid:  # otherwise this is a forked child of a task
+        """Exits, because user code has closed the connection to the node. The running task counts
+        as killed."""
+        if os.getpid() == self.pid:  # otherwise this is a child that a task has forked
             self.output_routing.flush()
             os._exit(LINE_LOST)
 
     def forget_functions(self) -> None:
-        """Drops cached functions that their submitters no longer hold, and so frees the objects in
+        """Drops cached functions that their submitters no longer hold. This frees the objects in
         their closures."""
         for function_id in list(self.functions):
             header = self.memory.client.inspect(function_id)
@@ -246,16 +248,16 @@ class Worker:
     # -- one task ------------------------------------------------------------------------------
 
     def run_in_place(self, oid: int) -> bool:
-        """Runs a task for which this worker waits, if the task may run here."""
+        """Runs a task that this worker is waiting for, if the task may run here."""
         if self.limited or self.concurrent.running:
-            return False  # a deadline of another task may kill this process, and this task with it
+            return False  # another task's deadline may kill this process, and this task with it
         limit = self.runtime.config.nested_depth_max
         if self.depth >= limit or threading.get_ident() != self.thread:
             return False
         if self.tasks.pool_of(oid) != self.pool or self.tasks.task(oid)[3] & TASK_OWN_STACK:
             return False
         if self.current and self.memory.client.inspect(self.current)["tries"] and self.replaced():
-            return False  # its worker has died once, perhaps because of such a task
+            return False  # its worker has died once, perhaps because of such a nested task
         if not self.tasks.claim(oid):
             return False
         self.run(oid)
@@ -263,14 +265,14 @@ class Worker:
         return True
 
     def replaced(self) -> bool:
-        """Whether another worker stands in while this worker waits. A worker with its own resources
-        has no stand-in."""
+        """Whether another worker takes this worker's place while it waits. A worker with its own
+        resources is not replaced."""
         own = self.runtime.channel.call(AssignedAsked(self.current)).value
         return not own and self.runtime.config.blocked_workers_max > 0
 
     def interrupt_waiting(self) -> None:
-        """Interrupts the waiting task after a nested task, if the waiting task, or a task around
-        it, was cancelled meanwhile."""
+        """Called after a nested task. Interrupts the waiting task if it, or a task that it is
+        nested in, was cancelled meanwhile."""
         if not self.current:
             return
         cancelled = self.current not in self.interrupted and self.tasks.aborted(self.current)
@@ -309,7 +311,8 @@ class Worker:
                 self.limited = timeout_ns != 0
             function, carried = self.function(oid, function_id)
             args, kwargs = self.arguments(oid, args_id, inline, bool(flags & TASK_COPY))
-            # Checked after the arguments were read, because functions among them bring globals.
+            # Checked after the arguments were read, because functions among the arguments bring
+            # globals.
             if carried is not None:
                 if self.depth > 1 and oid in self.submitter.pending:
                     carried.check_own()
@@ -321,7 +324,7 @@ class Worker:
             if flags & TASK_STREAM:
                 function, args = self.streamed(oid, function, args)
             value = function(*args, **kwargs)
-            if flags & TASK_ASYNC:  # it runs inside a task that waits for it
+            if flags & TASK_ASYNC:  # nested in a task that is waiting for it
                 value = self.concurrent.loop.run(value)
         except BaseException as error:
             self.in_user_code = False
@@ -361,7 +364,7 @@ class Worker:
     def prepared(
         self, oid: int, flags: int
     ) -> tuple[Any, tuple[Any, ...], dict[str, Any], Exceptions]:
-        """(function, args, kwargs, exceptions after which it is retried) of a task that runs
+        """(function, args, kwargs, exceptions after which the task is retried) for a task that runs
         concurrently with other tasks."""
         function_id, args_id, inline, *_ = self.tasks.task(oid)
         function, carried = self.function(oid, function_id)
@@ -373,19 +376,19 @@ class Worker:
         return function, args, kwargs, again
 
     def streamed(self, oid: int, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
-        """(function, args) that call the user's function and run its generator to the end."""
+        """A function, and its arguments, that calls the user's function and runs its generator to
+        the end."""
         source = StreamSource(self, oid, StreamPlan(*args[0]), self.tasks.task(oid)[4])
         return source.run, (function, args[1:])
 
     def check_line(self) -> None:
-        """Ends this process if a task has closed the connection. Called before the task's result
-        counts."""
+        """Exits if a task has closed the connection. Called before the task's result counts."""
         if not self.line.there():
             self.end_without_line()
 
     def speak_to(self, output_owner: int) -> None:
-        """Sets the owner of later output of this worker, and of tasks submitted here. The owner
-        stays set after the task, until another task begins."""
+        """Sets the output owner for later output by this worker, and for tasks submitted here. The
+        owner stays set after the task until another task begins."""
         if output_owner != self.submitter.output_owner and not self.is_actor:
             _serialize.turn_to_output_owner(output_owner)
         self.submitter.output_owner = output_owner
@@ -393,7 +396,7 @@ class Worker:
 
     def leave_groups(self, failed: bool) -> None:
         for leave in self.runtime.task_leaves:
-            with contextlib.suppress(HopliteError):  # the cluster is closing, and the Group with it
+            with contextlib.suppress(HopliteError):  # the cluster is closing, and with it the Group
                 leave(failed, with_task=True)
 
     def function(self, oid: int, function_id: int) -> tuple[Any, _serialize.BroughtGlobals | None]:
@@ -403,7 +406,8 @@ class Worker:
         value = self.memory.read(function_id, FOREVER_NS, False)
         data, beside = value if type(value) is tuple else (value, ())
         attached = self.memory.attached
-        # Ids suffice, because the function's object holds these objects as long as they are needed.
+        # Ids are sufficient, because the function's object holds these objects as long as they are
+        # needed.
         ids = [ref._id for ref in beside]
         try:
             function, carried = _serialize.decode_with_carried(data, ids)
@@ -414,7 +418,7 @@ class Worker:
             raise made from _serialize.cause_of(made)
         del value, beside
         if self.memory.attached != attached:
-            # Not cached: it has refs, which may only be held while it runs.
+            # Not cached, because its refs may be held only while it runs.
             return function, carried
         # The cache holds no ref to the function's object, because closures may contain large
         # values. An id is never reused, so the cache needs no ref.
@@ -463,22 +467,24 @@ class Worker:
             value = error
         try:
             refs = self.submitter.store_error(oid, value, self.traceback_of(value))
-        except KeyboardInterrupt:  # the task was cancelled while its error was being written
+        except KeyboardInterrupt:  # the task was cancelled while the error was being written
             refs = []
-            if self.memory.client.state(oid) == STATE["CLAIMED"]:  # a reducer has raised it
+            if self.memory.client.state(oid) == STATE["CLAIMED"]:  # raised in a reducer
                 self.submitter.store_result(oid, last_resort(value), True)
         if refs:
             self.untaken.append((oid, refs))
-        # Otherwise its frames keep the task's arrays alive until a garbage collection.
+        # Otherwise the error's frames would keep the task's arrays alive until a garbage
+        # collection.
         _serialize.drop_traceback(value)
         return True
 
     def encode_result(self, oid: int, value: Any, part: bool = False) -> _serialize.Encoded:
-        """Encodes a task's result. part: the value is the result of one item of a chunk."""
+        """Encodes a task's result. part: whether the value is the result of a single item in a
+        chunk."""
         try:
             return _serialize.encode(value, self.memory.scan)
         except Exception as error:  # reworded, because it may name a value unknown to the user
-            if type(value) is Caught and not part:  # only items that do not pickle fail
+            if type(value) is Caught and not part:  # only items that cannot be pickled fail
                 return self.encode_result(oid, Caught(self.or_raised(oid, value)), True)
             cause = _serialize.failure_within(error)
             what = f"the result of {self.tasks.name(oid)}(), a {type(value).__name__}"
@@ -491,7 +497,7 @@ class Worker:
             raise reason from _serialize.cause_of(cause)
 
     def or_raised(self, oid: int, results: Caught) -> Iterator[Any]:
-        """The results of a chunk, with a Raised in place of each result that does not pickle."""
+        """The results of a chunk, with a Raised in place of each result that cannot be pickled."""
         for value in results:
             try:
                 self.encode_result(oid, value, True)
@@ -504,9 +510,11 @@ class Worker:
             self.untaken.append((oid, encoded.refs))
 
     def traceback_of(self, error: BaseException) -> str:
-        """The traceback without the frames of this package."""
+        """The traceback without this package's frames."""
         frame = _serialize.get_traceback(error)
-        while frame is not None and frame.tb_frame.f_globals.get("__name__", "").startswith(ROOM):
+        while frame is not None:
+            if not frame.tb_frame.f_globals.get("__name__", "").startswith(PACKAGE):
+                break
             frame = frame.tb_next
         return f"in {self.runtime.label}:\n" + _serialize.format_error(error, frame)
 
@@ -520,8 +528,8 @@ class Worker:
         return encoded.tobytes()
 
     def store_block(self, oid: int, array: Any, block: Any) -> bool:
-        """Makes the block of an array of c.empty() the result, without a copy; False if
-        impossible."""
+        """Makes the block of an array from c.empty() the result, without a copy. Returns False if
+        this is impossible."""
         head = self.memory.block_head(array, block)
         if head is None:
             return False
@@ -548,10 +556,10 @@ class Worker:
                 raise KeyboardInterrupt("this task was cancelled")
 
     def lost_inside(self, oid: int) -> BaseException:
-        """The error of a task that ran inside a cancelled task, and is not retried."""
+        """The error for a task that ran inside a cancelled task and is not retried."""
         from hoplite_mp.errors import WorkerLostError  # it imports multiprocessing
 
         name, outer = self.tasks.name(oid), self.tasks.name(self.running[0])
         return WorkerLostError(
-            f"{name}() ran inside {outer}(), which waited for it; that was cancelled"
+            f"{name}() ran inside {outer}(), which was waiting for it and was cancelled"
         )

@@ -1,6 +1,6 @@
 """The options of a task that its worker applies: priority, resources, `retry_exceptions`.
 
-The worker survives an exception that is retried. The node decides how many retries are left.
+An exception that is retried does not end the worker. The node decides how many retries are left.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Items:
 
 
 def exceptions_of(worker: OfWorker, function: Any, flags: int) -> Exceptions:
-    """The exceptions after which that task, or call of the actor, is retried."""
+    """The exceptions after which the task or the actor's call is retried."""
     if flags & TASK_STREAM:
         return ()
     if worker.is_actor:
@@ -65,25 +65,25 @@ def exceptions_of(worker: OfWorker, function: Any, flags: int) -> Exceptions:
 
 
 def try_again(worker: OfWorker, oid: int) -> bool:
-    """Requests a retry of the task from the node. If the node queues the task again, it no longer
-    belongs to this worker."""
+    """Requests a retry of the task from the node. If the node grants the retry, it queues the task
+    again, and the task no longer belongs to this worker."""
     granted = bool(worker.runtime.channel.call(TryAgain(oid)).value)
     if granted and worker.is_actor:
         worker.own_again.append(oid)
     elif granted:
-        worker.submitter.waiting.ready(oid)  # an enclosing task may wait for it
+        worker.submitter.waiting.ready(oid)  # an enclosing task may be waiting for it
     return granted
 
 
 RESOURCES: int = _tasks.RESOURCES_FLAG
 
 
-# Nested tasks inherit at least their parent's priority, because the parent may wait for them. The
-# node must be informed immediately when resources are in use, or free again.
+# A nested task has at least the priority of its parent, because the parent may be waiting for it.
+# The node must be informed immediately when resources become used or free.
 
 
 def begins(runtime: Runtime, oid: int, flags: int) -> None:
-    """Begins a task with options. Called before the task's function is read."""
+    """Called when a task with options begins, before its function is read."""
     submitter = runtime.submitter
     submitter.inherited_priority = max(submitter.queues.ranked.ranks(oid))
     if flags & RESOURCES:
@@ -91,12 +91,12 @@ def begins(runtime: Runtime, oid: int, flags: int) -> None:
         if flags & TASK_STREAM:  # the header is done before the generator ends
             runtime.channel.call(KeepForStream(oid))
         else:
-            runtime.tasks.wake_node()  # there is one idle worker less
+            runtime.tasks.wake_node()  # there is one fewer idle worker
 
 
 def ended(runtime: Runtime, oid: int, flags: int) -> None:
-    """Ends a task with options. Called when the result is written; for a generator, all its
-    items."""
+    """Called when a task with options has ended and its result, or all items of a generator, have
+    been written."""
     if flags & RESOURCES:
         runtime.running = 0
         if flags & TASK_STREAM:
