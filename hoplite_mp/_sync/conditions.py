@@ -1,4 +1,4 @@
-"""Condition and Barrier between all processes of a cluster."""
+"""Condition and Barrier for all processes in a cluster."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ LOCK_NAME = "{} (lock)"  # the lock of a named condition
 
 
 class Condition(Handle):
-    """A condition variable for processes of all hosts; `with condition:`, `async with condition:`.
+    """A condition variable for processes on all hosts; `with condition:`, `async with condition:`.
 
     It has the methods of `multiprocessing.Condition`. If a waiting call is interrupted, or its
-    process dies, the call does not consume a notification; another waiter is notified instead. If
+    process dies, the call does not consume a notification: another waiter is notified instead. If
     the process that holds the lock dies, the lock is released.
 
     Parameters
     ----------
     lock : Lock or RLock, optional
-        The lock that protects it. Default: a new RLock.
+        The lock that protects the condition. Default: a new RLock.
     name, node, detached
-        As for `Queue`. With a name, the new lock has one, too.
+        As for `Queue`. If the condition has a name, the new lock has a name, too.
 
     Examples
     --------
@@ -97,7 +97,7 @@ class Condition(Handle):
         Returns
         -------
         bool
-            Whether it was acquired.
+            Whether the lock was acquired.
 
         Examples
         --------
@@ -109,7 +109,7 @@ class Condition(Handle):
         return self._lock.acquire(block, timeout)
 
     async def acquire_async(self, block: bool = True, timeout: float | None = None) -> bool:
-        """As `acquire`, without blocking the event loop."""
+        """Like `acquire`, but does not block the event loop."""
         return await self._lock.acquire_async(block, timeout)
 
     def release(self) -> None:
@@ -124,7 +124,7 @@ class Condition(Handle):
         self._lock.release()
 
     async def release_async(self) -> None:
-        """As `release`, without blocking the event loop."""
+        """Like `release`, but does not block the event loop."""
         await self._lock.release_async()
 
     def __enter__(self) -> bool:
@@ -152,7 +152,7 @@ class Condition(Handle):
         Returns
         -------
         bool
-            Whether it was notified.
+            Whether the call was notified.
 
         Raises
         ------
@@ -169,7 +169,7 @@ class Condition(Handle):
         return run(self._waiting(timeout, owner()))
 
     async def wait_async(self, timeout: float | None = None) -> bool:
-        """As `wait`, without blocking the event loop.
+        """Like `wait`, but does not block the event loop.
 
         A cancelled call holds the lock again when it raises CancelledError."""
         return await run_async(self._waiting(timeout, task_owner()))
@@ -180,14 +180,14 @@ class Condition(Handle):
         Parameters
         ----------
         predicate : callable
-            Called with the lock held, at first and after each notification.
+            Called while the lock is held, immediately and after each notification.
         timeout : float, optional
             Seconds to wait. Default: no limit.
 
         Returns
         -------
         object
-            The last value of the predicate.
+            The predicate's last value.
 
         Examples
         --------
@@ -199,11 +199,11 @@ class Condition(Handle):
         return run(self._waiting_for(predicate, timeout, owner()))
 
     async def wait_for_async(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
-        """As `wait_for`, without blocking the event loop."""
+        """Like `wait_for`, but does not block the event loop."""
         return await run_async(self._waiting_for(predicate, timeout, task_owner()))
 
     def notify(self, n: int = 1) -> None:
-        """Notifies the `n` calls that have waited longest.
+        """Notifies the `n` calls that have waited the longest.
 
         Parameters
         ----------
@@ -224,7 +224,7 @@ class Condition(Handle):
         run(self._notifying(n, owner()))
 
     async def notify_async(self, n: int = 1) -> None:
-        """As `notify`, without blocking the event loop."""
+        """Like `notify`, but does not block the event loop."""
         await run_async(self._notifying(n, task_owner()))
 
     def notify_all(self) -> None:
@@ -239,13 +239,13 @@ class Condition(Handle):
         self.notify(EVERYBODY)
 
     async def notify_all_async(self) -> None:
-        """As `notify_all`, without blocking the event loop."""
+        """Like `notify_all`, but does not block the event loop."""
         await self.notify_async(EVERYBODY)
 
     def _notifying(self, n: int, number: int) -> Steps[None]:
         count = whole(n)
         if count is None or count < 0:
-            raise ValueError(f"n={n!r}: it must be a number of calls, 0 or more")
+            raise ValueError(f"n={n!r}: it must be a whole number, at least 0")
         if not (yield self._lock._call("is_held", self._lock._process(), number)):
             raise AssertionError("notify() needs the lock: acquire() the condition first")
         yield self._call("notify", self._process(), count)
@@ -263,7 +263,8 @@ class Condition(Handle):
         return found
 
     def _waiting(self, timeout: float | None, number: int) -> Steps[bool]:
-        """Registers for notifications before the lock is released, so that none is missed."""
+        """Steps of `wait`. Registers for notifications before the lock is released, so that none is
+        missed."""
         _, deadline = waits(True, timeout)
         ticket, lock = self._ticket(), self._lock
         released: Future[Any] | None = None
@@ -314,22 +315,22 @@ class Condition(Handle):
 
 
 class Barrier(Handle):
-    """A barrier for processes of all hosts, with the methods of `multiprocessing.Barrier`.
+    """A barrier for processes on all hosts, with the methods of `multiprocessing.Barrier`.
 
-    When `parties` calls of `wait` have arrived, all of them return, and the next call begins a new
+    When `parties` calls to `wait` have arrived, all of them return, and the next call begins a new
     round. If a waiting call times out, or its process or host dies, the barrier is broken: all
     calls raise `threading.BrokenBarrierError` until `reset()`. An interrupted or cancelled call
-    leaves the round; the other calls wait for another call instead.
+    leaves the round, and the other calls wait for another call instead.
 
     Parameters
     ----------
     parties : int
-        The number of calls of `wait` in a round, 1 or more.
+        The number of calls to `wait` in a round, at least 1.
     action : callable, optional
-        Run by one of the calls when all calls have arrived, before any call returns. If it raises
+        Called by one of the parties when all have arrived, before any of them returns. If it raises
         an exception, the barrier is broken. It is pickled with the handle.
     timeout : float, optional
-        Seconds; the default timeout of `wait`. Default: no limit.
+        The default timeout of `wait`, in seconds. Default: no limit.
     name, node, detached
         As for `Queue`.
 
@@ -363,7 +364,7 @@ class Barrier(Handle):
         if count is None:
             raise TypeError(f"parties={parties!r}: it must be a whole number")
         if count < 1:
-            raise ValueError(f"parties={parties!r}: a barrier has 1 party or more")
+            raise ValueError(f"parties={parties!r}: it must be at least 1")
         if action is not None and not callable(action):
             raise TypeError(f"action={action!r}: it must be callable")
         check_timeout(timeout)
@@ -371,8 +372,8 @@ class Barrier(Handle):
         self._make((count,), name, node, detached)
         if name is not None and self.parties != count:
             raise ValueError(
-                f"the barrier named {name!r} has {self.parties} parties, not {count}: pass this "
-                "number, or choose another name"
+                f"the barrier named {name!r} has {self.parties} parties, not {count}: pass "
+                f"parties={self.parties}, or choose another name"
             )
 
     def _extras(self) -> tuple[Any, ...]:
@@ -387,13 +388,12 @@ class Barrier(Handle):
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait; then the barrier is broken. Default: the barrier's timeout.
+            Seconds to wait, after which the barrier is broken. Default: the barrier's timeout.
 
         Returns
         -------
         int
-            The number of calls of this round that arrived earlier, from 0: a different number for
-            each call.
+            The number of calls that arrived earlier in this round. It is different for each call.
 
         Raises
         ------
@@ -408,7 +408,7 @@ class Barrier(Handle):
         return run(self._waiting(timeout))
 
     async def wait_async(self, timeout: float | None = None) -> int:
-        """As `wait`, without blocking the event loop.
+        """Like `wait`, but does not block the event loop.
 
         A cancelled call leaves the round, and does not break the barrier."""
         return await run_async(self._waiting(timeout))
@@ -424,7 +424,7 @@ class Barrier(Handle):
                 kept = yield from self._kept(promised, deadline)
                 if kept is None:
                     code = yield self._call("give_up", ticket)
-                    if code == CallAnswer.DONE:  # it was answered before
+                    if code == CallAnswer.DONE:  # it was answered before the timeout
                         kept = yield from self._kept(promised, FOREVER_NS)
                 if kept is not None:
                     code, found = kept
@@ -440,7 +440,7 @@ class Barrier(Handle):
 
     def _acting(self, ticket: Any) -> Steps[CallAnswer]:
         try:
-            if self._action is not None:  # a handle that was opened by name may have none
+            if self._action is not None:  # a handle that was opened by name may have no action
                 self._action()
         except Exception:
             yield self._call("abort")
@@ -457,7 +457,7 @@ class Barrier(Handle):
         self._call("reset").result()
 
     async def reset_async(self) -> None:
-        """As `reset`, without blocking the event loop."""
+        """Like `reset`, but does not block the event loop."""
         await self._call("reset")
 
     def abort(self) -> None:
@@ -473,12 +473,12 @@ class Barrier(Handle):
         self._call("abort").result()
 
     async def abort_async(self) -> None:
-        """As `abort`, without blocking the event loop."""
+        """Like `abort`, but does not block the event loop."""
         await self._call("abort")
 
     @property
     def parties(self) -> int:
-        """The number of calls of `wait` in a round.
+        """The number of calls to `wait` in a round.
 
         Returns
         -------

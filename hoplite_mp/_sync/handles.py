@@ -1,7 +1,7 @@
-"""The base class of the handles of queues, locks, semaphores and events: creation and pickling.
+"""The base class for the handles of queues, locks, semaphores and events: creation and pickling.
 
-Each handle contains a handle of an actor, and has its own methods in place of the actor's. It can
-be sent to other processes, and is counted, like the actor's handle.
+Each handle contains an actor's handle, and has its own methods in place of the actor's. Like the
+actor's handle, it can be sent to other processes, and is counted.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ __all__ = ["Handle", "Read", "Until", "run", "run_async"]
 
 # The same code for threads, which may block, and for event loops, which must not block.
 #
-# Each method of a queue or a lock consists of a few calls of an actor, with waits between them.
+# Each method of a queue or a lock consists of a few calls to an actor, with waits between them.
 # Ctrl-C or a cancelled `await` may interrupt each of these. A method is written once, as a
-# generator that yields the awaited objects: `run` blocks for these objects, `run_async` awaits
-# them.
+# generator that yields the objects to wait for: `run` blocks until these objects are done, and
+# `run_async` awaits them.
 
 
 T = TypeVar("T")
 
 
 class Until(NamedTuple):
-    """Waits until the object is done, or until the deadline (of the monotonic clock). The result
-    shows whether the object is done."""
+    """Waits until the object is done, or until the deadline (by the monotonic clock). The result is
+    whether the object is done."""
 
     runtime: Runtime
     ref: ObjectRef[Any]
@@ -120,11 +120,11 @@ async def run_async(steps: Generator[Future[Any] | Until | Read, Any, T]) -> T:
 
 
 H = TypeVar("H", bound="Handle")
-KNOWN_MAX = 4096  # maximum number of actors that a process remembers as having its life
+KNOWN_MAX = 4096  # maximum number of actors recorded as having received this process's life
 
 
 class Handle:
-    """Base class of the handles."""
+    """The base class of the handles."""
 
     __slots__ = ("__weakref__", "_actor")
 
@@ -132,14 +132,14 @@ class Handle:
     _actor: Actor
 
     def _make(self, args: tuple[Any, ...], name: str | None, node: Any, detached: bool) -> None:
-        """Creates an actor. If the name is taken, this becomes a handle of the existing actor."""
+        """Creates an actor. If the name is taken, this becomes a handle for the existing actor."""
         options = {"node": node, "name": name, "detached": detached, "get_if_exists": bool(name)}
         given = {key: value for key, value in options.items() if value is not None}
         self._actor = current().options(**given).actor(self._served, *args)
         about = _about_of(self._actor)
         if about.methods != _methods_of(self._served) or about.class_name != self._served.__name__:
             raise ValueError(
-                f"there is an actor named {name!r} already, of class {about.class_name}, and not a "
+                f"there is already an actor named {name!r}, of class {about.class_name} instead of "
                 f"hoplite_mp.{type(self).__name__}: choose another name"
             )
 
@@ -147,7 +147,7 @@ class Handle:
     def actor(self) -> Actor:
         """The actor's handle, for `Actor.close(q.actor)` and `Actor.kill(q.actor)`.
 
-        An object with detached=True ends only by one of these calls.
+        An object with detached=True ends only after one of these calls.
 
         Examples
         --------
@@ -175,7 +175,7 @@ class Handle:
         return _arrived, (type(self), self._actor, self._extras())
 
     def _extras(self) -> tuple[Any, ...]:
-        """The data of a handle, except its actor."""
+        """The handle's data, without its actor."""
         return ()
 
     def _take_extras(self) -> None: ...
@@ -188,12 +188,12 @@ class Handle:
         return future
 
     def _process(self) -> bytes:
-        """The name of this process. Its first use lets the actor notice the death of the
+        """The name of this process. The first use makes the actor detect the death of the
         process."""
         life = life_of(self._runtime)
         identity = _identity_of(self._actor)._id
         if identity not in life.known_to:
-            with life.lock:  # other threads make no call before `enter` is submitted
+            with life.lock:  # no other thread may make a call before `enter` is submitted
                 if identity not in life.known_to:
                     self._call("enter", life.process, by_ref(life.promise))
                     if len(life.known_to) >= KNOWN_MAX:
@@ -228,7 +228,7 @@ class Handle:
 
 
 def _arrived(kind: type[H], actor: Actor, extras: tuple[Any, ...]) -> H:
-    """Unpickles a handle; pickles refer to this function by name."""
+    """Unpickles a handle. Pickles refer to this function by name."""
     handle = kind.__new__(kind)
     handle._actor = actor
     handle._take_extras(*extras)

@@ -1,6 +1,6 @@
-"""Lock, RLock, Semaphore, BoundedSemaphore and Event between all processes of a cluster.
+"""Lock, RLock, Semaphore, BoundedSemaphore and Event for all processes in a cluster.
 
-The docstring of the package describes the design.
+The package's docstring describes the design.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ _counter = itertools.count(1)
 
 
 def owner() -> int:
-    """The number of this thread as the owner of a recursive lock, which is never reused."""
+    """The number that identifies this thread as the owner of a recursive lock. Numbers are never
+    reused."""
     return _numbers.setdefault(threading.current_thread(), next(_counter))
 
 
 def task_owner() -> int:
-    """The number of the running asyncio task as an owner."""
+    """The number that identifies the running asyncio task as an owner."""
     import asyncio
 
     task = asyncio.current_task()
@@ -42,17 +43,17 @@ def task_owner() -> int:
 
 
 class _Acquired(Handle):
-    """Base class of locks and semaphores: acquiring and releasing."""
+    """The base class of locks and semaphores: acquiring and releasing."""
 
     __slots__ = ()
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Acquires the lock, or a permit, for this process. Waits until one is free.
+        """Acquires the lock, or a permit, for this process. Waits until it is free.
 
         Parameters
         ----------
         block : bool, optional
-            False: do not wait.
+            Whether to wait. Default: True.
         timeout : float, optional
             Seconds to wait. Default: no limit.
 
@@ -70,9 +71,9 @@ class _Acquired(Handle):
         return run(self._acquiring(block, timeout))
 
     async def acquire_async(self, block: bool = True, timeout: float | None = None) -> bool:
-        """As `acquire`, without blocking the event loop.
+        """Like `acquire`, but does not block the event loop.
 
-        A cancelled call has acquired nothing."""
+        A cancelled call has not acquired anything."""
         return await run_async(self._acquiring(block, timeout))
 
     def _acquiring(
@@ -94,12 +95,12 @@ class _Acquired(Handle):
         return answer is CallAnswer.DONE
 
     def release(self) -> None:
-        """Releases the lock or permit, which goes to the process that has waited longest.
+        """Releases the lock or permit, which goes to the process that has waited the longest.
 
         Raises
         ------
         ValueError
-            It is a lock or a bounded semaphore, and no process holds it.
+            No process holds the lock or a permit (except for `Semaphore`).
 
         Examples
         --------
@@ -110,7 +111,7 @@ class _Acquired(Handle):
         self._check(self._call("release", self._process()).result())
 
     async def release_async(self) -> None:
-        """As `release`, without blocking the event loop."""
+        """Like `release`, but does not block the event loop."""
         self._check(await self._call("release", self._process()))
 
     def _check(self, released: bool) -> None:
@@ -146,13 +147,13 @@ class _Acquired(Handle):
 
 
 class Lock(_Acquired):
-    """A lock between processes of all hosts; `with lock:` and `async with lock:`.
+    """A lock for processes on all hosts; `with lock:` and `async with lock:`.
 
-    Like `multiprocessing.Lock` it is not recursive, and any process may release it (ValueError: it
-    is not held). It belongs to the process that has acquired it, not to a thread or a task: when
-    that process or its host dies, the process that has waited longest gets the lock. The data that
-    it protects may then be inconsistent. A task that ends without a release leaves it locked.
-    Processes get the lock in the order of their calls.
+    Like `multiprocessing.Lock`, it is not recursive, and any process may release it (ValueError if
+    it is not held). The lock belongs to the process that has acquired it, not to a thread or a
+    task. When that process or its host dies, the process that has waited the longest gets the lock;
+    the data that it protects may then be inconsistent. A task that ends without releasing the lock
+    leaves it locked. Processes get the lock in the order of their calls.
 
     Parameters
     ----------
@@ -183,18 +184,18 @@ class Lock(_Acquired):
 
 
 class Semaphore(_Acquired):
-    """A number of permits for processes of all hosts; `with semaphore:`, `async with semaphore:`.
+    """A number of permits for processes on all hosts; `with semaphore:`, `async with semaphore:`.
 
-    As with `multiprocessing.Semaphore`, any process may call `release`, also more often than
-    `acquire`; additional calls add permits. `release` returns a permit of the calling process. If
-    that process has no permit, the process that has held a permit longest loses it; if no process
-    holds a permit, one is added. When a process or its host dies, its permits go to the processes
-    that have waited longest.
+    As with `multiprocessing.Semaphore`, any process may call `release`, even more often than
+    `acquire`; additional calls add permits. `release` frees a permit held by the calling process.
+    If that process holds none, `release` frees the permit that another process has held the
+    longest; if no process holds a permit, one is added. When a process or its host dies, its
+    permits go to the processes that have waited the longest.
 
     Parameters
     ----------
     value : int, optional
-        The initial number of permits, from 0. Default: 1.
+        The initial number of permits, at least 0. Default: 1.
     name, node, detached
         As for `Queue`.
 
@@ -224,14 +225,14 @@ class Semaphore(_Acquired):
         if permits is None:
             raise TypeError(f"value={value!r}: it must be a whole number, or None")
         if permits < 0:
-            raise ValueError(f"value={value!r}: a semaphore has 0 permits or more")
+            raise ValueError(f"value={value!r}: it must be at least 0")
         self._make((permits,), name, node, detached)
         if name and value is not None:
             found = self._call("first_value").result()
             if found != permits:
                 raise ValueError(
-                    f"value={value!r}: the semaphore named {name!r} was made with value={found}; "
-                    "leave value out to open it, or choose another name"
+                    f"value={value!r}: the semaphore named {name!r} was created with "
+                    f"value={found}; omit value= to open it, or choose another name"
                 )
 
     def get_value(self) -> int:
@@ -252,7 +253,7 @@ class Semaphore(_Acquired):
 class BoundedSemaphore(Semaphore):
     """A semaphore that never has more permits than initially.
 
-    `release` raises ValueError if no process holds a permit. Otherwise it is like `Semaphore`.
+    Like `Semaphore`, but `release` raises ValueError if no process holds a permit.
 
     Parameters
     ----------
@@ -279,12 +280,12 @@ class BoundedSemaphore(Semaphore):
 
 
 class RLock(_Acquired):
-    """A recursive lock between processes of all hosts; `with lock:` and `async with lock:`.
+    """A recursive lock for processes on all hosts; `with lock:` and `async with lock:`.
 
     Like `multiprocessing.RLock`, it belongs to the thread that has acquired it. This thread may
     acquire the lock again, and must release it as many times. With the coroutine functions and
     `async with`, the lock belongs to the asyncio task instead. When the owner's process or host
-    dies, the thread that has waited longest gets the lock.
+    dies, the thread that has waited the longest gets the lock.
 
     Parameters
     ----------
@@ -311,7 +312,7 @@ class RLock(_Acquired):
         self._make((), name, node, detached)
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Acquires the lock for this thread, which may hold it already.
+        """Acquires the lock for this thread, which may already hold it.
 
         Parameters
         ----------
@@ -332,9 +333,9 @@ class RLock(_Acquired):
         return run(self._acquiring(block, timeout, owner()))
 
     async def acquire_async(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Like `acquire`, for the running asyncio task, without blocking the event loop.
+        """Like `acquire`, but for the running asyncio task. Does not block the event loop.
 
-        A cancelled call has acquired nothing."""
+        A cancelled call has not acquired anything."""
         return await run_async(self._acquiring(block, timeout, task_owner()))
 
     def release(self) -> None:
@@ -354,7 +355,7 @@ class RLock(_Acquired):
         self._check(self._call("release", self._process(), owner()).result())
 
     async def release_async(self) -> None:
-        """As `release`, without blocking the event loop."""
+        """Like `release`, but does not block the event loop."""
         self._check(await self._call("release", self._process(), task_owner()))
 
     def _check(self, released: bool) -> None:
@@ -377,7 +378,7 @@ class RLock(_Acquired):
 
 
 class Event(Handle):
-    """A flag for which processes of all hosts can wait. Initially it is not set.
+    """A flag that processes on all hosts can wait for. Initially it is not set.
 
     Parameters
     ----------
@@ -414,11 +415,11 @@ class Event(Handle):
         self._call("set").result()
 
     async def set_async(self) -> None:
-        """As `set`, without blocking the event loop."""
+        """Like `set`, but does not block the event loop."""
         await self._call("set")
 
     def clear(self) -> None:
-        """Clears the flag: later calls of `wait` wait.
+        """Clears the flag, so that later calls to `wait` block until it is set again.
 
         Examples
         --------
@@ -427,7 +428,7 @@ class Event(Handle):
         self._call("clear").result()
 
     async def clear_async(self) -> None:
-        """As `clear`, without blocking the event loop."""
+        """Like `clear`, but does not block the event loop."""
         await self._call("clear")
 
     def is_set(self) -> bool:
@@ -465,7 +466,7 @@ class Event(Handle):
         return run(self._waiting(timeout))
 
     async def wait_async(self, timeout: float | None = None) -> bool:
-        """As `wait`, without blocking the event loop."""
+        """Like `wait`, but does not block the event loop."""
         return await run_async(self._waiting(timeout))
 
     def _waiting(self, timeout: float | None) -> Generator[Future[Any] | Until | Read, Any, bool]:

@@ -1,7 +1,7 @@
-"""Queue: first in, first out, between all processes of a cluster.
+"""Queue: a first-in, first-out queue for all processes in a cluster.
 
-The docstring of the package describes the design. Items are opaque to the actor: small items are
-bytes inside the calls, larger items are objects of the store, to which the queue holds refs.
+The package's docstring describes the design. Items are opaque to the actor. Small items are bytes
+inside the calls. Larger items are objects in the store, and the queue holds refs to them.
 """
 
 from __future__ import annotations
@@ -34,48 +34,49 @@ T = TypeVar("T")
 
 
 class ShutDown(ClosedError, getattr(queue, "ShutDown", Exception)):  # type: ignore[misc]
-    """The queue was shut down. From Python 3.13 on this is also a `queue.ShutDown`."""
+    """The queue was shut down. Since Python 3.13, this is also a `queue.ShutDown`."""
 
 
 _ShutDown = ShutDown
-# Interrupted calls of this process whose items may have to be given back, with the identities of
-# their queues' actors. A list, because each change is a single C call.
+# Interrupted calls by this process whose items may have to be given back: (identity of the queue's
+# actor, call). A list, because each change is a single C call.
 _interrupted: list[tuple[bytes, Future[Any]]] = []
 
 
 class Queue(Handle, Generic[T]):
-    """A queue between processes of all hosts, first in, first out.
+    """A first-in, first-out queue for processes on all hosts.
 
-    `Queue()` creates an actor on the current cluster (`hoplite_mp.current()`). The handle is passed
+    `Queue()` creates an actor in the current cluster (`hoplite_mp.current()`). The handle is passed
     to tasks, actors and other drivers like any argument, and the queue ends with its last handle.
-    The methods block, like the methods of `queue.Queue`. Each method that may wait also has a
-    coroutine function for event loops, such as `get_async`. The errors are `queue.Empty` and
-    `queue.Full` of the standard library.
+    The methods block, like the methods of `queue.Queue`. For each method that may wait, there is
+    also a coroutine function for event loops, such as `get_async`. The errors are the standard
+    library's `queue.Empty` and `queue.Full`.
 
     Parameters
     ----------
     maxsize : int, optional
-        Maximum number of items in the queue; 0: no limit. Default: the limit of an existing queue
-        of this name; otherwise no limit.
+        Maximum number of items in the queue; 0 for no limit. Default: the limit of an existing
+        queue with this name; otherwise no limit.
     name : str, optional
-        `Queue(name="jobs")` is the same queue in every process of the cluster; the first call
-        creates it. A later call with another `maxsize` raises ValueError; its `node` and `detached`
-        have no effect.
+        `Queue(name="jobs")` is the same queue in every process in the cluster. The first call
+        creates it. A later call with a different `maxsize` raises ValueError; its `node` and
+        `detached` have no effect.
     node : Node or str, optional
-        The node on which its actor runs. Default: this host.
+        The node that runs the queue's actor. Default: this host's node.
     detached : bool, optional
-        True: the queue needs no handles; it lives until `Actor.close(q.actor)`.
+        If True, the queue exists until `Actor.close(q.actor)`, even without handles. Default:
+        False.
     copy : bool, optional
-        True: `get` of this handle, and of copies of the handle, returns arrays as writable copies.
-        Default: arrays are read-only, and not copied.
+        If True, `get` on this handle and on its copies returns arrays as writable copies. Default:
+        arrays are read-only and not copied.
 
     Notes
     -----
     When `put` returns, the item is in the queue, and stays there if the sending process dies. An
     item of more than `Config.queue_item_bytes_max` bytes stays on the sender's host until it is
     read. If this host is lost, the item is lost, too, and `get` raises ObjectLostError. If a
-    process dies while it waits in `get`, no item is lost. If the actor's process or host dies, all
-    items of the queue are lost, and every call raises ActorLostError.
+    process dies while it is waiting in `get`, no item is lost. If the actor's process or host dies,
+    all items in the queue are lost, and every call raises ActorLostError.
 
     Examples
     --------
@@ -113,8 +114,8 @@ class Queue(Handle, Generic[T]):
         self._make((size,), name, node, detached)
         if name and maxsize is not None and (found := self.maxsize) != size:
             raise ValueError(
-                f"maxsize={maxsize!r}: the queue named {name!r} was made with maxsize={found}; "
-                "leave maxsize out to open it, or choose another name"
+                f"maxsize={maxsize!r}: the queue named {name!r} was created with maxsize={found}; "
+                "omit maxsize= to open it, or choose another name"
             )
 
     def _extras(self) -> tuple[Any, ...]:
@@ -126,15 +127,15 @@ class Queue(Handle, Generic[T]):
     # -- put -----------------------------------------------------------------------------------
 
     def put(self, item: T, block: bool = True, timeout: float | None = None) -> None:
-        """Adds the item at the end; waits while the queue is full.
+        """Adds the item at the end. Waits while the queue is full.
 
         Parameters
         ----------
         item : object
             Any picklable value. If it has more than `Config.queue_item_bytes_max` bytes, it becomes
-            an object of the store.
+            an object in the store.
         block : bool, optional
-            False: do not wait.
+            Whether to wait. Default: True.
         timeout : float, optional
             Seconds to wait. Default: no limit.
 
@@ -157,7 +158,7 @@ class Queue(Handle, Generic[T]):
         run(self._putting(item, block, timeout))
 
     def put_nowait(self, item: T) -> None:
-        """Adds the item, or raises `queue.Full` without a wait: `put(item, block=False)`.
+        """Adds the item, or raises `queue.Full` without waiting: `put(item, block=False)`.
 
         Parameters
         ----------
@@ -171,18 +172,18 @@ class Queue(Handle, Generic[T]):
         run(self._putting(item, False, None))
 
     async def put_async(self, item: T, block: bool = True, timeout: float | None = None) -> None:
-        """Like `put`, without blocking the event loop while it waits.
+        """Like `put`, but does not block the event loop while it waits.
 
-        A cancelled call has put nothing."""
+        A cancelled call has not put the item."""
         await run_async(self._putting(item, block, timeout))
 
     def _packed(self, item: Any) -> Any:
-        """The item as bytes, or as the ref of an object in the store."""
+        """The item as bytes, or as a ref to an object in the store."""
         memory = self._runtime.memory
         memory.check()
         most = memory.config.queue_item_bytes_max
         if type(item) is np.ndarray and item.nbytes > most:
-            return memory.put(item)  # does not copy an array that is in the store already
+            return memory.put(item)  # does not copy an array that is already in the store
         encoded = _serialize.encode(item, memory.scan)
         if encoded.refs or encoded.nbytes > most:
             return memory.put_encoded(encoded)
@@ -207,7 +208,7 @@ class Queue(Handle, Generic[T]):
             self._say("stop_putting", ticket)
             raise
         if answer is CallAnswer.ENDED:
-            raise _ShutDown(f"{self!r} was shut down: nothing can be put")
+            raise _ShutDown(f"{self!r} was shut down: no more items can be put")
         if answer is CallAnswer.REFUSED:
             raise queue.Full
 
@@ -219,7 +220,7 @@ class Queue(Handle, Generic[T]):
         Parameters
         ----------
         block : bool, optional
-            False: do not wait.
+            Whether to wait. Default: True.
         timeout : float, optional
             Seconds to wait. Default: no limit.
 
@@ -233,11 +234,11 @@ class Queue(Handle, Generic[T]):
         queue.Empty
             The queue was empty.
         Queue.ShutDown
-            The queue was shut down, and has no items left.
+            The queue was shut down and has no items left.
         ObjectLostError
             The item was lost with its sender's host.
         Exception
-            The item could not be unpickled. It is not in the queue any more.
+            The item could not be unpickled. It has been removed from the queue.
 
         Examples
         --------
@@ -249,7 +250,7 @@ class Queue(Handle, Generic[T]):
         return run(self._getting(block, timeout))
 
     def get_nowait(self) -> T:
-        """Takes the oldest item, or raises `queue.Empty` without a wait: `get(block=False)`.
+        """Takes the oldest item, or raises `queue.Empty` without waiting: `get(block=False)`.
 
         Returns
         -------
@@ -266,17 +267,17 @@ class Queue(Handle, Generic[T]):
         return run(self._getting(False, None))
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> T:
-        """Like `get`, without blocking the event loop while it waits.
+        """Like `get`, but does not block the event loop while it waits.
 
-        A cancelled call has taken nothing. To keep items in order, other calls wait for the next
-        item until this call has returned, but at most `UNCERTAIN_S` (0.5) seconds."""
+        A cancelled call has not taken an item. To keep items in order, other calls wait for the
+        next item until this call has returned, but at most `UNCERTAIN_S` (0.5) seconds."""
         return await run_async(self._getting(block, timeout, True))
 
     def _getting(
         self, block: bool, timeout: float | None, cancellable: bool = False
     ) -> Generator[Future[Any] | Until | Read, Any, T]:
-        """Steps of `get`. cancellable: the call may be cancelled at any time, so it may give its
-        item back."""
+        """Steps of `get`. cancellable: whether the call may be cancelled at any time, and may give
+        its item back."""
         may_wait, deadline = waits(block, timeout)
         yield from self._all_given_back()
         ticket = self._ticket()
@@ -291,7 +292,7 @@ class Queue(Handle, Generic[T]):
                     continue
                 if code != CallAnswer.WAIT:
                     break
-                # After the deadline, one more attempt without waiting.
+                # After the deadline, there is one more attempt without waiting.
                 may_wait = (yield from self._until(found[0], deadline)) is not None
         except BaseException:  # Ctrl-C, a signal handler's error, or a cancelled await
             self._say("stop_taking", ticket)
@@ -315,7 +316,7 @@ class Queue(Handle, Generic[T]):
                 self._say("keep_item", *ticket)
             return read  # type: ignore[no-any-return]
         except BaseException as error:
-            if _is_interrupt(error):  # the item was taken, but the caller does not have it
+            if _is_interrupt(error):  # the item was taken, but the caller does not receive it
                 self._say("give_back", ticket[0], found[0], by_ref(value))
             elif cancellable:
                 self._say("keep_item", *ticket)
@@ -326,7 +327,7 @@ class Queue(Handle, Generic[T]):
         return bytes(_identity_of(self._actor)._id)
 
     def _all_given_back(self) -> Generator[Future[Any], None, None]:
-        """Waits until interrupted calls of this process have given back their items. Otherwise a
+        """Waits until interrupted calls by this process have given back their items. Otherwise a
         later call could take later items first."""
         while calls := [one for key, one in _interrupted.copy() if key == self._key]:
             one = calls[0]
@@ -335,7 +336,7 @@ class Queue(Handle, Generic[T]):
             self._give_back(one)
 
     def _give_back(self, asked: Any) -> None:
-        """Gives back the item of an interrupted call, unless another thread does so."""
+        """Gives back an interrupted call's item, unless another thread does so."""
         with contextlib.suppress(ValueError):
             _interrupted.remove((self._key, asked))
             self._say_back(asked)
@@ -351,7 +352,7 @@ class Queue(Handle, Generic[T]):
         with contextlib.suppress(HopliteError):
             self._call(method, *args)
 
-    # -- looking -------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------
 
     def qsize(self) -> int:
         """Returns the number of items in the queue.
@@ -407,7 +408,7 @@ class Queue(Handle, Generic[T]):
         """
         return int(self._call("sizes").result()[1])
 
-    # -- the end of work -----------------------------------------------------------------------
+    # -- finished items and shutdown -----------------------------------------------------------
 
     def task_done(self) -> None:
         """Marks one item that was taken from the queue as finished.
@@ -427,7 +428,7 @@ class Queue(Handle, Generic[T]):
         _check_finished(self._call("finish_one", self._process()).result())
 
     async def task_done_async(self) -> None:
-        """As `task_done`."""
+        """Like `task_done`, but does not block the event loop."""
         _check_finished(await self._call("finish_one", self._process()))
 
     def join(self) -> None:
@@ -445,7 +446,7 @@ class Queue(Handle, Generic[T]):
         run(self._joining())
 
     async def join_async(self) -> None:
-        """As `join`, without blocking the event loop."""
+        """Like `join`, but does not block the event loop."""
         await run_async(self._joining())
 
     def _joining(self) -> Generator[Future[Any] | Until | Read, Any, None]:
@@ -455,21 +456,21 @@ class Queue(Handle, Generic[T]):
                 return
             if code == CallAnswer.REFUSED:
                 raise errors.WorkerLostError(
-                    f"{found} item{'s' if found != 1 else ''} of {self!r} will never be done: the "
-                    "processes that had taken them have died before task_done()"
+                    f"{found} item{'s' if found != 1 else ''} of {self!r} will never be finished: "
+                    "the processes that took them died before task_done()"
                 )
             yield from self._until(found, waits(True, None)[1])
 
     def shutdown(self, immediate: bool = False) -> None:
-        """Ends the queue: no more items can be put, and `get` fails once the queue is empty.
+        """Shuts down the queue: no more items can be put, and `get` fails once the queue is empty.
 
-        Calls of both kinds, including those that are already waiting, raise `Queue.ShutDown`. On
-        every Python version this works like `queue.Queue.shutdown` of Python 3.13.
+        Such calls, including calls that are already waiting, raise `Queue.ShutDown`. On every
+        Python version, this works like `queue.Queue.shutdown` in Python 3.13.
 
         Parameters
         ----------
         immediate : bool, optional
-            True: the items in the queue are dropped.
+            If True, the items in the queue are dropped. Default: False.
 
         Examples
         --------
@@ -488,7 +489,7 @@ class Queue(Handle, Generic[T]):
 
 def _is_interrupt(error: BaseException) -> bool:
     """Whether the error is an interruption of the call: by Ctrl-C, a cancelled `await`, or a signal
-    handler that ends the program. Any other error comes from the item itself. The item is then not
+    handler that ends the program. Any other error is caused by the item itself, which is then not
     given back, because the next call would fail, too."""
     if issubclass(type(error), Exception):
         return False

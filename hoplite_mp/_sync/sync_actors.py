@@ -1,9 +1,10 @@
 """The objects in the actors' processes: one for each synchronization object.
 
 A table (`waiting`) makes the decisions. This module manages the promises for waiting calls, and the
-lives of the calling processes. When a process or its host dies, its life fails; its locks are then
-released, and its waiting calls removed. Any thread may notice a death, so a lock protects the
-table. If the lock is taken, the thread that holds it handles the death.
+*lives* of the calling processes (promises that are never fulfilled, see below). When a process or
+its host dies, its life fails; its locks are then released, and its waiting calls removed. Any
+thread may detect a death, so a lock protects the table. If the lock is taken, the thread that holds
+it handles the death.
 """
 
 from __future__ import annotations
@@ -59,30 +60,32 @@ __all__ = [
 # The reply to a call: a CallAnswer as a number, and for CallAnswer.WAIT a promise to wait for.
 Reply = tuple[int, Any]
 _JOINED = "joined"
-# How long other calls wait for an item that a cancelled caller may give back. Higher: items stay in
-# order even if the caller's event loop is busy. Lower: other calls wait less.
+# How long other calls wait for an item that a cancelled caller may give back. With a higher value,
+# items stay in order even if the caller's event loop is busy. With a lower value, other calls wait
+# less.
 UNCERTAIN_S = 0.5
 
 
 class Served:
-    """Base class of these objects. Fulfils promises, and handles the deaths of processes."""
+    """The base class of these objects. Fulfils promises, and handles the deaths of processes."""
 
     def __init__(self, table: Any = None) -> None:
         self._table = table
         self._runtime = current_runtime()
-        self._promises: dict[Hashable, ObjectRef[Any]] = {}  # by ticket; shared ones by a string
-        self._lives: dict[bytes, ObjectRef[Any]] = {}  # of the calling processes
+        self._promises: dict[Hashable, ObjectRef[Any]] = {}  # by ticket, or by a string if shared
+        self._lives: dict[bytes, ObjectRef[Any]] = {}  # calling process -> its life
         self._lock = locks.lock("sync.table")
         self._deaths: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def enter(self, process: bytes, life: ObjectRef[Any]) -> None:
-        """The first call of each process. After it, this actor notices the death of the process."""
+        """The first call by each process. After this call, the actor detects the death of the
+        process."""
         if process in self._lives:
             return
         self._lives[process] = life
         try:
             if life._hold is None:
-                raise ObjectLostError("it has died meanwhile")
+                raise ObjectLostError("the process has died meanwhile")
             oid = self._runtime.memory.local_id(life)
             watch(self._runtime.submitter, oid, functools.partial(self._tell, process, oid))
         except ObjectLostError:
@@ -90,16 +93,17 @@ class Served:
             self._look()
 
     def ping(self) -> None:
-        """Does nothing. A handle calls this method to get the error of an ended actor."""
+        """Does nothing. A handle calls this method to get the error if the actor has ended."""
 
     def waiters(self) -> int:
-        """The number of waiting calls. All calls that wait for an event, or in `join`, count as
-        one."""
+        """The number of waiting calls. All calls that are waiting for an event, or in `join`, count
+        as one."""
         return len(self._promises)
 
     @contextlib.contextmanager
     def _alone(self, process: bytes | None = None) -> Iterator[Any]:
-        """Surrounds a call's access to the table, under the lock. Wakes other calls afterwards."""
+        """A context manager around a call's access to the table. Holds the lock, and wakes other
+        calls at the end."""
         try:
             with self._lock:
                 if process is not None and process not in self._lives:
@@ -109,7 +113,7 @@ class Served:
                     )
                 yield self._table
                 self._wake()
-        finally:  # also if the call has failed: a death may have been noticed meanwhile
+        finally:  # even if the call has failed: a death may have been detected meanwhile
             self._look()
 
     def _wait(self, key: Hashable) -> Reply:
@@ -128,7 +132,7 @@ class Served:
         return int(answer)
 
     def _wake(self) -> None:
-        """Fulfils the promises of the calls that were just woken."""
+        """Fulfils the promises for the calls that were just woken."""
         woken, self._table.woken = self._table.woken, []
         for ticket, answer in woken:
             self._keep(ticket, answer)
@@ -136,8 +140,8 @@ class Served:
     # -- deaths --------------------------------------------------------------------------------
 
     def _tell(self, process: bytes, oid: int) -> None:
-        """Called when a life has failed, because its process or host has died. Runs in any thread,
-        perhaps inside a call."""
+        """Called when a life has failed, because its process or host has died. May run in any
+        thread, even during a call."""
         if self._runtime.tasks.done(oid):  # otherwise this cluster has ended
             self._deaths.put(process)
             self._look()
@@ -162,16 +166,16 @@ class Served:
 
 
 class QueueActor(Served):
-    """The object of one queue."""
+    """The object for one queue."""
 
     def __init__(self, size_max: int) -> None:
         super().__init__(QueueTable(size_max))
-        self._decided_by = 0.0  # the end of the wait for an item that may be given back
+        self._decided_by = 0.0  # time at which the wait for an item that may be given back ends
         self.size_max = size_max
 
     def put(self, process: bytes, turn: int, value: Any, waits: bool) -> Reply:
         """Puts an item. The arguments, and the reply of `take`, are flat, because flat messages are
-        sent fastest."""
+        the fastest."""
         ticket = process, turn
         with self._alone(process) as table:
             answer = table.put(ticket, value, waits)
@@ -195,7 +199,7 @@ class QueueActor(Served):
             if isinstance(found, Item):
                 if uncertain:
                     self._decided_by = clock.monotonic() + UNCERTAIN_S
-                if ticket in self._promises:  # it called again before it was woken
+                if ticket in self._promises:  # the caller called again before it was woken
                     self._keep(ticket, CallAnswer.DONE)
                 return int(CallAnswer.DONE), found.number, found.value
             if found is CallAnswer.WAIT:
@@ -206,7 +210,7 @@ class QueueActor(Served):
             return int(found), None
 
     def keep_item(self, process: bytes, turn: int) -> None:
-        """Records that a call has its item, and will not give it back."""
+        """Records that a caller has its item, and will not give it back."""
         with self._alone(process) as table:
             table.keep_item((process, turn))
 
@@ -243,7 +247,7 @@ class QueueActor(Served):
 
 
 class SemaphoreActor(Served):
-    """The object of one semaphore."""
+    """The object for one semaphore."""
 
     def __init__(self, value: int, bounded: bool = False) -> None:
         super().__init__(Permits(value, bounded))
@@ -272,12 +276,12 @@ class SemaphoreActor(Served):
 
 
 class LockActor(SemaphoreActor):
-    """The object of one lock."""
+    """The object for one lock."""
 
     def __init__(self) -> None:
         super().__init__(1, True)
 
-    # For a condition; `number` distinguishes the owners of a recursive lock.
+    # Methods for a condition. `number` distinguishes the owners of a recursive lock.
 
     def is_held(self, process: bytes, number: int) -> bool:
         return process in self._table.held
@@ -291,14 +295,14 @@ class LockActor(SemaphoreActor):
 
 
 class BoundedSemaphoreActor(SemaphoreActor):
-    """The object of one bounded semaphore."""
+    """The object for one bounded semaphore."""
 
     def __init__(self, value: int) -> None:
         super().__init__(value, True)
 
 
 class RLockActor(Served):
-    """The object of one recursive lock."""
+    """The object for one recursive lock."""
 
     def __init__(self) -> None:
         super().__init__(Recursive())
@@ -333,7 +337,7 @@ class RLockActor(Served):
 
 
 class ConditionActor(Served):
-    """The object of one condition; its lock is a separate object."""
+    """The object for one condition. Its lock is a separate object."""
 
     def __init__(self) -> None:
         super().__init__(Notifications())
@@ -360,13 +364,13 @@ class ConditionActor(Served):
 
 
 class BarrierActor(Served):
-    """The object of one barrier."""
+    """The object for one barrier."""
 
     def __init__(self, parties: int) -> None:
         super().__init__(Gathering(parties))
 
     def arrive(self, ticket: Ticket, waits: bool, acts: bool) -> Reply:
-        """Adds a call to the round. Returns a Reply, with the index of the call in place of
+        """Adds a call to the round. Returns a Reply that contains the call's index in place of
         None."""
         with self._alone(ticket[0]) as table:
             answer = table.arrive(ticket, waits, acts)
@@ -378,7 +382,7 @@ class BarrierActor(Served):
             )
 
     def _reply(self, key: Hashable, answer: CallAnswer) -> tuple[int, int]:
-        """The answer, and the index of the call in its round."""
+        """The answer, and the call's index in its round."""
         return int(answer), self._table.indices.get(key, 0)
 
     def _wake(self) -> None:
@@ -413,7 +417,7 @@ class BarrierActor(Served):
 
 
 class EventActor(Served):
-    """The object of one event. All waiting calls share one promise."""
+    """The object for one event. All waiting calls share one promise."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -435,13 +439,13 @@ class EventActor(Served):
         return self._wait("set") if waits else (int(CallAnswer.REFUSED), None)
 
 
-# Promises: objects that stay pending until the process that made them fulfils them, or dies.
+# Promises: objects that stay pending until the process that created them fulfils them, or dies.
 #
-# A process may have to wait for an action of another process. A promise is an object that its maker
-# has claimed. Any process on any host with a ref to the promise can wait for it as for any object.
-# When the maker or its host dies, the promise fails, like every object that is being written. So a
-# wait for a promise also ends with its maker's death. If other processes must notice the death of a
-# process, it makes a promise that it never fulfils, its *life*.
+# A process may have to wait for an action by another process. A promise is an object that its
+# creator has claimed. Any process on any host with a ref to the promise can wait for it as for any
+# object. When the creator or its host dies, the promise fails, like every object that is being
+# written. So a wait for a promise also ends when its creator dies. If other processes must detect
+# the death of a process, that process creates a promise that it never fulfils, its *life*.
 
 
 PROCESS_BYTES = 8
@@ -449,20 +453,20 @@ _lock = locks.lock("sync.first_life")
 
 
 def promise(runtime: Runtime) -> ObjectRef[Any]:
-    """A new promise of this process."""
+    """A new promise by this process."""
     client = runtime.client
     oid = client.new(KIND_PUT, STATE["CLAIMED"], client.slot, 0)
     return runtime.memory.own_ref(oid)
 
 
 def keep(runtime: Runtime, promised: ObjectRef[Any], value: Any) -> None:
-    """Fulfils a promise of this process: seals it with a small value without refs."""
+    """Fulfils a promise by this process: seals it with a small value without refs."""
     oid = runtime.memory.local_id(promised)
     runtime.submitter.store_result(oid, _serialize.encode(value), False)
 
 
 class PromiseLife:
-    """The promise by which other processes notice the death of this process."""
+    """The promise that lets other processes detect the death of this process."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.process = os.urandom(PROCESS_BYTES)
@@ -473,7 +477,7 @@ class PromiseLife:
 
 
 def life_of(runtime: Runtime) -> PromiseLife:
-    """The PromiseLife of this process."""
+    """This process's PromiseLife."""
     life: PromiseLife | None = runtime.life
     if life is None:
         with _lock:
@@ -484,7 +488,8 @@ def life_of(runtime: Runtime) -> PromiseLife:
 
 
 def _forked() -> None:
-    """Replaces the lock in a forked child, where a thread that does not exist may hold it."""
+    """Replaces the lock in a forked child, because a thread that does not exist there may hold
+    it."""
     global _lock
     _lock = locks.lock("sync.first_life")
 

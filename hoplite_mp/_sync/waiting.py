@@ -1,15 +1,15 @@
-"""The tables of the synchronization objects: their waiting calls, and the next call to continue.
+"""The tables of the synchronization objects: which calls wait, and which call continues next.
 
-The tables make all decisions of `hoplite_mp.Queue`, `Lock`, `Semaphore`, `RLock`, `Condition` and
-`Barrier`, one after the other, in one process. A *ticket* identifies one call: the calling process,
-and a number that this process uses once. Each method returns the caller's answer, and appends the
-tickets of woken calls to `woken`.
+The tables make all decisions for `hoplite_mp.Queue`, `Lock`, `Semaphore`, `RLock`, `Condition` and
+`Barrier`, one after the other, in one process. A *ticket* identifies one call: it consists of the
+calling process and a number that this process uses once. Each method returns the caller's answer,
+and appends the tickets of woken calls to `woken`.
 
 Invariants of a queue: no call waits for an item while there is an item that is not reserved for a
-woken getter; no call waits for space while there is space. An item leaves the table only as the
-answer to a call (or with `end(at_once=True)`), so no item of the table is lost with a process that
-dies. While a cancellable call may still return its item, no other call takes a later item.
-Invariant of permits: free + held = initial permits + permits released beyond these.
+woken getter, and no call waits for space while there is space. An item leaves the table only as the
+answer to a call (or in `end(at_once=True)`), so no item in the table is lost when a process dies.
+While a cancellable call may still give its item back, no other call takes a later item. Invariant
+of permits: free + held = initial permits + permits added by additional releases.
 """
 
 from __future__ import annotations
@@ -38,41 +38,41 @@ class CallAnswer(enum.IntEnum):
     """The answer to a call."""
 
     DONE = 0
-    REFUSED = 1  # empty, full or taken, now or at the deadline
+    REFUSED = 1  # the queue is empty or full, or the lock is held
     WAIT = 2  # the ticket will be in `woken` later
     ENDED = 3  # the queue was shut down, or the barrier is broken
     ACT = 4  # all parties have arrived, and this call runs the barrier's action
-    BUSY = 5  # an item may be given back; the ticket will be in `woken` after the decision
+    BUSY = 5  # an item may be given back; the ticket will be in `woken` when this is decided
 
 
 class Item(NamedTuple):
-    """`number` counts all items that were put into the queue."""
+    """An item in a queue. `number`: the number of items put into the queue so far."""
 
     number: int
     value: Any
 
 
 class QueueTable:
-    """The table of one queue."""
+    """The table for one queue."""
 
     def __init__(self, size_max: int) -> None:
         """size_max: 0 means no limit."""
         self.size_max = size_max
         self.items: deque[Item] = deque()
-        self.getters: Tickets = OrderedDict()  # calls that wait for an item
+        self.getters: Tickets = OrderedDict()  # calls that are waiting for an item
         self.called: set[Ticket] = set()  # woken getters; an item is reserved for each
-        self.putters: Tickets = OrderedDict()  # calls that wait for space, each with its value
+        self.putters: Tickets = OrderedDict()  # call that is waiting for space -> its value
         self.turned_away: set[Ticket] = set()  # putters that waited when the queue was shut down
         self.woken: list[tuple[Ticket, CallAnswer]] = []
-        # The call, and the number of its item, which the call may give back.
+        # (call, item number) of the call that may give its item back.
         self.uncertain: tuple[Ticket, int] | None = None
-        self.busy: Tickets = OrderedDict()  # calls that wait for this decision
-        self.turn: Ticket | None = None  # the woken call among these, which calls again
-        self.unfinished = 0  # items put for which task_done was not called yet
-        # The number of these items that each living process has taken and not handed over to
-        # another process, as far as `finish_one` can determine.
+        self.busy: Tickets = OrderedDict()  # calls that are waiting for this decision
+        self.turn: Ticket | None = None  # the call in `busy` that was woken, and will call again
+        self.unfinished = 0  # number of items for which task_done has not been called
+        # For each living process, the number of these items that it has taken and not handed over
+        # to another process, as far as `finish_one` can determine.
         self.taken: dict[bytes, int] = {}
-        self.lost = 0  # number of these items that dead processes had taken
+        self.lost = 0  # number of unfinished items that dead processes had taken
         self.ended = False
         self._dropped = False  # ended with at_once=True
         self._numbers = 0
@@ -91,7 +91,7 @@ class QueueTable:
         return CallAnswer.WAIT
 
     def stop_putting(self, ticket: Ticket) -> CallAnswer:
-        """Ends the wait of a call. DONE: the value was put before. ENDED: the queue was shut down
+        """Ends a call's wait. DONE: the value was put before. ENDED: the queue was shut down
         before, and does not contain the value."""
         if ticket in self.turned_away:
             self.turned_away.discard(ticket)
@@ -114,7 +114,8 @@ class QueueTable:
 
     def take(self, ticket: Ticket, waits: bool, uncertain: bool = False) -> Item | CallAnswer:
         """Takes the oldest item. A woken getter calls again with the same ticket, and gets its
-        reserved item. uncertain: the caller confirms the item by `keep_item`, or gives it back."""
+        reserved item. uncertain: whether the caller will confirm the item with `keep_item`, or give
+        it back."""
         if ticket == self.turn:
             self.turn = None
         if self.uncertain is not None:
@@ -146,24 +147,24 @@ class QueueTable:
         return CallAnswer.WAIT
 
     def keep_item(self, ticket: Ticket) -> None:
-        """Confirms that the caller has the item of that call."""
+        """Confirms that the caller has received the item of that call."""
         if self.uncertain is not None and self.uncertain[0] == ticket:
             self.decide()
 
     def decide(self) -> None:
-        """Ends the uncertainty about an item: it was given back, or never will be."""
+        """Ends the uncertainty about an item, which was given back or never will be."""
         self.uncertain = None
         self._wake_busy()
         self._wake_getters()
 
     def _wake_busy(self) -> None:
-        """Wakes one call, which may be uncertain again. It wakes the next call."""
+        """Wakes one call in `busy`. Its item may be uncertain again. It wakes the next call."""
         if self.busy and self.turn is None and self.uncertain is None:
             self.turn, _ = self.busy.popitem(last=False)
             self.woken.append((self.turn, CallAnswer.DONE))
 
     def stop_taking(self, ticket: Ticket) -> None:
-        """Ends the wait of a call."""
+        """Ends a call's wait."""
         self.getters.pop(ticket, None)
         self._stop_being_busy(ticket)
         if ticket in self.called:
@@ -177,8 +178,8 @@ class QueueTable:
             self._wake_busy()
 
     def give_back(self, process: bytes, item: Item) -> None:
-        """Puts an item back in its place, because its call was interrupted before the caller had
-        the item. If the other items were dropped meanwhile, this item is dropped, too."""
+        """Puts an item back in its place, because the call was interrupted before the caller
+        received the item. If the other items were dropped meanwhile, this item is dropped, too."""
         decides = self.uncertain is not None and self.uncertain[1] == item.number
         if self._dropped:
             self.finish_one(process)
@@ -195,7 +196,7 @@ class QueueTable:
         self._wake_getters()
 
     def _wake_getters(self) -> None:
-        """Wakes getters, even while an item may be given back; they then wait at most
+        """Wakes getters, even while an item may be given back. They then wait at most
         UNCERTAIN_S."""
         while self.getters and len(self.items) > len(self.called):
             ticket, _ = self.getters.popitem(last=False)
@@ -205,18 +206,18 @@ class QueueTable:
     # -- join and task_done --------------------------------------------------------------------
 
     def finish_one(self, process: bytes) -> bool:
-        """Counts one item as finished. False: all items are finished already."""
+        """Counts one item as finished. Returns False if all items are already finished."""
         if not self.unfinished:
             return False
         self.unfinished -= 1
-        if not self._forget_taken(process):  # another process has taken it, and may have died
+        if not self._forget_taken(process):  # another process took the item, and may have died
             if self.lost:
                 self.lost -= 1
             elif len(self.taken) == 1:
                 self._forget_taken(next(iter(self.taken)))
-            # If several processes have items, it is unknown which process has handed over this
-            # item. If one of them dies, `join` may raise too early, which is better than a wait for
-            # ever.
+            # If several processes have items, it is unknown which of them handed over this item. If
+            # one of them dies, `join` may fail too early, which is better than waiting
+            # indefinitely.
         self._bound_lost()
         return True
 
@@ -234,8 +235,8 @@ class QueueTable:
         return count > 0
 
     def join(self) -> CallAnswer:
-        """Waits for all items. REFUSED: all unfinished items were taken by processes that have
-        died."""
+        """The answer to `join`. REFUSED: processes that have died had taken all unfinished
+        items."""
         if not self.unfinished:
             return CallAnswer.DONE
         return CallAnswer.REFUSED if self.unfinished <= self.lost else CallAnswer.WAIT
@@ -243,7 +244,8 @@ class QueueTable:
     # -- ends ----------------------------------------------------------------------------------
 
     def end(self, at_once: bool) -> None:
-        """Shuts the queue down: no more items can be put. `at_once`: its items are dropped."""
+        """Shuts down the queue: no more items can be put. at_once: whether its items are
+        dropped."""
         self.ended = True
         if at_once:
             self.unfinished = max(0, self.unfinished - len(self.items))
@@ -275,13 +277,13 @@ class QueueTable:
 
 
 class Permits:
-    """The table of a semaphore, or of a lock, which has one permit."""
+    """The table for a semaphore, or for a lock, which has one permit."""
 
     def __init__(self, free: int, bounded: bool) -> None:
-        """bounded: a release is refused if no permit is held."""
+        """bounded: whether a release is refused if no permit is held."""
         self.free = free
         self.bounded = bounded
-        self.held: OrderedDict[bytes, Tickets] = OrderedDict()  # by process; longest holder first
+        self.held: OrderedDict[bytes, Tickets] = OrderedDict()  # by process, longest holder first
         self.waiting: Tickets = OrderedDict()
         self.woken: list[tuple[Ticket, CallAnswer]] = []
 
@@ -295,7 +297,8 @@ class Permits:
         return CallAnswer.WAIT
 
     def stop_waiting(self, ticket: Ticket, keep: bool) -> CallAnswer:
-        """Ends the wait of a call. DONE: it was given a permit before, which it keeps if `keep`."""
+        """Ends a call's wait. DONE: the call was granted a permit before, and keeps it if `keep` is
+        True."""
         if ticket in self.waiting:
             del self.waiting[ticket]
             return CallAnswer.REFUSED
@@ -307,8 +310,8 @@ class Permits:
         return CallAnswer.DONE
 
     def release(self, process: bytes) -> bool:
-        """Releases a permit of the process or, if it has none, of the process that has held one
-        longest: any process may release. False: no permit is held, and `bounded`."""
+        """Releases a permit held by the process or, if it holds none, the permit that another
+        process has held the longest. Returns False if `bounded` is True and no permit is held."""
         if self.held:
             tickets = self.held.get(process) or next(iter(self.held.values()))
             self._take_back(next(iter(tickets)))
@@ -344,11 +347,12 @@ class Permits:
 
 
 class Recursive:
-    """The table of a recursive lock. An owner is a thread or an asyncio task: (process, number)."""
+    """The table for a recursive lock. An owner is a thread or an asyncio task: (process,
+    number)."""
 
     def __init__(self) -> None:
         self.owner: tuple[bytes, int] | None = None
-        self.tickets: list[Ticket] = []  # one for each `acquire` of the owner
+        self.tickets: list[Ticket] = []  # one for each `acquire` by the owner
         self.waiting: OrderedDict[Ticket, tuple[int, int]] = OrderedDict()  # -> (number, times)
         self.woken: list[tuple[Ticket, CallAnswer]] = []
 
@@ -373,7 +377,7 @@ class Recursive:
         return CallAnswer.DONE
 
     def release(self, process: bytes, number: int) -> bool:
-        """Undoes one `acquire` of the owner. False: another owner has the lock, or none."""
+        """Undoes one `acquire` by the owner. Returns False if the caller is not the owner."""
         if self.owner != (process, number):
             return False
         self.tickets.pop()
@@ -381,7 +385,7 @@ class Recursive:
         return True
 
     def release_all(self, process: bytes, number: int) -> int:
-        """Undoes all `acquire` calls of the owner; returns their number."""
+        """Undoes all `acquire` calls by the owner. Returns their number."""
         if self.owner != (process, number):
             return 0
         times = len(self.tickets)
@@ -407,11 +411,11 @@ class Recursive:
 
 
 class Notifications:
-    """The table of a condition: the calls that wait for a notification."""
+    """The table for a condition: the calls that are waiting for a notification."""
 
     def __init__(self) -> None:
         self.waiting: Tickets = OrderedDict()
-        # Calls that were notified and have not returned yet. If such a call is interrupted, or its
+        # Calls that were notified and have not returned. If such a call is interrupted, or its
         # process dies, another call is notified in its place.
         self.notified: set[Ticket] = set()
         self.woken: list[tuple[Ticket, CallAnswer]] = []
@@ -426,8 +430,8 @@ class Notifications:
             self.woken.append((ticket, CallAnswer.DONE))
 
     def stop_waiting(self, ticket: Ticket, keep: bool) -> CallAnswer:
-        """Ends the wait of a call. DONE: it was notified before; if not `keep`, another call is
-        notified in its place."""
+        """Ends a call's wait. DONE: the call was notified before. If `keep` is False, another call
+        is notified in its place."""
         if ticket in self.waiting:
             del self.waiting[ticket]
             return CallAnswer.REFUSED
@@ -451,8 +455,8 @@ class Notifications:
 
 
 class Gathering:
-    """The table of a barrier. If the barrier has an action, the last call of a round runs it; the
-    other calls of the round wait in `round` meanwhile."""
+    """The table for a barrier. If the barrier has an action, the last call in a round runs it; the
+    other calls in the round wait in `round` meanwhile."""
 
     def __init__(self, parties: int) -> None:
         self.parties = parties
@@ -461,16 +465,16 @@ class Gathering:
         self.acting: Ticket | None = None
         self.round: list[Ticket] = []
         self.woken: list[tuple[Ticket, CallAnswer]] = []
-        # The indices of the calls in `woken`. An index is known only when its round is complete,
+        # The indices of the calls in `woken`. An index is known only when the round is complete,
         # because calls may leave an incomplete round.
         self.indices: dict[Ticket, int] = {}
 
     def arrive(self, ticket: Ticket, waits: bool, acts: bool) -> CallAnswer:
-        """Adds a call to the round. acts: the barrier has an action. The index of a call that
-        completes a round is `parties - 1`."""
+        """Adds a call to the round. acts: whether the barrier has an action. The index of a call
+        that completes a round is `parties - 1`."""
         if self.broken:
             return CallAnswer.ENDED
-        # While an action runs, several rounds may wait.
+        # While an action is running, several rounds may be waiting.
         if len(self.waiting) + 1 == self.parties and self.acting is None:
             others, self.waiting = list(self.waiting), OrderedDict()
             if acts:
@@ -489,12 +493,13 @@ class Gathering:
         self.woken += [(other, CallAnswer.DONE) for other in others]
 
     def acted(self, ticket: Ticket) -> bool:
-        """Ends the round after its action. False: the barrier was broken or reset meanwhile."""
+        """Ends the round after its action. Returns False if the barrier was broken or reset
+        meanwhile."""
         if self.acting != ticket:
             return False
         self._release(self.round)
         self.acting, self.round = None, []
-        if len(self.waiting) >= self.parties:  # the next round is complete already
+        if len(self.waiting) >= self.parties:  # the next round is already complete
             *others, last = [self.waiting.popitem(last=False)[0] for _ in range(self.parties)]
             self.acting, self.round = last, others
             self.indices[last] = self.parties - 1
@@ -502,14 +507,14 @@ class Gathering:
         return True
 
     def give_up(self, ticket: Ticket) -> CallAnswer:
-        """Breaks the barrier, because a call has timed out. DONE: the call was answered before."""
+        """Breaks the barrier because a call has timed out. DONE: the call was answered before."""
         if ticket in self.waiting or ticket in self.round:
             self.abort()
             return CallAnswer.ENDED
         return CallAnswer.DONE
 
     def leave(self, ticket: Ticket) -> None:
-        """Removes an interrupted call: the other calls wait for another call in its place. If the
+        """Removes an interrupted call. The other calls wait for another call in its place. If the
         interrupted call was to run the action, the barrier is broken."""
         self.waiting.pop(ticket, None)
         if ticket == self.acting:

@@ -236,7 +236,7 @@ def test_shutdown(c: Cluster, immediate: bool) -> None:
     q.shutdown(immediate)
     with pytest.raises(hoplite_mp.Queue.ShutDown):
         putting.result(PATIENCE_S)
-    with pytest.raises(hoplite_mp.Queue.ShutDown, match="nothing can be put"):
+    with pytest.raises(hoplite_mp.Queue.ShutDown, match="no more items can be put"):
         q.put(3)
     if not immediate:
         assert q.get() == 1

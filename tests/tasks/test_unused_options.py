@@ -97,15 +97,15 @@ def test_named_objects_refuse_other_parameters(cluster: Cluster) -> None:
     assert hoplite_mp.Queue(maxsize=None, name="jobs") == jobs
     assert hoplite_mp.Queue(maxsize=5, name="jobs") == jobs
     for other in (0, 4, -1):
-        with pytest.raises(ValueError, match="'jobs' was made with maxsize=5"):
+        with pytest.raises(ValueError, match="'jobs' was created with maxsize=5"):
             hoplite_mp.Queue(maxsize=other, name="jobs")
     endless: Any = hoplite_mp.Queue(name="endless")
     assert hoplite_mp.Queue(0, name="endless") == endless
-    with pytest.raises(ValueError, match="was made with maxsize=0"):
+    with pytest.raises(ValueError, match="was created with maxsize=0"):
         hoplite_mp.Queue(1, name="endless")
     permits = hoplite_mp.Semaphore(3, name="permits")
     permits.acquire()
     assert hoplite_mp.Semaphore(name="permits") == permits
     assert hoplite_mp.Semaphore(3, name="permits") == permits
-    with pytest.raises(ValueError, match="'permits' was made with value=3"):
+    with pytest.raises(ValueError, match="'permits' was created with value=3"):
         hoplite_mp.Semaphore(2, name="permits")
