@@ -1,7 +1,7 @@
-"""A failure detector by heartbeats.
+"""A failure detector that uses heartbeats.
 
-The manager sends heartbeats to all nodes of other hosts at fixed intervals, and expects theirs.
-Periods in which this process did not run do not count as silence.
+The manager sends heartbeats to all nodes on other hosts at fixed intervals, and expects heartbeats
+from them. Periods in which this process did not run do not count as silence.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ class Heartbeats(Generic[Key]):
         """Resets the silence of that node."""
         silence = self._silences.get(key)
         if silence is not None:
-            silence.heard(min(now, self._due))  # data read late may have arrived in time
+            silence.heard(min(now, self._due))  # data that is read late may have arrived in time
 
     @property
     def wake_at(self) -> float | None:
-        """When the next call of `poll` is due."""
+        """The time of the next call to `poll`; None if no node is monitored."""
         return self._due if self._silences else None
 
     def poll(self, now: float) -> tuple[list[Key], dict[Key, float]]:
-        """Returns the nodes that are due a heartbeat, and the seconds of silence of each dead node.
-        Call it after reading all received data, because unread data counts as silence."""
+        """Returns the nodes to which a heartbeat must be sent, and for each dead node the seconds
+        since its last data. Must be called after all received data was read, because unread data
+        counts as silence."""
         if not self._silences or now < self._due:
             return [], {}
         late, self._due = now - self._due, now + self._interval_s

@@ -1,8 +1,8 @@
-"""Leadership: whether this process may decide for the cluster, by the rules of _planner/terms.py.
+"""Leadership: whether this process may decide for the cluster, by the rules in _planner/terms.py.
 
 In a cluster with a standby, two processes can be the manager. Both run the same loop around the
-same planner; this module determines whether the loop may decide. Meanwhile messages from nodes are
-held.
+same planner, and this module determines whether the loop may decide. Until it may decide, messages
+from nodes are held.
 
     first manager   lease ──► decides ◄──► too few hosts answer ──► after a timeout, or superseded:
                                                                     it steps down
@@ -40,14 +40,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Leadership", "lease_clock"]
 
-# Most messages held until this manager may decide again; with more it steps down. Higher: it
-# survives long interruptions with many busy nodes; lower: less memory.
+# Maximum number of messages held until this manager may decide again; with more, it steps down.
+# With a higher value, it survives longer interruptions with many busy nodes. A lower value saves
+# memory.
 HELD_MAX = 1 << 18
-# How long newcomers wait for a manager that may not decide. Higher: they are not refused during
-# short disturbances; lower: they try the other address sooner.
+# How long joining nodes wait for a manager that may not decide. With a higher value, they are not
+# refused during short disturbances. With a lower value, they try the other address sooner.
 JOIN_PATIENCE_S = 3.0
 US = 1_000_000
-MANAGER_ALIVE = "the node of its host is, or was until just now, in contact with the manager"
+MANAGER_ALIVE = "the standby's node is, or was until just now, in contact with the manager"
 AUTOMATIC = (
     "it takes over automatically once more than half of the hosts have lost the manager; check "
     "with `hoplite-mp status`"
@@ -73,7 +74,7 @@ def lease_clock() -> float:
 
 
 class Leadership(Generic[Connection]):
-    """The leadership of one process. Connection: any value that identifies a connection."""
+    """One process's leadership. Connection: any value that identifies a connection."""
 
     def __init__(
         self,
@@ -85,11 +86,11 @@ class Leadership(Generic[Connection]):
         again: bool = False,
         candidate: Candidate | None = None,
     ) -> None:
-        """standby: the standby's addresses. own: the number of this host's node. again: this
-        manager replaces a dead one, whose lists in force that node knows. candidate: only in the
-        standby."""
+        """standby: the standby's addresses. own: the number of this host's node. again: whether
+        this manager replaces a dead one, whose lists in force are known to this host's node.
+        candidate: only in the standby."""
         self._named = StandbyNamed(standby, int(lease_s * US))
-        self.held: deque[Any] = deque()  # messages held until it may decide
+        self.held: deque[Any] = deque()  # messages held until this process may decide
         self.on_won: Callable[[int], None] = lambda term: None  # called once, with the term
         self.superseded = 0  # the term of another manager that has superseded this one
         self._own = own
@@ -100,18 +101,19 @@ class Leadership(Generic[Connection]):
         self._identity = 0 if candidate is None else candidate.identity
         # connection -> (the node that offers its vote over it, the node's knowledge at that time)
         self._offers: dict[Connection, tuple[int, Knowledge]] = {}
-        # node -> the connection of its vote; the node follows this process over that connection
+        # node -> the connection over which it has voted, and follows this process
         self._voters: dict[int, Connection] = {}
         self._promoter: Connection | None = None
         self._data_at: dict[int, float] = {}  # node -> when data last arrived from it
         self._idle_since: float | None = None
-        self._sent_version = 0  # of the last list sent to this host's node
+        self._sent_version = 0  # version of the last list sent to this host's node
 
     # -- state -----------------------------------------------------------------------------------
 
     @property
     def leads(self) -> bool:
-        """Whether this is the manager, even if it may not decide; False for a waiting standby."""
+        """Whether this process is the manager, even if it may not decide. False for a waiting
+        standby."""
         return self._candidate is None
 
     def decides(self, now: float) -> bool:
@@ -119,10 +121,10 @@ class Leadership(Generic[Connection]):
         return self._lease is not None and self._lease.decides(now)
 
     def must_step_down(self, now: float) -> bool:
-        """Whether this process must step down. Call it once per turn."""
+        """Whether this process must step down. Must be called once in each turn."""
         if not self.leads or self.decides(now):
             if self._idle_since is not None and self.leads:
-                _log.warning("the manager has contact to half of the hosts again, and decides")
+                _log.warning("the manager has contact with half of the hosts again: it continues")
             self._idle_since = None
             if self.superseded and self.leads:  # the standby was promoted by force
                 self._log_superseded()
@@ -130,15 +132,16 @@ class Leadership(Generic[Connection]):
         if self._idle_since is None:
             self._idle_since = now
             if self._lease is not None and self._lease.lists:
-                _log.warning("the manager has contact to less than half of the hosts: it pauses")
+                _log.warning("the manager has contact with less than half of the hosts: it pauses")
         if self._lease is None:
-            return False  # it was restarted, and its host's node has not reported yet
+            return False  # it was restarted, and this host's node has not yet reported
         if self.superseded:
             self._log_superseded()
         elif len(self.held) > HELD_MAX:
             _log.error("more than %d messages are held: the manager steps down", HELD_MAX)
         elif now - self._idle_since > OUT_S and not self._half_is_alive(now):
-            _log.error("no contact to half of the hosts for %.3g s: the manager steps down", OUT_S)
+            text = "no contact with half of the hosts for %.3g s: the manager steps down"
+            _log.error(text, OUT_S)
         else:
             return False
         return True
@@ -148,12 +151,12 @@ class Leadership(Generic[Connection]):
 
     def _half_is_alive(self, now: float) -> bool:
         """Whether at least half of the hosts have sent data recently. Hosts that are too busy to
-        answer `Leads` do not follow another manager meanwhile."""
+        reply to `Leads` do not follow another manager meanwhile."""
         assert self._lease is not None
         return self._lease.suffice({n for n, at in self._data_at.items() if now < at + OUT_S})
 
     def data_received(self, node: int, now: float) -> None:
-        """Data or a heartbeat has arrived from that node."""
+        """Records that data or a heartbeat has arrived from that node."""
         self._data_at[node] = now
 
     def hold(self, message: Any) -> None:
@@ -161,25 +164,24 @@ class Leadership(Generic[Connection]):
         self.held.append(message)
 
     def set_members(self, members: Iterable[Member]) -> None:
-        """Sets the members of the cluster."""
+        """Sets the cluster's members."""
         if self._lease is not None:
             self._lease.change(tuple(m.node for m in members if m.stays or m.node == self._own))
 
     @property
     def absent(self) -> set[int]:
-        """Nodes on the hosts of former managers. A standby that has just won does not wait for
-        them."""
+        """Nodes on former managers' hosts. A standby that has just won does not wait for them."""
         return set() if self._candidate is None else self._candidate.absent()
 
     def admitted(self, link: Connection, node: int, now: float) -> None:
-        """Sends the standby's addresses to a node, before its admission."""
+        """Sends the standby's addresses to a node before its admission."""
         if self._lease is not None:
             self._lease.joined(node, now)
         self._write(link, self._named)
 
     def refuses_joins(self, now: float, waits: bool) -> bool:
-        """Whether newcomers must be refused for now. waits: this manager is waiting for the nodes
-        of the previous manager."""
+        """Whether joining nodes must be refused for now. waits: whether this manager is waiting for
+        the previous manager's nodes."""
         if not self.leads:
             return True
         idle_since = self._idle_since
@@ -188,15 +190,15 @@ class Leadership(Generic[Connection]):
     # -- messages --------------------------------------------------------------------------------
 
     def lead_message(self, node: int, now: float) -> Leads | None:
-        """The message for a node at each heartbeat; None: send a plain heartbeat."""
+        """The message for a node at each heartbeat; None if a plain heartbeat must be sent."""
         lease = self._lease
         if lease is None:
             return None
         return Leads(lease.term, lease.at, int(now * US), lease.words_for(node))
 
     def list_message(self, now: float) -> Leads | None:
-        """The message with a new list for this host's node, which must know each list before other
-        nodes; None if there is no new list."""
+        """The message with a new list for this host's node, which must receive each list before
+        other nodes; None if there is no new list."""
         lease = self._lease
         if lease is None or not lease.lists or lease.lists[-1].version == self._sent_version:
             return None
@@ -235,7 +237,7 @@ class Leadership(Generic[Connection]):
             self._candidate.offer(node, knowledge)
             self._request_votes(now)
         elif self._lease is None:
-            if node == self._own:  # it has all lists of the previous manager
+            if node == self._own:  # it has all the previous manager's lists
                 lease = ManagerLease(max(1, knowledge.term), node, self._lease_s, knowledge.lists)
                 latest = knowledge.latest
                 version = 0 if latest is None else latest.version
@@ -245,9 +247,9 @@ class Leadership(Generic[Connection]):
             self._write(link, VoteAsked(self._lease.term, self._identity))
 
     def _not_led(self, link: Connection, message: NotLed, now: float) -> None:
-        """A node that has voted never follows this manager again. While this manager may decide,
-        the candidate has not won (unless an operator forced it), and the cluster continues without
-        the node. Otherwise the candidate may still win."""
+        """Handles a node that has voted, and will never follow this manager again. While this
+        manager may decide, the candidate has not won (unless an operator forced it), and the
+        cluster continues without the node. Otherwise the candidate may still win."""
         lease = self._lease
         if lease is not None and message.term > lease.term and lease.decides(now):
             self._write(link, GivenUp(0.0))
@@ -267,8 +269,8 @@ class Leadership(Generic[Connection]):
             self._voters[node] = link
 
     def count_votes(self, now: float) -> bool:
-        """Makes the standby the manager if it has won; returns whether it has just won. Read
-        `absent` before this call, because it is empty afterwards."""
+        """Makes the standby the manager if it has won. Returns whether it has just won. `absent`
+        must be read before this call, because it is empty afterwards."""
         candidate = self._candidate
         if candidate is None:
             return False
@@ -286,13 +288,13 @@ class Leadership(Generic[Connection]):
         return True
 
     def connection_ended(self, link: Connection, now: float) -> None:
-        """That connection has ended."""
+        """Handles the end of a connection."""
         offer, candidate = self._offers.pop(link, None), self._candidate
         if candidate is None:
             return
         if offer is not None:
             self._offer_ended(link, offer[0], candidate, now)
-        if self._promoter == link:  # `hoplite-mp promote` has ended
+        if self._promoter == link:  # `hoplite-mp promote` has exited
             self._promoter = None
             candidate.force(False)
         elif self._promoter is not None and candidate.own not in candidate.offers:
@@ -301,9 +303,9 @@ class Leadership(Generic[Connection]):
             candidate.force(False)
 
     def _offer_ended(self, link: Connection, node: int, candidate: Candidate, now: float) -> None:
-        """Drops the vote of this connection: a standby that won with such votes would manage nodes
-        that it cannot reach. If the node has offered its vote again over a later connection, its
-        vote is requested there."""
+        """Drops the vote from this connection, because a standby that won with such votes would
+        manage nodes that it cannot reach. If the node has offered its vote again over a later
+        connection, the vote is requested there."""
         offers = reversed(self._offers.values())
         latest = next((knowledge for other, knowledge in offers if other == node), None)
         if latest is None or self._voters.get(node) == link:
@@ -332,8 +334,8 @@ class Leadership(Generic[Connection]):
         elif len(hosts.nodes) > 2 and not message.anyway:
             here = len(candidate.offers.keys() & set(hosts.nodes))
             reason = (
-                f"only {here} of {len(hosts.nodes)} hosts are reachable; the others may still have "
-                "the manager. If they are gone for good, add --anyway"
+                f"only {here} of {len(hosts.nodes)} hosts are reachable; the others may still be "
+                "in contact with the manager. If they are permanently gone, add --anyway"
             )
         else:
             self._promoter = link

@@ -1,15 +1,16 @@
 """The manager's event loop around the planner: read, decode, step, encode, send.
 
-One thread with one selector serves one connection per node; only packing of trees runs in other
-threads. The end of a connection is reported to the planner as NodeLost; the manager ends with its
-last connection. Only `select` blocks; it returns at the next deadline of the planner, the listener,
-the heartbeats or the leadership.
+One thread with one selector serves one connection per node. Only the packing of trees runs in other
+threads. The end of a connection is reported to the planner as NodeLost. The manager exits when its
+last connection ends. Only `select` blocks; it returns at the next deadline of the planner, the
+listener, the heartbeats or the leadership.
 
-A node that does not read is declared dead once `outgoing_bytes_max` wait for it. If the manager
-stopped reading from it instead, both sides could deadlock.
+A node that does not read is declared dead when more than `outgoing_bytes_max` bytes are queued for
+it. If the manager stopped reading from the node instead, both sides could deadlock.
 
-In a cluster with a standby, a Leadership determines whether this process may decide; otherwise
-messages for the planner are held. A standby runs the same loop, and may decide once it has won.
+In a cluster with a standby, a Leadership determines whether this process may decide. While it may
+not, messages for the planner are held. A standby runs the same loop, and may decide once it has
+won.
 """
 
 from __future__ import annotations
@@ -54,13 +55,15 @@ if TYPE_CHECKING:
     from hoplite_mp._transport.listener import Listener
     from hoplite_mp._transport.stream import ByteStream
 
-READ_BYTES = 256 << 10  # read from a connection in one turn
+READ_BYTES = 256 << 10  # maximum number of bytes read from a connection in one turn
 OUTGOING_BYTES_MAX = 64 << 20  # limit of the queue for one node: four of the longest frames
 SELECT_S_MAX = 3600.0  # epoll counts milliseconds in 32 bits
-# How often a manager with a Leadership checks whether it may decide. Lower: more turns.
+# How often a manager with a Leadership checks whether it may decide. A lower value causes more
+# turns.
 LEADERSHIP_POLL_S = 0.1
 # How long a node may wait to join. Must exceed the permitted delay of this host's node (OWN_S in
-# _planner/manager_recovery.py). Lower: a waiting node reconnects sooner if that node is stopped.
+# _planner/manager_recovery.py). With a lower value, a waiting node reconnects sooner if that node
+# is stopped.
 JOIN_WAIT_S = 40.0
 
 _log = logging.getLogger("hoplite_mp")
@@ -75,22 +78,22 @@ class Link:
         self._unsent = unsent
         self.decoder = manager_decoder()
         self.joined = False
-        self.waits_until = 0.0  # deadline of a node that waits to join
+        self.waits_until = 0.0  # deadline of a node that is waiting to join
         self.admitted: NodeAdmitted | None = None
-        self.is_local = True  # the node is on this host, so it needs no heartbeats
+        self.is_local = True  # whether the node is on this host, and needs no heartbeats
         self.role = "node"  # the role proved in the handshake
         self.broken = False  # see `break_off`
-        self.waits_for = selectors.EVENT_READ  # events of its registration
+        self.waits_for = selectors.EVENT_READ  # the events it is registered for
 
     def read(self) -> Sequence[NodeToManager | Report | TermsToManager] | None:
-        """Complete messages that have arrived, or None at the end of the connection."""
+        """The complete messages that have arrived; None at the end of the connection."""
         data = self.stream.read(READ_BYTES)
         if data is None:
             return None
         return self.decoder.feed(data) if data else []
 
     def write(self, data: bytes) -> None:
-        """Queues data; a node that does not read is declared dead."""
+        """Queues data. If the queue is full, the link is broken, and its node is declared dead."""
         self._unsent[self] = None
         try:
             self.stream.write(data)
@@ -115,14 +118,16 @@ class ManagerLoop:
         selector: selectors.BaseSelector | None = None,
         in_thread: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
-        """in_thread: runs a long computation. The simulation replaces it and the selector."""
+        """in_thread: runs a long computation in a thread. The simulation replaces this function and
+        the selector."""
         self._planner = planner
         self._clock = clock
         self._outgoing_bytes_max = outgoing_bytes_max
         self._selector = selector or selectors.DefaultSelector()
         self._in_thread = in_thread or _in_thread
         self._links: dict[Link, None] = {}  # ordered, so that a run is reproducible
-        # Links with data to send, and broken ones, for the next flush. A turn visits no other link.
+        # Links with data to send, and broken links, for the next flush. A flush visits no other
+        # links.
         self._unsent: dict[Link, None] = {}
         self._routes: dict[int, Link] = {}  # node -> its connection
         self._wake_at: float | None = None
@@ -130,8 +135,8 @@ class ManagerLoop:
         self._listener: Listener | None = None
         self._credentials = b""
         self._heartbeats: Heartbeats[Link] | None = None
-        self._own: Link | None = None  # to the node of this host, if this process serves it
-        # Nodes that wait to join; see _must_wait.
+        self._own: Link | None = None  # link to this host's node, if this process serves it
+        # Nodes that are waiting to join; see _must_wait.
         self._newcomers: list[tuple[Link, NodeJoined]] = []
         self._admitting = False
         self._packed: list[TreesPacked] = []  # results of packing threads
@@ -147,19 +152,19 @@ class ManagerLoop:
     def open(
         self, listener: Listener, credentials: bytes = b"", beats: Heartbeats[Link] | None = None
     ) -> None:
-        """Also serves connections that the listener admits. Each node first gets these credentials;
-        with `beats` silent nodes are declared dead."""
+        """Starts to serve connections that the listener admits. Each node first gets these
+        credentials. With `beats`, silent nodes are declared dead."""
         self._listener = listener
         self._heartbeats = beats
         self._credentials = credentials
         self._selector.register(listener.fileno(), selectors.EVENT_READ, listener)
 
     def set_leadership(self, leadership: Leadership[Link]) -> None:
-        """Call this in a cluster with a standby, in the standby and in the first manager."""
+        """Called in a cluster with a standby, in the standby and in the first manager."""
         self._leadership = leadership
 
     def serve(self, stream: ByteStream, *, is_local: bool = True) -> Link:
-        """Serves this stream until it ends. is_local: its node is on this host."""
+        """Serves this stream until it ends. is_local: whether its node is on this host."""
         link = Link(stream, self._unsent)
         link.is_local = is_local
         if is_local and self._own is None:
@@ -183,7 +188,7 @@ class ManagerLoop:
             self._serve(link)
 
     def end_on_signal(self, number: int) -> None:
-        """Makes that signal end the cluster; the nodes get ClusterEnded."""
+        """Makes that signal end the cluster. The nodes then get ClusterEnded."""
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
         def end(_number: int, _frame: object) -> None:
@@ -194,8 +199,8 @@ class ManagerLoop:
         self._selector.register(read, selectors.EVENT_READ, None)
 
     def run(self) -> int:
-        """Serves until the last connection or the cluster ends. Returns GIVEN_UP if this process
-        must step down, because the cluster may have another manager."""
+        """Serves until the last connection or the cluster ends. Returns the exit code: GIVEN_UP if
+        this process must step down, because the cluster may have another manager."""
         leadership = self._leadership
         while not self._ending and (
             self._links or (leadership is not None and not leadership.leads)
@@ -223,7 +228,7 @@ class ManagerLoop:
         now = self._clock()
         if self._listener is not None:
             self._admit(now)
-        if self._may_decide(now) and not self._has_held_messages:  # held messages come first
+        if self._may_decide(now) and not self._has_held_messages:  # held messages are first
             if self._wake_at is not None and self._wake_at <= now:
                 self._execute(self._planner.tick(now))
             self._take_packed(now)
@@ -242,13 +247,13 @@ class ManagerLoop:
         return self._leadership is None or self._leadership.decides(now)
 
     def _poll_leadership(self, leadership: Leadership[Link], now: float) -> None:
-        """Checks whether this process may decide; if so, handles the held messages, and admits or
-        refuses newcomers."""
+        """Checks whether this process may decide. If so, handles the held messages, and admits or
+        refuses joining nodes."""
         self._leadership_polled_at = now
         absent = leadership.absent
         if leadership.count_votes(now) and self._planner.restoring is not None:
             self._planner.restoring.leave_out(absent)
-        while leadership.held and self._may_decide(at := self._clock()):  # each step takes time
+        while leadership.held and self._may_decide(at := self._clock()):  # steps take time
             held = leadership.held.popleft()
             if isinstance(held, NodeReturned) and self._planner.restoring is None:
                 self._refuse_late_report(held)
@@ -276,7 +281,7 @@ class ManagerLoop:
             for link in due:
                 link.write(BEAT)
         for link, seconds in silent.items():
-            if link.admitted is None:  # waiting to join
+            if link.admitted is None:  # it was waiting to join
                 self._end(link)
                 continue
             _log.warning(
@@ -294,7 +299,7 @@ class ManagerLoop:
             link.write(BEAT if message is None else encode(message))
 
     def _pack(self, wanted: PackingWanted) -> None:
-        """Packs trees, in a separate thread because it may take seconds."""
+        """Packs trees. Runs in a separate thread, because it may take seconds."""
         packed = pack(wanted)
         with self._packed_lock:
             self._packed.append(packed)
@@ -352,7 +357,7 @@ class ManagerLoop:
                 link.waits_until = now + JOIN_WAIT_S
                 self._newcomers.append((link, message))
                 if self._heartbeats is not None and not link.is_local:
-                    # Without heartbeats the newcomer would consider this manager dead.
+                    # Without heartbeats, the joining node would consider this manager dead.
                     self._heartbeats.add(link, now)
                 return
             result = self._planner.step(message, now)
@@ -373,16 +378,16 @@ class ManagerLoop:
             self._step(message, now)
 
     def _must_wait(self, link: Link, now: float) -> bool:
-        """Whether that node must wait for its admission: until the nodes of the previous manager
-        have reported, this process may decide, and this host's node has joined, because the lease
-        is counted with that node's number, 0."""
+        """Whether that node must wait for its admission until the previous manager's nodes have
+        reported, this process may decide, and this host's node has joined (the lease counts this
+        host's node under the number 0)."""
         early = not link.is_local and self._own is not None and self._own.admitted is None
         return early or self._planner.restoring is not None or not self._may_decide(now)
 
     def _refuse_late_report(self, message: NodeReturned) -> None:
-        """Informs a node that it was declared dead: its report was held, and the cluster has
-        continued without it, because no earlier report named it. Otherwise the node would follow a
-        manager that does not count it."""
+        """Informs a node that it was declared dead. Its report was held, and the cluster has
+        continued without the node, because no earlier report listed it. Otherwise the node would
+        follow a manager that does not count it."""
         link = self._routes.get(message.node)
         admitted = None if link is None else link.admitted
         if link is not None and admitted and admitted.incarnation == message.incarnation:
@@ -435,7 +440,7 @@ class ManagerLoop:
         self._admit_newcomers()
 
     def _admit_newcomers(self) -> None:
-        """Admits the waiting nodes that need not wait any longer."""
+        """Admits waiting nodes that need not wait any longer."""
         if self._admitting:  # `_take` calls this method again
             return
         self._admitting = True
@@ -443,7 +448,7 @@ class ManagerLoop:
             while (
                 self._newcomers
                 and not self._must_wait(self._newcomers[0][0], self._clock())
-                and not self._has_held_messages  # held messages come first
+                and not self._has_held_messages  # held messages are first
             ):
                 newcomer, joined = self._newcomers.pop(0)
                 if newcomer in self._links:
@@ -459,7 +464,7 @@ class ManagerLoop:
 
     def _flush(self) -> None:
         """Sends queued data, and closes broken links. The end of a connection can cause messages to
-        other nodes, so this repeats until nothing is left."""
+        other nodes, so this is repeated until nothing is left."""
         while self._unsent:
             links = list(self._unsent)
             self._unsent.clear()
@@ -507,8 +512,8 @@ def _in_thread(work: Callable[[], None]) -> None:
 
 
 def _check_role(role: str, message: object) -> None:
-    """ProtocolError if that role may not send this message: only tools send Promote, and nothing
-    else; voters do not send NodeJoined."""
+    """Raises ProtocolError if that role may not send this message. Tools may send only Promote, and
+    no other role may send it. Voters may not send NodeJoined."""
     wrong = isinstance(message, NodeJoined) if role == "voter" else False
     if wrong or (role == "tool") != isinstance(message, Promote):
         raise ProtocolError(f"a {role} must not send {type(message).__name__}")

@@ -31,7 +31,7 @@ def main(
     operations_max: int = OPERATIONS_MAX,
 ) -> int:
     """Runs the manager for the node at the other end of the stream socket `fd` and, with `lan`, for
-    nodes that join over the network. again: this manager replaces a dead one."""
+    nodes that join over the network. again: whether this manager replaces a dead one."""
     planner = Planner(boards_max=boards_max, operations_max=operations_max, again=again)
     loop = ManagerLoop(
         planner, clock.monotonic if lan is None or not lan.standby else _lease_clock()

@@ -1,8 +1,8 @@
 """The standby's process: a manager that waits until it may decide.
 
 Nodes that have lost their manager connect to the standby's listener. The standby collects their
-votes and, once it has won, is an ordinary manager. The former manager may be alive but cut off; the
-standby informs it, as soon as it is reachable, that its term has ended.
+votes and, once it has won, is an ordinary manager. The former manager may be alive but cut off. The
+standby informs it that its term has ended as soon as it is reachable.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 IDENTITY_BYTES = 7
-# Pause between two connection attempts to the former manager. Lower: a manager that was cut off
-# steps down sooner, but there are more useless attempts if its host is dead.
+# Pause between two attempts to connect to the former manager. With a lower value, a manager that
+# was cut off steps down sooner, but there are more useless attempts if its host is dead.
 NOTIFY_PAUSE_S = 2.0
-NOTIFY_TIMEOUT_S = 2.0  # for an attempt, and for the former manager to read and close
+NOTIFY_TIMEOUT_S = 2.0  # limit for an attempt, and for the former manager to read and close
 _log = logging.getLogger("hoplite_mp")
 
 
 def main(lan: LanStart, own: int) -> int:
     """Waits for votes, and becomes the manager if it wins. own: the number of this host's node.
-    lan: the start parameters of that node, with the standby's listening socket and the cluster's id
-    and certificate."""
+    lan: this node's start parameters, with the standby's listening socket and the cluster's id and
+    certificate."""
     candidate = Candidate(own, int.from_bytes(secrets.token_bytes(IDENTITY_BYTES)) + 1)
     leadership: Leadership[Link] = Leadership(
         tuple(lan.standby),
