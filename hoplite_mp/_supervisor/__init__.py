@@ -1,1 +1,1 @@
-"""The template process, which is the parent of all other processes of a host."""
+"""The template process, which is the parent of all other processes on a host."""

@@ -1,6 +1,6 @@
-"""The script of the supervisor's process and of workers that are not forks.
+"""The script that starts the supervisor and workers that are not forks.
 
-The process must import the package that has started it, whatever is on sys.path.
+The process must import the same package that has started it, regardless of sys.path.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ PACKAGE = "hoplite_mp"
 
 
 def import_package(folder: str) -> None:
-    """Imports the package of this file, whatever is on sys.path. The package imports its modules
-    lazily."""
+    """Imports the package that contains this file, regardless of sys.path. The package imports its
+    modules lazily."""
     init = os.path.join(folder, "__init__.py")
     spec = importlib.util.spec_from_file_location(
         PACKAGE, init, submodule_search_locations=[folder]
@@ -31,13 +31,13 @@ def import_package(folder: str) -> None:
     assert spec.loader is not None
     module = sys.modules[PACKAGE] = importlib.util.module_from_spec(spec)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the program has already printed them
+        warnings.simplefilter("ignore")  # the program has already printed the warnings
         spec.loader.exec_module(module)
 
 
 def read(fd: int) -> bytearray:
-    """Reads the start file: length and JSON of sys.path, then the start message. Sets sys.path and
-    returns the message."""
+    """Reads the start file: sys.path as JSON, preceded by its length, and the start message. Sets
+    sys.path, and returns the message."""
     with open(fd, "rb", buffering=0) as info:  # a memfd: reads are never short
         size = int.from_bytes(info.read(8), "little")
         sys.path[:] = json.loads(info.read(size))
@@ -47,8 +47,8 @@ def read(fd: int) -> bytearray:
 
 
 def decode(body: bytearray) -> Start:
-    """Decodes the start message, and overwrites its bytes: they contain the key of a LAN, and
-    children would inherit this copy."""
+    """Decodes the start message, and overwrites its bytes, because they contain the cluster's key,
+    and children would inherit this copy."""
     import msgspec
 
     from hoplite_mp._protocol.local import Start
@@ -62,7 +62,7 @@ def decode(body: bytearray) -> Start:
 def boot(fd: int, fresh: bool) -> None:
     """Imports the package, then runs the supervisor or, if `fresh`, a worker that is not a fork
     (exec_worker.py)."""
-    gc.disable()  # imports create hardly any garbage; supervisor and children enable it
+    gc.disable()  # imports create hardly any garbage; the supervisor and children enable it again
     body = read(fd)
     import_package(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     if fresh:

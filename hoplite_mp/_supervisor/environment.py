@@ -1,10 +1,10 @@
-"""Environment variables of workers for the threads and devices of libraries.
+"""Workers' environment variables that set the threads and devices of libraries.
 
-Libraries read these variables once, at import. The processes of a pool share the cores of their
-host: each numerical library (BLAS, OpenMP, Numba, torch) gets cores / processes of the pool on this
-host, at least 1. An actor is the only process of its pool, but programs usually have several
-actors, so each gets one thread unless the user requests more. A worker with resources sees only its
-assigned devices.
+Libraries read these variables once, at import. The processes in a pool share their host's cores:
+the number of threads of each numerical library (BLAS, OpenMP, Numba, torch) is the number of cores
+divided by the number of the pool's processes on this host, but at least 1. An actor is the only
+process in its pool, but programs usually have several actors, so each gets one thread unless the
+user requests more. A worker with resources sees only its assigned devices.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-# torch reads the first and the third; Numba reads the last, also for its TBB and OpenMP layers.
+# torch reads the first and the third. Numba reads the last, even for its TBB and OpenMP layers.
 BLAS_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
@@ -38,33 +38,34 @@ BLAS_VARIABLES = (
     "NUMEXPR_NUM_THREADS",
     "NUMBA_NUM_THREADS",
 )
-TBB_SHARES = "ENABLE_IPC"  # makes TBB's schedulers in several processes share the cores
+TBB_SHARES = "ENABLE_IPC"  # lets TBB's schedulers in several processes share the cores
 _user_blas: dict[str, str] = {}
 
 
 def record_user_settings() -> None:
-    """Records the user's settings, before this process changes its environment."""
+    """Records the user's settings. Called before this process changes its environment."""
     _user_blas.update({k: os.environ[k] for k in BLAS_VARIABLES if k in os.environ})
 
 
 def blas_environment(
     chosen: int | None, cores: int, processes: int, given: dict[str, str] | None = None
 ) -> dict[str, str]:
-    """Variables for each process of a pool. Threads: Config.blas_threads (`chosen`), else the
-    user's setting, else cores / processes. processes: of the pool on this host; 0: each has one
-    thread. given: the user's variables; None: those recorded by record_user_settings()."""
+    """Variables for each process in a pool. The number of threads is Config.blas_threads
+    (`chosen`), otherwise the user's setting, otherwise cores / processes. processes: the number of
+    the pool's processes on this host; 0 for one thread each. given: the user's variables; None for
+    those recorded by record_user_settings()."""
     count = str(chosen or max(1, cores // processes if processes else 1))
     given = _user_blas if given is None else given
     shares = {TBB_SHARES: os.environ.get(TBB_SHARES, "1")}
     if chosen:
         return {**dict.fromkeys(BLAS_VARIABLES, count), **shares}
-    # Every BLAS follows OMP_NUM_THREADS unless its own variable is set.
+    # Every BLAS uses OMP_NUM_THREADS unless its own variable is set.
     count = given.get("OMP_NUM_THREADS", count)
     return {**{name: given.get(name, count) for name in BLAS_VARIABLES}, **shares}
 
 
 def limit_blas(environment: dict[str, str]) -> None:
-    """Raises the number of threads of numpy's OpenBLAS, which was loaded with one thread."""
+    """Raises the number of threads in NumPy's OpenBLAS, which was loaded with one thread."""
     first = environment["OPENBLAS_NUM_THREADS"].split(",")[0].strip()  # OpenMP allows a list
     threads = int(first) if first.isdecimal() else 1
     if threads > 1:
@@ -72,7 +73,7 @@ def limit_blas(environment: dict[str, str]) -> None:
 
 
 def set_blas_threads(threads: int) -> None:
-    """Sets the number of threads of each loaded OpenBLAS. Libraries that are loaded later read
+    """Sets the number of threads for each loaded OpenBLAS. Libraries that are loaded later read
     their environment variables."""
     for setter in _functions_of_openblas("set_num_threads"):
         setter(threads)
@@ -84,16 +85,16 @@ def blas_threads_here() -> int | None:
 
 
 def _functions_of_openblas(name: str) -> Iterator[Any]:
-    """That function of each loaded OpenBLAS."""
+    """Yields the function with that name in each loaded OpenBLAS."""
     try:
         with open("/proc/self/maps") as maps:  # the sixth field is the path, which may have spaces
             paths = {line.rstrip("\n").split(maxsplit=5)[5] for line in maps if "openblas" in line}
     except OSError:  # no /proc is mounted here
         return
     for path in paths:
-        try:  # loaded under this name, even if the file was replaced since
+        try:  # finds the loaded library by its name, even if the file has been replaced
             library = ctypes.CDLL(path.removesuffix(" (deleted)"), os.RTLD_NOLOAD | os.RTLD_NOW)
-        except OSError:  # do not fail a worker because of this
+        except OSError:  # a worker must not fail because of this
             continue
         for prefix in ("scipy_openblas", "openblas"):
             for suffix in ("64_", ""):
@@ -106,9 +107,9 @@ DEVICES = {"gpu": "CUDA_VISIBLE_DEVICES"}  # resource -> the variable that names
 
 
 def device_environment(assigned: dict[str, list[int]]) -> dict[str, str]:
-    """The variables for a worker. assigned: for each resource, the indices of the worker's devices
-    for its lifetime. If this process may use only some devices, the indices refer to these. A
-    fraction of a device has no index, and leaves the variable unchanged."""
+    """The variables for a worker. assigned: for each resource, the indices of the devices that the
+    worker has as long as it runs. If this process may use only some devices, the indices refer to
+    these. A fraction of a device has no index, and leaves the variable unchanged."""
     found = {}
     for name, variable in DEVICES.items():
         given = [

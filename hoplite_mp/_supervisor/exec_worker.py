@@ -1,9 +1,9 @@
-"""A worker with a separate environment, which is therefore not a fork of the template.
+"""A worker that has its own environment, and is therefore not a fork of the template.
 
-Libraries read the environment at import or load time: OpenBLAS its number of threads, numpy its CPU
-features, CUDA its devices, the C library its allocator. The template has already imported numpy, so
-a process with `options(env=)` executes the interpreter again, with that environment. This takes as
-long as importing numpy (0.15 s).
+Libraries read environment variables when they are imported or loaded: OpenBLAS for its number of
+threads, NumPy for its CPU features, CUDA for its devices, the C library for its allocator. The
+template has already imported NumPy, so a process with `options(env=)` executes the interpreter
+again, with that environment. This takes as long as importing NumPy (0.15 s).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EVERY_BLAS = "OMP_NUM_THREADS"  # applies to each BLAS whose own variable is not
 
 
 class _Arguments(msgspec.Struct, frozen=True, array_like=True):
-    """The arguments of the worker's entry point, in its order."""
+    """The arguments of the worker's entry point, in order."""
 
     control_fd: int
     store_fd: int
@@ -54,9 +54,9 @@ class _Arguments(msgspec.Struct, frozen=True, array_like=True):
 def environment_of(
     here: dict[str, str], own: dict[str, str], changes: Environment
 ) -> dict[str, str]:
-    """The template's environment, overridden by the worker's own variables (threads, devices), and
-    these by `changes`. OMP_NUM_THREADS in `changes` applies to every BLAS whose own variable is not
-    in `changes`."""
+    """The template's environment, overridden by the worker's own variables `own` (threads,
+    devices), which are overridden by `changes`. OMP_NUM_THREADS in `changes` applies to every BLAS
+    whose own variable is not in `changes`."""
     found = {**here, **own}
     named = dict(changes)
     if EVERY_BLAS in named:
@@ -72,7 +72,7 @@ def environment_of(
 def exec_interpreter(
     start: Start, ask: Spawn, rpc_fd: int, inherited: list[int], own: dict[str, str]
 ) -> NoReturn:
-    """Executes the interpreter, in the forked child."""
+    """Executes the interpreter. Called in the forked child."""
     arguments = _Arguments(
         start.control_fd,
         start.store_fd,
@@ -106,7 +106,7 @@ def exec_interpreter(
 
 
 def begin(body: bytearray) -> None:
-    """Runs the worker, in the new interpreter."""
+    """Runs the worker. Called in the new interpreter."""
     arguments = msgspec.msgpack.decode(body, type=_Arguments)
     for fd in (arguments.control_fd, arguments.store_fd, arguments.event_fd, arguments.rpc_fd):
         os.set_inheritable(fd, False)

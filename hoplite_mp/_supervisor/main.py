@@ -1,9 +1,9 @@
-"""The supervisor: a single-threaded template process that forks and reaps node, manager, workers.
+"""The supervisor: a single-threaded template process that forks and reaps a host's processes.
 
-The template has imported NumPy, so the fork of a worker takes 1 ms. It runs no user code and holds
-no lock, so it can always fork, wait and kill. The node requests forks of workers, and gets a report
-of every exit. The supervisor ends the host at the driver's request, after the end of driver or
-node, and after the end of a manager that is not restarted.
+The template has imported NumPy, so forking a worker takes 1 ms. It runs no user code and holds no
+lock, so it can always fork, wait and kill. The node requests forks of workers, and gets a report of
+every exit. The supervisor shuts down the host at the driver's request, when the driver or the node
+has exited, and when a manager has exited and is not restarted.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ PACKET_BYTES_MAX = 1 << 16
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 ENDING_POLL_MS = 20
 NODE_PATIENCE_S = 1.0
-UNKILLABLE_TIMEOUT_S = 5.0  # for processes of other users, or stuck in the kernel
+UNKILLABLE_TIMEOUT_S = 5.0  # for processes that belong to other users or hang in the kernel
 EXIT_TIMEOUT_S = 1.0  # for the manager to inform other hosts, and for the node to exit
-WORKER_FDS = 3  # descriptors of a worker: rpc, stdout and stderr
-FDS_MAX = 253  # including inherited ones; the kernel's limit for one message
+WORKER_FDS = 3  # number of a worker's own descriptors: rpc, stdout and stderr
+FDS_MAX = 253  # the kernel's limit for one message, including inherited descriptors
 FIRST_SLOT = 2  # client slots 0 and 1 are the node's and the driver's
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -78,7 +78,7 @@ class Supervisor:
         self.start = start
         self.driver = socket.socket(fileno=start.supervisor_fd)
         self.node: socket.socket
-        self.driver_pidfds: list[int] = []  # readable when the driver has ended
+        self.driver_pidfds: list[int] = []  # readable when the driver has exited
         self.workers: dict[int, tuple[int, int]] = {}  # pid -> (slot, pool)
         self.node_pid = 0
         self.manager_process = ManagerProcess(self)
@@ -92,8 +92,8 @@ class Supervisor:
     def fork(
         self, name: bytes, entry: tuple[str, str], args: tuple[Any, ...], close: list[Any]
     ) -> int:
-        """Forks a child in a new session, which is killed when this process ends. name: for ps and
-        top, at most 15 bytes."""
+        """Forks a child in a new session. The child is killed when this process exits. name: the
+        process name for ps and top, at most 15 bytes."""
         parent = os.getpid()
         pid = os.fork()
         if pid:
@@ -130,8 +130,8 @@ class Supervisor:
         return [self.driver, self.node, self.wake_read, self.wake_write, *self.driver_pidfds]
 
     def start_services(self) -> None:
-        """Starts node and manager, and creates the first workers' connections, so that these
-        workers need not wait for the node."""
+        """Starts the node and the manager, and creates the first workers' connections, so that
+        these workers need not wait for the node."""
         s = self.start
         lan = s.lan
         manages = lan is None or not lan.manager
@@ -157,8 +157,8 @@ class Supervisor:
             os.close(fd)
 
     def make_channels(self, slot: int) -> tuple[int, int, int, int]:
-        """Creates a first worker's connection and pipes, with the worker's ends in `first`; returns
-        the node's ends."""
+        """Creates the connection and pipes for one of the first workers. Adds the worker's ends to
+        `first`, and returns the node's ends."""
         node_end, worker_end = seqpacket_pair()
         out, err = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         self.first.append((slot, [worker_end.detach(), out[1], err[1]]))
@@ -242,7 +242,7 @@ class Supervisor:
                 return
             if pid in self.workers:
                 slot, _ = self.workers.pop(pid)
-                kill_group(pid)  # processes started by tasks, except in other sessions
+                kill_group(pid)  # processes that tasks have started, except in other sessions
                 self.send_node(Exited(slot, pid, os.waitstatus_to_exitcode(status)))
             elif pid in (self.node_pid, self.manager_process.pid):
                 self.record_exit(pid, status)
@@ -250,7 +250,7 @@ class Supervisor:
                     self.manager_process.pid = 0
                     if self.manager_process.standby is not None and not status:
                         continue  # the cluster has ended, as the node knows
-                    # Status 0: the manager has ended because the node has ended.
+                    # Status 0: the manager has exited because the node has exited.
                     if not self.ending and self.node_pid and status and not self.given_up:
                         self.manager_process.restart()
                     else:
@@ -260,8 +260,8 @@ class Supervisor:
                     self.ending = True
 
     def record_exit(self, pid: int, status: int) -> None:
-        """Interprets the exit code of node or manager. GIVEN_UP: this host was declared dead, or
-        this manager had to step down; other codes: the node has failed."""
+        """Interprets the exit code of the node or the manager. GIVEN_UP: this host was declared
+        dead, or this manager had to step down. Other codes except 0: the process has failed."""
         code = os.waitstatus_to_exitcode(status)
         if pid in (self.node_pid, self.manager_process.pid):
             self.given_up = self.given_up or code == GIVEN_UP
@@ -277,7 +277,7 @@ class Supervisor:
             self.driver_pidfds.append(driver_fd)
             poll.register(driver_fd, select.POLLIN)
         except OSError:
-            return  # the driver has ended
+            return  # the driver has exited
         poll.register(self.driver, select.POLLIN)
         poll.register(self.node, select.POLLIN)
         poll.register(self.wake_read, select.POLLIN)
@@ -311,7 +311,7 @@ class Supervisor:
                 self.manager_process.retry()
 
     def take(self, message: Spawn | StartStandby | Shutdown, fds: list[int], cut: bool) -> None:
-        """Handles a message from the node. `cut`: some of its descriptors are missing."""
+        """Handles a message from the node. `cut`: whether some of its descriptors are missing."""
         if isinstance(message, Spawn) and cut:
             self.not_spawned(message.slot, fds, "Too many open files")
         elif isinstance(message, Spawn):
@@ -322,24 +322,24 @@ class Supervisor:
             print("hoplite_mp: no standby: too many open files", file=sys.stderr, flush=True)
 
     def wait_for_child(self) -> None:
-        """Waits for the end of a child, for at most ENDING_POLL_MS."""
+        """Waits until a child exits, for at most ENDING_POLL_MS."""
         select.select([self.wake_read], [], [], ENDING_POLL_MS / 1000)
         with contextlib.suppress(BlockingIOError):
             os.read(self.wake_read, 4096)
 
     def wait_and_reap(self) -> None:
-        """Waits for the end of a child, for at most ENDING_POLL_MS, and reaps children."""
+        """Waits until a child exits, for at most ENDING_POLL_MS, and reaps children."""
         self.wait_for_child()
         self.reap()
 
     def await_node(self) -> None:
-        """Waits for the exit code of the node, which has closed its connection."""
+        """Waits for the exit code of the node after it has closed its connection."""
         deadline = clock.monotonic() + EXIT_TIMEOUT_S
         while self.node_pid and clock.monotonic() < deadline:
             self.wait_and_reap()
 
     def end(self, patience_s: float) -> None:
-        """Ends the host. Workers are killed after `patience_s`."""
+        """Shuts down the host. Workers are killed after `patience_s`."""
         deadline = clock.monotonic() + patience_s
         while self.workers and clock.monotonic() < deadline:
             self.wait_and_reap()
@@ -353,7 +353,7 @@ class Supervisor:
                 self.kill(pid)
         deadline = clock.monotonic() + UNKILLABLE_TIMEOUT_S
         while clock.monotonic() < deadline:
-            # Includes adopted children: processes started by tasks end with the host.
+            # Includes adopted children, because processes started by tasks end with the host.
             for pid in children():
                 self.kill(pid)
             try:
@@ -368,7 +368,8 @@ class Supervisor:
         print_error(f"these processes cannot be killed: {children()}")
 
     def await_last_output(self) -> None:
-        """Waits for the node, which forwards the workers' last lines to the driver."""
+        """Waits until the node has forwarded the workers' last lines to the driver and has
+        exited."""
         deadline = clock.monotonic() + NODE_PATIENCE_S
         with contextlib.suppress(OSError):
             self.node.shutdown(socket.SHUT_WR)  # after the reports of exits
@@ -376,8 +377,8 @@ class Supervisor:
             self.wait_and_reap()
 
     def let_manager_end_cluster(self) -> None:
-        """Lets the manager inform other hosts of the end; they would otherwise wait for the next
-        manager. Does nothing after a failure if a standby can take over."""
+        """Lets the manager inform other hosts of the shutdown. They would otherwise wait for the
+        next manager. Does nothing after a failure if a standby can take over."""
         lan = self.start.lan
         if not self.manager_process.pid or lan is None or (lan.standby and not self.orderly):
             return
@@ -399,10 +400,10 @@ def _run_in_child(run: Any) -> int:
 
 
 def _start_children(supervisor: Supervisor) -> bool:
-    """Imports the children's common modules, and starts node, manager and the first workers. False:
-    the limit of processes is reached."""
+    """Imports the children's common modules, and starts the node, the manager and the first
+    workers. Returns False if the limit of processes is reached."""
     for name in BLAS_VARIABLES:
-        os.environ[name] = "1"  # numpy's BLAS must not start threads, which a fork would lose
+        os.environ[name] = "1"  # NumPy's BLAS must not start threads, which a fork would lose
     for module in PRELOAD:
         importlib.import_module(module)
     try:
@@ -424,7 +425,7 @@ def _start_children(supervisor: Supervisor) -> bool:
 
 
 def main(start: Start) -> None:
-    """Runs the supervisor until the host ends."""
+    """Runs the supervisor until the host is shut down."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setsid()
     raise_descriptor_limit()

@@ -1,8 +1,8 @@
 """The process of a host's manager or standby, which is restarted when it dies.
 
-A host survives its manager, because nodes report their state to the next manager. If the system has
-no process or descriptor for the restart, the supervisor's loop retries it, and meanwhile reaps,
-starts workers and serves the driver.
+A host survives the death of its manager, because nodes report their state to the next manager. If
+the system has no process or descriptor for the restart, the supervisor's loop retries it, and
+meanwhile reaps children, starts workers and serves the driver.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ __all__ = ["RETRY_MS", "ManagerProcess"]
 
 MANAGER_MAIN = ("hoplite_mp._manager.main", "main")
 STANDBY_MAIN = ("hoplite_mp._manager.standby", "main")
-# A manager that ends after STARTS_MAX starts within STARTS_S is not restarted.
+# A manager that exits after STARTS_MAX starts within STARTS_S is not restarted.
 STARTS_MAX, STARTS_S = 10, 10.0
 # How long a start may wait for a free process or descriptor. Must be less than the time for which
-# nodes wait for a manager (MANAGER_ABSENT_S in _node/manager_link/connection.py). Higher: a host
-# survives a longer shortage. Lower: a host that has permanently run out of resources ends sooner.
+# nodes wait for a manager (MANAGER_ABSENT_S in _node/manager_link/connection.py). With a higher
+# value, a host survives a longer shortage. With a lower value, a host that has permanently run out
+# of resources is shut down sooner.
 PATIENCE_S = 7.0
-RETRY_MS = 50  # longest time between two attempts
+RETRY_MS = 50  # maximum time between two attempts
 
 
 class ManagerHost(Protocol):
-    """The interface of the supervisor for this module."""
+    """The supervisor's interface for this module."""
 
     start: Start
     node: socket.socket
@@ -45,19 +46,20 @@ class ManagerHost(Protocol):
     def fork(
         self, name: bytes, entry: tuple[str, str], args: tuple[Any, ...], close: list[Any]
     ) -> int:
-        """Forks a child; OSError if the system has no process for it."""
+        """Forks a child. OSError: the system has no process for it."""
 
     def own_descriptors(self) -> list[Any]:
         """Descriptors and sockets that children must close."""
 
 
 class ManagerProcess:
-    """The manager or standby of one host. `pid`: 0 if there is none."""
+    """A host's manager or standby. `pid`: 0 if there is none."""
 
     def __init__(self, host: ManagerHost) -> None:
         self.host = host
         self.pid = 0
-        # If this host has a standby instead of a manager: (its parameters, number of the node).
+        # If this host has a standby instead of a manager: (the standby's parameters, the number of
+        # this host's node).
         self.standby: tuple[LanStart, int] | None = None
         self.due: Callable[[], None] | None = None  # a start that failed for lack of resources
         self._due_until = 0.0
@@ -66,7 +68,7 @@ class ManagerProcess:
     def begin(self, end: socket.socket, *nodes_end: socket.socket) -> None:
         """Starts a manager with its end of the connection to the node. The listening socket also
         stays open in this process, so that connections wait for a restarted manager. nodes_end: the
-        node's end, if this is not the first manager."""
+        node's end, unless this is the first manager."""
         host, s = self.host, self.host.start
         fds = [s.control_fd, s.store_fd, s.event_fd, *self._of_first_workers()]
         if not nodes_end:
@@ -80,13 +82,13 @@ class ManagerProcess:
         self._starts.append(clock.monotonic())
 
     def restart(self) -> None:
-        """Restarts the manager or standby; nodes return to it and report their state."""
+        """Restarts the manager or standby. Nodes return to it, and report their state."""
         name = "manager" if self.standby is None else "standby"
         self._starts = self._starts[-STARTS_MAX:]
         if len(self._starts) == STARTS_MAX and clock.monotonic() - self._starts[0] < STARTS_S:
-            self._give_up(f"the {name} has ended {STARTS_MAX} times and is not restarted")
+            self._give_up(f"the {name} has exited {STARTS_MAX} times and is not restarted")
             return
-        print_error(f"the {name} has ended and is restarted")
+        print_error(f"the {name} has exited and is restarted")
         self._start(self._begin_again if self.standby is None else self._begin_standby)
 
     def take_standby(self, ask: StartStandby, manager_fd: int) -> None:
@@ -103,7 +105,7 @@ class ManagerProcess:
         self._start(self._begin_standby)
 
     def retry(self) -> None:
-        """Retries a pending start; gives up after PATIENCE_S."""
+        """Retries a pending start. Gives up after PATIENCE_S."""
         if self.due is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""Functions on processes: limits, children, exits."""
+"""Functions for processes: limits, children, exits."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ DESCRIPTORS_MAX = 4096
 
 
 def children() -> list[int]:
-    """Pids of the children of this single-threaded process."""
+    """The pids of this single-threaded process's children."""
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as file:
             return [int(pid) for pid in file.read().split()]
-    except OSError:  # a kernel without that file
+    except OSError:  # the kernel does not have this file
         return []
 
 
@@ -40,7 +40,7 @@ def kill_group(pid: int) -> None:
 
 
 def print_error(line: str) -> None:
-    """Prints to stderr, because this process has no logging."""
+    """Prints a line to stderr, because this process has no logging."""
     with contextlib.suppress(OSError):
         os.write(2, f"hoplite_mp: {line}\n".encode())
 
@@ -52,8 +52,8 @@ def descriptors(lan: LanStart | None, *names: str) -> list[int]:
 
 
 def leave(code: int) -> None:
-    """Ends a child: runs exit handlers and flushes output, without finalizing the interpreter, a
-    copy of the template's."""
+    """Exits from a child. Runs exit handlers and flushes output, but does not finalize the
+    interpreter, which is a copy of the template's."""
     import atexit
     import threading
 
@@ -68,8 +68,8 @@ def leave(code: int) -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """Raises the soft limit: the node has a connection and two pipes for each worker, so about 170
-    workers use 1024 descriptors."""
+    """Raises the soft limit of descriptors. The node has a connection and two pipes for each
+    worker, so about 170 workers use 1024 descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:
