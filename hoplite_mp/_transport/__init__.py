@@ -3,6 +3,6 @@
     addresses, tokens   stream  <-  memory, tls   sockets   certificates   silence   rendezvous
                           <-  conversation  <-  listener, caller
 
-This package has no threads or event loops: the loop of the process that uses a stream drives it,
-and passes the time in. Only `Dialer.wait` and the reading of a token file block.
+This package has no threads or event loops. The loop of the process that uses a stream calls its
+methods, and passes the current time. Only `Dialer.wait` and the reading of a token file block.
 """

@@ -1,9 +1,9 @@
 """Addresses: the text form "host:port", and the addresses that a host advertises.
 
-A host's name often does not lead to it from other hosts (it may resolve to 127.0.0.1), and some of
-its addresses lead nowhere (a bridge for containers has the same address on every host). So a host
-first advertises the address of the interface on its route to the manager, then its other addresses,
-best first.
+A host often cannot be reached by its name from other hosts (it may resolve to 127.0.0.1), and some
+of its addresses are useless there (a bridge for containers has the same address on every host). So
+a host first advertises the address of the interface on its route to the manager, then its other
+addresses, best first.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = [
 
 PORT_MAX = 65535
 HOST_CHARS_MAX = 255
-# Interfaces to containers and virtual machines on this host. Their addresses rank last, because
+# Interfaces to containers and virtual machines on this host. Their addresses are last, because
 # other hosts often have the same addresses.
 INWARD = re.compile(r"(docker|br-|veth|virbr|lxc|lxd|cni|podman|flannel|cali|kube|vmnet|vboxnet)")
-# Addresses reserved for documentation (RFC 5737, RFC 3849). No host has them, but their route shows
-# the interface to the outside.
+# Addresses reserved for documentation (RFC 5737, RFC 3849). No host has them, but the route to them
+# uses the interface to the outside.
 OUTSIDE = ("192.0.2.1", "2001:db8::1")
 _DISCARD_PORT = 9
 
@@ -53,7 +53,7 @@ class Address(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """A numeric address, in the form that a socket's connect takes."""
+    """A numeric address, in the form that a socket's `connect` takes."""
 
     family: socket.AddressFamily
     sockaddr: tuple[str, int] | tuple[str, int, int, int]
@@ -63,9 +63,9 @@ class Endpoint(NamedTuple):
 
 
 def parse_address(text: str, default_port: int | None = None) -> Address:
-    """ "host:port", "1.2.3.4:port", "[v6]:port"; with a default port also without ":port".
+    """Parses "host:port", "1.2.3.4:port" or "[v6]:port"; with a default port, ":port" is optional.
 
-    Port 0 stands for any free port, and is only useful for listening. ConfigError if the text has
+    Port 0 stands for any free port, and is only useful for listening. ConfigError: the text has
     another form.
     """
     if not isinstance(text, str):
@@ -82,13 +82,13 @@ def parse_address(text: str, default_port: int | None = None) -> Address:
 
 
 def _split(text: str) -> tuple[str, str | None]:
-    """Host and port as written; the port is None if it is missing."""
+    """The host and the port as written. The port is None if it is missing."""
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or ":" not in host or (rest and not rest.startswith(":")):
             return "", None
         return host, rest[1:] if rest else None
-    if text.count(":") > 1:  # a bare IPv6 address, whose port cannot be told from its last group
+    if text.count(":") > 1:  # an IPv6 address without brackets, which has no separate port
         return text, None
     host, colon, port = text.partition(":")
     return host, port if colon else None
@@ -104,7 +104,7 @@ def _address(text: str, host: str, port: int) -> Address:
 
 
 def parse_ports(text: str) -> range:
-    """ "7000-7010" or "7000": the ports from which a process takes the first free one."""
+    """Parses "7000-7010" or "7000", the ports among which a process uses the first free one."""
     match = re.fullmatch(r"\s*([0-9]{1,5})\s*(?:-\s*([0-9]{1,5})\s*)?", text)
     if match is not None:
         first = int(match[1])
@@ -118,8 +118,8 @@ def parse_ports(text: str) -> range:
 
 
 def resolve(address: Address) -> list[Endpoint]:
-    """All addresses of the name, in the system's order of preference. May block on the name
-    service. ManagerLostError if there is no such host; ConfigError for port 0."""
+    """All addresses for the name, in the system's order of preference. May block on the name
+    service. ManagerLostError: the host does not exist. ConfigError: the port is 0."""
     if address.port == 0:
         raise ConfigError(f"address {address} cannot be called: port 0 is only for listening")
     try:
@@ -132,13 +132,13 @@ def resolve(address: Address) -> list[Endpoint]:
 
 
 def endpoint_of(address: Address) -> Endpoint:
-    """The Endpoint of a numeric address, as nodes advertise it, without a lookup."""
+    """The Endpoint for a numeric address, as advertised by nodes. Makes no lookup."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     return Endpoint(family, (address.host, address.port))
 
 
 def endpoint_at(family: int, sockaddr: tuple[Any, ...]) -> Endpoint:
-    """The Endpoint of the numeric address in a message."""
+    """The Endpoint for a numeric address in a message."""
     return Endpoint(socket.AddressFamily(family), tuple(sockaddr))
 
 
@@ -146,7 +146,7 @@ def routed_address(endpoint: Endpoint) -> str | None:
     """This host's own address on the route to `endpoint`; None if there is no route."""
     try:
         with socket.socket(endpoint.family, socket.SOCK_DGRAM) as sock:
-            sock.connect(endpoint.sockaddr)  # sends no packet: this is a datagram socket
+            sock.connect(endpoint.sockaddr)  # sends no packet, because this is a datagram socket
             host: str = sock.getsockname()[0]
     except OSError:
         return None
@@ -154,9 +154,9 @@ def routed_address(endpoint: Endpoint) -> str | None:
 
 
 def own_addresses() -> list[str]:
-    """Addresses at which other hosts may reach this host, best first; never loopback or link-local.
-    The order: addresses on routes to the outside, other addresses, addresses of interfaces to
-    containers; IPv4 before IPv6 in each group.
+    """Addresses at which other hosts may reach this host, best first, without loopback and
+    link-local addresses. The order is: addresses on routes to the outside, other addresses,
+    addresses of interfaces to containers. In each group, IPv4 is before IPv6.
     """
     out = [
         routed_address(Endpoint(family, (host, _DISCARD_PORT)))
@@ -185,11 +185,12 @@ def own_addresses() -> list[str]:
 
 
 def advertised_addresses(listening: str, manager: Endpoint | None) -> list[str]:
-    """The addresses that a process listening at `listening` advertises, best first; never empty.
+    """The addresses that a process listening at `listening` advertises, best first. Never empty.
 
-    manager: its address as this process reaches it; None on the manager's own host before any node
-    has joined. Loopback is advertised only by a process that listens on nothing else, and only to a
-    cluster on this host: ConfigError if the manager is elsewhere.
+    manager: the address at which this process reaches the manager; None on the manager's own host
+    before any node has joined. Loopback is advertised only by a process that listens on nothing
+    else, and only to a cluster on this host. ConfigError: the process listens only on loopback, and
+    the manager is on another host.
     """
     ip = _ip(listening)
     if ip is None:
@@ -199,7 +200,7 @@ def advertised_addresses(listening: str, manager: Endpoint | None) -> list[str]:
         if remote and ip.is_loopback:
             raise ConfigError(
                 f"this process listens at {listening}, which {manager} cannot reach; listen at an "
-                "address of the network"
+                "address in the network"
             )
         return [listening]
     routed = routed_address(manager) if manager is not None and remote else None
@@ -207,7 +208,7 @@ def advertised_addresses(listening: str, manager: Endpoint | None) -> list[str]:
     if ip.version == 4:
         found = [one for one in found if ":" not in one]
     usable = [one for one in dict.fromkeys(found) if not _is_loopback(one)]
-    # A host without a network can only be a cluster of one host.
+    # A host without a network can only form a cluster by itself.
     return usable or ["::1" if ip.version == 6 else "127.0.0.1"]
 
 

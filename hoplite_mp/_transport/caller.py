@@ -1,11 +1,11 @@
-"""Calls a manager or node: tries its addresses until a connection is authenticated.
+"""Connects to a manager or node: tries its addresses until a connection is authenticated.
 
-Not every address of a host is reachable, an address may lead to another process, and a cluster may
-still be starting. Temporary failures are retried until the deadline; other failures are reported
-after one round over all addresses.
+Not every address of a host is reachable, an address may belong to another process, and a cluster
+may still be starting. Temporary failures are retried until the deadline. Other failures are
+reported after one round over all addresses.
 
-For use in any loop: watch `fileno()` for reading, and call `turn(now)` when it is readable and at
-`deadline`, until it returns the connection or raises. `wait` does so without a loop.
+In a loop, watch `fileno()` for reading, and call `turn(now)` when it is readable and at `deadline`,
+until it returns the connection or raises an error. `wait` does the same without a loop.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Dialer"]
 
-# Timeout of one address, after which the next is tried. The kernel repeats a lost SYN after 1 s.
+# Timeout for one address, after which the next is tried. The kernel repeats a lost SYN after 1 s.
 ARRIVE_S = 2.0
-NO_HANDSHAKE = "it answers, but not to the handshake"
-# How long a standby that does not lead is called again, because it may be about to take over.
-# Higher: longer take-overs are only a delay. Lower: a caller that has only the standby's address
-# fails sooner.
+NO_HANDSHAKE = "it accepts connections, but does not reply to the handshake"
+# How long a standby that does not lead is retried, because it may be about to take over. With a
+# higher value, longer take-overs only cause a delay. With a lower value, a caller that has only the
+# standby's address fails sooner.
 LEADS_S = 5.0
 # The mean pause between rounds over all addresses. Each pause is random, from 0.5 to 1.5 times the
-# mean, so that callers that failed together do not call again together.
+# mean, so that callers that failed together do not retry together.
 ROUND_PAUSE_S = 0.2
 # How long a server may be silent after it has accepted a connection, because the caller may be in
 # the listener's queue (LINE_FACTOR in listener.py, times the handshake timeout). Callers with
 # several addresses wait for the handshake timeout in the first round, and add the same time in each
-# further round, up to this. Lower: a stopped process is detected sooner.
+# further round, up to this limit. With a lower value, a stopped process is detected sooner.
 SILENT_S_MAX = 20.0
 
 
 class Dialer:
-    """One call, which makes one connection from several addresses."""
+    """One attempt to connect to one of several addresses."""
 
     def __init__(
         self,
@@ -69,10 +69,10 @@ class Dialer:
         rounds_max: int = 0,
         chance: Callable[[], float] | None = None,
     ) -> None:
-        """endpoints: best first. handshake_timeout_s: counted from the server's first byte.
-        cluster, host_id: required ids of the other side. rounds_max: the call fails after this
-        number of consecutive rounds without a connection; 0: only at the timeout. chance: returns
-        numbers from 0 to 1, for the pauses between rounds; replaced in tests."""
+        """endpoints: the addresses, best first. handshake_timeout_s: counted from the server's
+        first byte. cluster, host_id: the ids that the other side must have. rounds_max: the attempt
+        fails after this number of consecutive rounds without a connection; 0 for no limit. chance:
+        returns numbers from 0 to 1 for the pauses between rounds; replaced in tests."""
         if not endpoints:
             raise ValueError("no endpoints to call")
         self._endpoints = tuple(endpoints)
@@ -89,22 +89,22 @@ class Dialer:
         self._chance = chance or random.Random().random  # not the program's own generator
         self._rounds = 0
         self._rounds_lost = 0  # consecutive rounds in which no address accepted a connection
-        self.starved = False  # no attempt was possible for lack of local descriptors or memory
-        self._arrived = False  # some address accepted a connection in this round
-        self._next = 0  # index of the endpoint
+        self.starved = False  # whether local descriptors or memory were missing for an attempt
+        self._arrived = False  # whether an address accepted a connection in this round
+        self._next = 0  # index of the present endpoint
         self._attempt_ends = now
-        self._answered = False  # the server has sent something in this attempt
-        self._again_at: float | None = now  # when to begin an attempt; None while one runs
+        self._answered = False  # whether the server has sent data in this attempt
+        self._again_at: float | None = now  # time of the next attempt; None while one is running
         self._connecting: socket.socket | None = None  # a socket that is connecting
         self._conversation: Conversation | None = None
         self._stream: TcpStream | None = None
-        self._refusal: HopliteError | None = None  # the refusal of this round
+        self._refusal: HopliteError | None = None  # a refusal in this round
         self._last = "no attempt was made"
         self._poll = select.epoll()
 
     @property
     def deadline(self) -> float:
-        """When the next `turn` is due even without an event."""
+        """The time at which the next `turn` is due even without an event."""
         soonest = self._attempt_ends if self._again_at is None else self._again_at
         return min(soonest, self._began + self._timeout_s)
 
@@ -112,12 +112,12 @@ class Dialer:
         return self._poll.fileno()
 
     def turn(self, now: float) -> Admission | None:
-        """Makes all progress possible without blocking. Returns the connection once it is
+        """Makes as much progress as possible without blocking. Returns the connection when it is
         established.
 
-        AuthError, ProtocolError: the other side has answered, but the call must fail. Without an
-        answer within the timeout: ManagerLostError, or ConnectionError if a node was called. The
-        Dialer is closed after an error, and after it has returned a connection.
+        AuthError, ProtocolError: the other side has replied, but the attempt must fail. If there is
+        no reply within the timeout, raises ManagerLostError for a manager and ConnectionError for a
+        node. The Dialer is closed after an error, and after it has returned a connection.
         """
         try:
             admission = self._turn(now)
@@ -131,11 +131,11 @@ class Dialer:
         return admission
 
     def wait(self, clock: Callable[[], float] = clock.monotonic) -> Admission:
-        """Blocks until the connection is made; raises the same errors as `turn`."""
+        """Blocks until the connection is established. Raises the same errors as `turn`."""
         try:
             while (admission := self.turn(clock())) is None:
                 self._poll.poll(max(0.0, self.deadline - clock()))
-        except BaseException:  # also after Ctrl-C
+        except BaseException:  # even after Ctrl-C
             self.close()
             raise
         return admission
@@ -207,7 +207,7 @@ class Dialer:
         return outcome
 
     def _connected(self, sock: socket.socket, now: float) -> None:
-        """The socket is connected, or has failed."""
+        """Called when the socket is connected or has failed."""
         why_not = connect_error(sock)
         if why_not is not None:
             raise ConnectionError(why_not)
@@ -224,8 +224,8 @@ class Dialer:
         self._conversation = Conversation(self._stream, self._handshake)
 
     def _silent_s(self) -> float:
-        """How long the server may be silent. A caller with one address gains nothing by calling
-        again, because it would return to the end of the queue."""
+        """How long the server may be silent. A caller with one address gains nothing by trying
+        again, because it would be at the end of the queue again."""
         longest = max(SILENT_S_MAX, self._handshake_timeout_s)
         if len(self._endpoints) == 1:
             return longest
@@ -255,8 +255,8 @@ class Dialer:
         return Admission(self._stream, outcome.role, outcome.cluster, outcome.peer, address)
 
     def _fail(self, why: str, now: float) -> None:
-        """Continues with the next address. After the last one, raises a refusal of this round if
-        there was one; otherwise begins another round after a pause."""
+        """Continues with the next address. After the last address, raises the refusal if there was
+        one in this round; otherwise begins another round after a pause."""
         self._last = f"{self._endpoints[self._next]}: {why}"
         self._abandon()
         self._next = (self._next + 1) % len(self._endpoints)

@@ -1,9 +1,9 @@
-"""The certificate of a cluster: made in memory, sent between processes, never on disk.
+"""A cluster's certificate: created in memory, sent between processes, never written to disk.
 
 TLS needs a certificate, and a LAN should not need a certificate authority. Each cluster creates its
-own certificate when it starts; nodes receive it over their authenticated connection to the manager
-and serve their peers with it. No client trusts it for its name, signature or dates: a client trusts
-a server that proves the token over the certificate's hash (_protocol/handshake.py).
+own certificate when it starts. Nodes receive it over their authenticated connection to the manager,
+and serve their peers with it. Clients ignore its name, signature and dates. A client trusts a
+server that proves the token over the certificate's hash (_protocol/handshake.py).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Certificate", "in_memory_file", "make_certificate"]
 
-# Only tools may check the dates: valid from before now, because clocks differ, until after the
-# longest run.
+# The certificate is valid from before now, because clocks differ, until after the longest run. Only
+# tools may check these dates.
 VALID_BEFORE = datetime.timedelta(days=1)
 VALID_AFTER = datetime.timedelta(days=3650)
 PEM_BYTES_MAX = 16 << 10  # about 1 KiB is usual
 
 
 class Certificate:
-    """A certificate and its private key. `pem` is the text of both, and a secret."""
+    """A certificate and its private key. `pem`: the text of both, which is a secret."""
 
     def __init__(self, pem: bytes) -> None:
-        """From the `pem` of another process. ValueError if it has no certificate with a key."""
+        """pem: another process's `pem`. ValueError: it does not contain a certificate and a key."""
         begin, end = pem.find(b"-----BEGIN CERTIFICATE-----"), pem.find(_END)
         if len(pem) > PEM_BYTES_MAX or not 0 <= begin < end or b"PRIVATE KEY-----" not in pem:
             raise ValueError(f"{len(pem)} bytes, not a certificate with its private key")
@@ -40,7 +40,7 @@ class Certificate:
 
     @cached_property
     def sha256(self) -> bytes:
-        """The hash of the certificate in binary form (DER), as a client computes it."""
+        """The hash of the certificate in binary form (DER), as computed by a client."""
         import ssl
 
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(self._certificate)).digest()
@@ -56,7 +56,7 @@ _END = b"-----END CERTIFICATE-----"
 
 
 def make_certificate() -> Certificate:
-    """A new certificate, self-signed: EC P-256, random serial number."""
+    """A new self-signed certificate: EC P-256, random serial number."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -86,10 +86,10 @@ def make_certificate() -> Certificate:
 
 @contextlib.contextmanager
 def in_memory_file(data: bytes) -> Iterator[str]:
-    """A path from which `data` can be read inside the `with` block.
+    """A context manager for a path from which `data` can be read.
 
     The standard library loads certificates only from files. This file is anonymous memory (a
-    memfd): it has no name, no other user can open it, and it disappears with its descriptor, even
+    memfd). It has no name, no other user can open it, and it disappears with its descriptor, even
     if this process is killed.
     """
     fd = os.memfd_create("hoplite_mp certificate", os.MFD_CLOEXEC)

@@ -1,7 +1,7 @@
 """Runs the handshake on a stream, as far as the received bytes allow.
 
-Client and server, TLS and plain, TCP and memory are treated alike. Only the bytes of the handshake
-are read; later bytes are left for the stream's next owner.
+The code is the same for clients and servers, with and without TLS, over TCP and memory. Only the
+handshake's bytes are read; later bytes are left for the stream's next owner.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ __all__ = ["Admission", "Conversation"]
 class Admission:
     """A connection whose two sides have authenticated each other.
 
-    stream: read it once at once, because no loop announces bytes that arrived with the end of the
-    handshake. For role "data" `stream.detach()` gives the socket (an SSLSocket under TLS),
-    non-blocking, with nothing buffered outside it. address: the other end, from the system.
+    stream: must be read once immediately, because no loop announces bytes that arrived with the end
+    of the handshake. For the role "data", `stream.detach()` returns the socket (an SSLSocket under
+    TLS), which is non-blocking, and has nothing buffered outside it. address: the other end's
+    address, as reported by the system.
     """
 
     stream: TcpStream
@@ -40,7 +41,7 @@ class Admission:
 
 
 class Conversation:
-    """The handshake of one connection. begin: creates a handshake from the hash of the server's
+    """The handshake on one connection. begin: creates a handshake from the hash of the server's
     certificate."""
 
     def __init__(
@@ -51,15 +52,15 @@ class Conversation:
         self._handshake: ClientHandshake | ServerHandshake | None = None
 
     def advance(self) -> HandshakeOutcome | None:
-        """Makes all progress possible without blocking. Returns the outcome at the end.
+        """Makes as much progress as possible without blocking. Returns the outcome at the end.
 
-        AuthError, ProtocolError: raised by the handshake, after its answer was sent to the other
+        AuthError, ProtocolError: the handshake has failed, and its reply was sent to the other
         side. ConnectionError: the connection has ended.
         """
         while True:
             self._send()
             handshake = self._handshake
-            if handshake is None:  # TLS's own handshake is not finished
+            if handshake is None:  # the TLS handshake is not finished
                 return None
             if handshake.result is not None:
                 return None if self.stream.wants_write else handshake.result
@@ -86,8 +87,8 @@ class Conversation:
             stream.flush()
         if stream.failure == NOT_TLS:
             raise ProtocolError(REFUSED_TEXTS["plain"])
-        # Before the other side has sent data, a failure can be reported at once. Later its last
-        # bytes may still be readable.
+        # Before the other side has sent data, a failure can be reported immediately. Later, its
+        # last bytes may still be readable.
         if stream.failure is not None and (
             self._handshake is None or self._handshake.result is not None
         ):

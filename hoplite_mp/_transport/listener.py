@@ -1,11 +1,11 @@
-"""The listening side of a manager or node, which trusts no caller before the end of the handshake.
+"""The listening side of a manager or node. It trusts no caller before the end of the handshake.
 
-All actions of unauthenticated callers (strangers) are handled here, with limits on their number, on
-the time for each, and on the bytes that this process keeps for each. The loop that owns the
-listener sees only authenticated connections.
+All actions by unauthenticated callers (strangers) are handled here, with limits on their number,
+and on the time and the memory for each. The loop that owns the listener gets only authenticated
+connections.
 
-For use in any loop: watch `fileno()` for reading (it is an epoll of the listening socket and the
-strangers), and call `turn(now)` when it is readable and at `deadline`.
+In a loop, watch `fileno()` for reading (an epoll for the listening socket and the strangers), and
+call `turn(now)` when it is readable and at `deadline`.
 """
 
 from __future__ import annotations
@@ -40,15 +40,17 @@ __all__ = ["Listener"]
 TLS_OPENER = 22
 # How long a refused caller may take to read the reason before its connection is closed.
 LEAVE_S = 1.0
-# Pause of accept after a lack of descriptors or memory, because each attempt would fail and wake
-# the loop.
+# Pause between two calls to `accept` if descriptors or memory are missing, because each attempt
+# would fail and wake the loop.
 ACCEPT_PAUSE_S = 0.1
-THIS_HOST = Address("a process of this host", 0)
-# Queue length, as a multiple of the callers served simultaneously. Each queued caller costs a
-# descriptor and no memory here. Higher: more simultaneous callers are served without a second call.
+THIS_HOST = Address("a process on this host", 0)
+# Queue length, as a multiple of the number of callers served simultaneously. Each queued caller
+# costs a descriptor and no memory here. With a higher value, more simultaneous callers are served
+# without a second attempt.
 LINE_FACTOR = 4
 # After this silence, a stranger whose host has more than its share loses its place to another host.
-# Lower: a flood hinders other hosts less. Higher: callers on slow hosts keep their places.
+# With a lower value, a flood hinders other hosts less. With a higher value, callers on slow hosts
+# keep their places.
 SILENT_S = 1.0
 WARNING_PAUSE_S = 1.0  # limits the log entries that a persistent stranger causes
 
@@ -56,13 +58,13 @@ _log = logging.getLogger("hoplite_mp")
 
 
 def _address(where: Any) -> Address:
-    """The caller's address. A calling UNIX socket has no name. A dual-stack IPv6 socket shows IPv4
-    addresses in mapped form."""
+    """The caller's address. A UNIX socket that connects has no name. A dual-stack IPv6 socket
+    reports IPv4 addresses in mapped form."""
     return Address(where[0].removeprefix("::ffff:"), where[1]) if where else THIS_HOST
 
 
 class _PendingHandshake:
-    """A connection that is not authenticated yet."""
+    """A connection that is not yet authenticated."""
 
     def __init__(
         self, sock: socket.socket, address: Address, deadline: float, heard_at: float
@@ -98,8 +100,8 @@ class Listener:
         handshake_timeout_s: float,
         pending_handshakes_max: int,
     ) -> None:
-        """listener: as returned by `listen`, or a UNIX socket; owned by this object. certificate:
-        None without TLS."""
+        """listener: a socket from `listen`, or a UNIX socket; this object becomes its owner.
+        certificate: None without TLS."""
         self.mine = mine
         self.not_now: frozenset[str] = frozenset()  # roles that are refused at present
         self.refused = 0
@@ -108,7 +110,7 @@ class Listener:
         self._service = service
         self._cluster = cluster
         self._timeout_s = handshake_timeout_s
-        self._guests_max = pending_handshakes_max
+        self._pending_max = pending_handshakes_max
         self._sees = PLAIN
         self._context: ssl.SSLContext | None = None
         if certificate is not None:
@@ -117,11 +119,11 @@ class Listener:
             self._context = server_context(certificate)
             self._sees = certificate.sha256
         self._pending: dict[int, _PendingHandshake] = {}  # by descriptor, the oldest first
-        self._queue: deque[tuple[socket.socket, Address]] = deque()  # accepted, not served yet
-        self._full = False  # accept is paused until the queue is shorter
-        self._evict_at: float | None = None  # when a queued caller may take a place
+        self._queue: deque[tuple[socket.socket, Address]] = deque()  # accepted, but not yet served
+        self._full = False  # whether `accept` is paused until the queue is shorter
+        self._evict_at: float | None = None  # time at which a queued caller may take a place
         self._accept_again_at: float | None = None
-        self._starved = False  # the last accept lacked descriptors or memory
+        self._starved = False  # whether descriptors or memory were missing in the last `accept`
         self._warn_again_at = 0.0
         self._unwarned = 0
         listener.setblocking(False)
@@ -140,7 +142,7 @@ class Listener:
 
     @property
     def deadline(self) -> float | None:
-        """When the next `turn` is due even without an event."""
+        """The time at which the next `turn` is due even without an event."""
         times = [pending.deadline for pending in self._pending.values()]
         times += [at for at in (self._accept_again_at, self._evict_at) if at is not None]
         return min(times, default=None)
@@ -149,13 +151,14 @@ class Listener:
         return self._poll.fileno()
 
     def turn(self, now: float) -> list[Admission]:
-        """Makes all progress possible without blocking. Returns newly admitted connections."""
+        """Makes as much progress as possible without blocking. Returns newly admitted
+        connections."""
         if self._accept_again_at is not None and self._accept_again_at <= now:
             self._accept_again_at = None
             self._poll.modify(self._listener, select.EPOLLIN)
         admitted: list[Admission] = []
         ready = [fd for fd, _ in self._poll.poll(0)]
-        # All received data is read first: a stranger is not silent because this loop was busy.
+        # All received data is read first, because a stranger is not silent if this loop was busy.
         for fd in ready:
             if fd in self._pending:
                 self._serve(fd, now, admitted)
@@ -170,7 +173,7 @@ class Listener:
         return admitted
 
     def close(self) -> None:
-        """Closes the listener and the connections of strangers. Admitted connections stay open."""
+        """Closes the listener and the strangers' connections. Admitted connections stay open."""
         for fd in list(self._pending):
             self._drop(fd)
         for sock, _ in self._queue:
@@ -182,7 +185,7 @@ class Listener:
     # -- strangers -----------------------------------------------------------------------------
 
     def _accept(self, now: float) -> None:
-        for _ in range(self._guests_max):
+        for _ in range(self._pending_max):
             try:
                 sock, where = self._listener.accept()
             except (BlockingIOError, InterruptedError):
@@ -198,11 +201,11 @@ class Listener:
                 continue  # this caller has already left
             self._starved = False
             address = _address(where)
-            if len(self._pending) < self._guests_max and not self._queue:
+            if len(self._pending) < self._pending_max and not self._queue:
                 self._begin_serving(sock, address, now)
             else:
                 self._queue.append((sock, address))
-                if len(self._queue) > LINE_FACTOR * self._guests_max and not self._drop_queued():
+                if len(self._queue) > LINE_FACTOR * self._pending_max and not self._drop_queued():
                     self._full = True
                     self._poll.modify(self._listener, 0)
                     return
@@ -219,29 +222,29 @@ class Listener:
         self._pending[sock.fileno()] = pending
 
     def _admit_queued(self, now: float) -> None:
-        """Serves queued callers while places are free: first callers of hosts with less than their
-        share of the places, else in the order of their arrival."""
+        """Serves queued callers while places are free: first callers from hosts with less than
+        their share of the places, otherwise in the order of their arrival."""
         self._evict_at = None
         while self._queue:
             counts = Counter(pending.address.host for pending in self._pending.values())
             hosts = {*counts, *(address.host for _, address in self._queue)}
-            share = max(1, self._guests_max // len(hosts))
+            share = max(1, self._pending_max // len(hosts))
             below = (n for n, (_, who) in enumerate(self._queue) if counts[who.host] < share)
             place = next(below, None)
-            if len(self._pending) >= self._guests_max and (
+            if len(self._pending) >= self._pending_max and (
                 place is None or not self._free_place(counts, share, now)
             ):
                 break
             sock, address = self._queue[place or 0]
             del self._queue[place or 0]
             self._begin_serving(sock, address, now)
-        if self._full and len(self._queue) < LINE_FACTOR * self._guests_max:
+        if self._full and len(self._queue) < LINE_FACTOR * self._pending_max:
             self._full = False
             if self._accept_again_at is None:
                 self._poll.modify(self._listener, select.EPOLLIN)
 
     def _free_place(self, counts: Counter[str], share: int, now: float) -> bool:
-        """Among the hosts with more than their share, drops the stranger that has been silent
+        """Among the hosts with more than their share, drops the stranger that has been silent the
         longest, unless it has sent data within SILENT_S. A host with many connections thus hinders
         mostly itself, and no caller is dropped during its handshake."""
         waiting = self._pending
@@ -257,8 +260,8 @@ class Listener:
         return True
 
     def _drop_queued(self) -> bool:
-        """Drops the latest caller of the host with the most callers in the queue. False if no host
-        has more than one."""
+        """Drops the latest caller from the host with the most callers in the queue. Returns False
+        if no host has more than one."""
         most, count = Counter(address.host for _, address in self._queue).most_common(1)[0]
         if count == 1:
             return False
@@ -286,7 +289,7 @@ class Listener:
             _log.info("%s: %s left: %s", self._service, pending.address, error)
             self._drop(fd)
             return
-        except Exception:  # an error of one stranger must not end the host
+        except Exception:  # an error caused by one stranger must not end the host
             _log.exception("%s: closing the connection of %s", self._service, pending.address)
             self._drop(fd)
             return
@@ -301,8 +304,8 @@ class Listener:
         self._poll.modify(fd, pending.events)
 
     def _open(self, pending: _PendingHandshake) -> bool:
-        """Determines by the first byte whether the caller uses TLS, and begins the handshake.
-        False: nothing has arrived. ProtocolError: only one of the two sides uses TLS."""
+        """Determines from the first byte whether the caller uses TLS, and begins the handshake.
+        Returns False if nothing has arrived. ProtocolError: only one of the two sides uses TLS."""
         opener = pending.stream.opener()
         if opener is None:
             return False
@@ -337,12 +340,12 @@ class Listener:
 
     def _drop(self, fd: int) -> None:
         pending = self._pending.pop(fd)
-        with contextlib.suppress(OSError):  # closed when it broke
+        with contextlib.suppress(OSError):  # the connection broke and is closed
             self._poll.unregister(fd)
         pending.stream.close()
 
     def _report(self, pending: _PendingHandshake, why: HopliteError | str, now: float) -> None:
-        """Logs a refusal. Only a wrong token is worth a warning."""
+        """Logs a refusal. Only a wrong token causes a warning."""
         self.refused += 1
         if not isinstance(why, AuthError):
             _log.info("%s refused %s: %s", self._service, pending.address, why)

@@ -1,7 +1,7 @@
-"""Connections inside one process, for tests: the test itself moves each byte.
+"""Connections inside one process, for tests. The test itself moves each byte.
 
-All cuts, delays and orders of bytes on a network must be reproducible without a network. Otherwise
-these streams behave like those of stream.py.
+All interruptions, delays and orders of bytes on a network must be reproducible without a network.
+Otherwise these streams behave like those in stream.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class MemoryWire:
         self.bytes_passed = 0
         self._way = bytearray()
         self._arrived = bytearray()
-        self._ended = False  # the sender closes it after the bytes in transit
+        self._ended = False  # whether the sender has closed it, after the bytes in transit
         self._cut_at: int | None = None
 
     def cut_after(self, nbytes: int) -> None:
@@ -31,7 +31,7 @@ class MemoryWire:
         return self._cut_at is not None and self.bytes_passed >= self._cut_at
 
     def pump(self, nbytes_max: int | None = None) -> int:
-        """Lets bytes arrive, all by default; returns their number."""
+        """Lets bytes arrive, by default all of them. Returns their number."""
         count = len(self._way) if nbytes_max is None else min(nbytes_max, len(self._way))
         if self._cut_at is not None:
             count = min(count, self._cut_at - self.bytes_passed)
@@ -53,7 +53,7 @@ class MemoryWire:
 
     @property
     def at_end(self) -> bool:
-        """Whether the reader has received all bytes of the connection."""
+        """Whether the reader has received all bytes in the connection."""
         return not self._arrived and (self.broken or (self._ended and not self._way))
 
 
@@ -123,7 +123,7 @@ class MemoryStream:
 def pair(
     client_sees: bytes = PLAIN, server_has: bytes = PLAIN, queue_bytes_max: int = QUEUE_BYTES_MAX
 ) -> tuple[MemoryStream, MemoryStream]:
-    """The client's and the server's end of a connection; their `incoming` and `outgoing` are the
+    """The client's and the server's end of a connection. Their `incoming` and `outgoing` are the
     wires to pump."""
     up, down = MemoryWire(), MemoryWire()
     return (

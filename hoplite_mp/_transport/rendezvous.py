@@ -3,12 +3,12 @@
     $XDG_RUNTIME_DIR/hoplite_mp/<cluster id>          else
     $TMPDIR/hoplite_mp-<user id>/<cluster id>         (TMPDIR: /tmp if it is not set)
 
-A driver should use the existing node of its host, and can find that node only by a name. The name
-is the cluster's random id, so several clusters do not collide. If the socket answers, the node is
-on the driver's host, whatever the names, addresses and boot ids. The directory must belong to the
-user and be inaccessible to others (0700); otherwise it is not used. All operations on the name use
-a descriptor of the checked directory: the directory cannot be replaced after the check, and long
-paths fit into a socket address.
+A driver should use the existing node on its host, and can find that node only by a name. The name
+is the cluster's random id, so several clusters do not collide. If the socket accepts a connection,
+the node is on the driver's host, regardless of names, addresses and boot ids. The directory must
+belong to the user and be inaccessible to others (0700); otherwise it is not used. All operations on
+the name use a descriptor of the checked directory, so the directory cannot be replaced after the
+check, and long paths fit into a socket address.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["Rendezvous", "Sole", "anybody", "folders", "peer_of", "reach"]
 
 FOLDER = "hoplite_mp"
-BACKLOG = 64  # simultaneous connections of drivers; further drivers block in connect()
-AGAIN_MAX = 100  # attempts, because other processes may remove the directory
+BACKLOG = 64  # simultaneous connections by drivers; further drivers block in connect()
+AGAIN_MAX = 100  # maximum number of attempts; other processes may remove the directory
 PID_BYTES_MAX = 20
 NAME = re.compile(r"[0-9a-f]{32}")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
@@ -42,10 +42,10 @@ _log = logging.getLogger("hoplite_mp")
 
 
 def folders() -> list[str]:
-    """The directories of this user, best first. They need not exist."""
+    """This user's directories, best first. They need not exist."""
     found = []
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if os.path.isabs(runtime):  # the XDG specification says to ignore other values
+    if os.path.isabs(runtime):  # according to the XDG specification, other values are ignored
         found.append(os.path.join(runtime, FOLDER))
     temporary = os.environ.get("TMPDIR", "")
     base = temporary if os.path.isabs(temporary) else "/tmp"
@@ -53,12 +53,12 @@ def folders() -> list[str]:
 
 
 def anybody() -> bool:
-    """Whether a node of any cluster may be found here. A name may also belong to a dead node."""
+    """Whether a node in any cluster may be found here. A name may also belong to a dead node."""
     return any(_names(place) for place in _places())
 
 
 def reach(cluster: bytes, patience_s: float) -> socket.socket | None:
-    """A blocking connection to the node of that cluster on this host; None if there is none."""
+    """A blocking connection to this host's node in that cluster; None if there is none."""
     for place in _places():
         sock = _connect(place, cluster.hex(), patience_s)
         if sock is not None:
@@ -74,7 +74,7 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
 
 
 class Rendezvous:
-    """The name of one node, and its listening socket."""
+    """One node's name, and its listening socket."""
 
     def __init__(self, folder: str, place: int, name: str, sock: socket.socket) -> None:
         self.socket = sock
@@ -85,9 +85,9 @@ class Rendezvous:
 
     @classmethod
     def open(cls, cluster: bytes, level: int = logging.WARNING) -> Rendezvous | None:
-        """Takes the cluster's name. None: another node has the name and answers, or another process
-        is changing the directory, so the name may become free. OSError: no directory can be used.
-        level: of the log message about an unsuitable directory."""
+        """Takes the cluster's name. Returns None if a running node has the name, or if another
+        process is changing the directory, so that the name may become free. OSError: no directory
+        can be used. level: the level of log messages about unsuitable directories."""
         why = OSError(errno.ENOENT, "no directory is suitable")
         for folder in folders():
             for _ in range(AGAIN_MAX):
@@ -107,8 +107,8 @@ class Rendezvous:
     def _take(cls, folder: str, place: int, name: str) -> Rendezvous | None:
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, place)
-            # One process at a time: otherwise, of two processes that find a dead node's name, one
-            # could remove the other's new name.
+            # One process at a time. Otherwise, if two processes find a dead node's name, one could
+            # remove the other's new name.
             try:
                 fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -135,8 +135,8 @@ class Rendezvous:
             return None
 
     def close(self) -> None:
-        """Removes the name while the socket still listens: no other process takes the name of a
-        socket that answers, and a later removal could hit another node's name."""
+        """Removes the name while the socket is still listening. Until then no other process takes
+        the name, whereas a later removal could remove another node's name."""
         with contextlib.suppress(OSError):
             if self._mark is not None and self._inode() == self._mark:
                 os.unlink(self._name, dir_fd=self._place)
@@ -146,8 +146,9 @@ class Rendezvous:
 
 
 class Sole:
-    """A lock for a role that only one process of this user on this host may have: a locked file in
-    the directory, with the process's pid. The kernel releases the lock when the process ends."""
+    """A lock for a role that only one of this user's processes on this host may have. It is a
+    locked file in the directory that contains the process's pid. The kernel releases the lock when
+    the process exits."""
 
     def __init__(self, folder: str, place: int, name: str, fd: int) -> None:
         self._folder = folder
@@ -157,10 +158,11 @@ class Sole:
 
     @classmethod
     def take(cls, name: str) -> Sole | None:
-        """Takes the lock. None: another process has it. OSError: no directory can be used."""
+        """Takes the lock. Returns None if another process has it. OSError: no directory can be
+        used."""
         why = OSError(errno.ENOENT, "no directory is suitable")
-        # The last user of a directory removes it. Then the same directory is tried again: a process
-        # that took the next directory would hold a different lock.
+        # The last user of a directory removes it. The same directory is then tried again, because a
+        # process that took the next directory would hold a different lock.
         for folder in [folder for folder in folders() for _ in range(AGAIN_MAX)]:
             try:
                 place = _open(folder, logging.DEBUG, make=True)
@@ -186,7 +188,7 @@ class Sole:
                     named = os.stat(name, dir_fd=place, follow_symlinks=False).st_ino
                 except FileNotFoundError:
                     continue
-                # otherwise its previous holder has just removed it
+                # Otherwise the previous holder has just removed the file.
                 if named == os.fstat(fd).st_ino:
                     os.truncate(fd, 0)
                     os.pwrite(fd, str(os.getpid()).encode(), 0)
@@ -195,8 +197,8 @@ class Sole:
 
     @staticmethod
     def holder(name: str) -> int | None:
-        """The pid of the process that has the lock; 0 if it is not written yet. None: the lock is
-        free."""
+        """The pid of the process that has the lock; 0 if the pid has not been written; None if the
+        lock is free."""
         for place in _places():
             try:
                 fd = os.open(
@@ -205,8 +207,8 @@ class Sole:
             except OSError:
                 continue
             try:
-                # F_OFD_GETLK tests without taking the lock. A taken lock, however briefly, would
-                # make other processes' attempts fail.
+                # F_OFD_GETLK tests the lock without taking it. Taking it even briefly would make
+                # other processes' attempts fail.
                 found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WHOLE_FILE)
                 if _FLOCK.unpack(found)[0] != fcntl.F_UNLCK:
                     return int(os.pread(fd, PID_BYTES_MAX, 0) or b"0")
@@ -224,7 +226,7 @@ class Sole:
 
 
 def _places() -> Iterator[int]:
-    """Yields a descriptor of each existing directory, open until the next one."""
+    """Yields a descriptor of each existing directory. It is closed before the next one."""
     for folder in folders():
         try:
             place = _open(folder, logging.DEBUG)
@@ -238,8 +240,8 @@ def _places() -> Iterator[int]:
 
 
 def _open(folder: str, level: int, make: bool = False) -> int | None:
-    """A descriptor of the directory if it belongs to the user and is inaccessible to others; else
-    None. OSError: it does not exist, or cannot be created."""
+    """A descriptor of the directory if it belongs to the user and is inaccessible to others;
+    otherwise None. OSError: it does not exist, or cannot be created."""
     if make:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)

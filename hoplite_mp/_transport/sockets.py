@@ -1,6 +1,6 @@
 """Listening and connecting sockets. Nothing here blocks.
 
-All connections between hosts get their settings here. Each failure of listening raises one clear
+All connections between hosts get their settings here. Each failure to listen raises one clear
 error.
 """
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["OUT_OF", "begin_connect", "connect_error", "listen", "prepare"]
 
-# This side's lack of descriptors or memory, which says nothing about the other side.
+# Errors caused by missing descriptors or memory on this side, not by the other side.
 OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 BACKLOG = 256  # connections that the kernel completes before they are accepted
 # The kernel ends a connection after this time without acknowledgements, because the peer's host is
-# gone or unreachable. Heartbeats of the cluster detect this sooner; the limit is for connections
-# without heartbeats. Lower: a peer that does not read for this time is also lost, although one
-# iteration of its loop may take 30 s (_node/manager_link/connection.py).
+# gone or unreachable. The cluster's heartbeats detect this sooner; the limit is for connections
+# without heartbeats. A lower value would also end connections to peers that do not read for this
+# time, although one iteration of their loop may take 30 s (_node/manager_link/connection.py).
 UNACKNOWLEDGED_MS_MAX = 40_000
 KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
@@ -37,7 +37,7 @@ KEEPALIVE = (
 
 
 def prepare(sock: socket.socket) -> socket.socket:
-    """Sets the options of every TCP connection: non-blocking, TCP_NODELAY, keepalive."""
+    """Sets the options for every TCP connection: non-blocking, TCP_NODELAY, keepalive."""
     sock.setblocking(False)
     if sock.family in (socket.AF_INET, socket.AF_INET6):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -48,9 +48,9 @@ def prepare(sock: socket.socket) -> socket.socket:
 
 
 def listen(host: str, ports: Iterable[int]) -> socket.socket:
-    """Listens at `host` on the first free port of `ports`; port 0 stands for any free port.
+    """Listens at `host` on the first free port in `ports`. Port 0 stands for any free port.
 
-    "::" also serves IPv4. ConfigError: `host` is not this host's, or no port is free.
+    "::" also serves IPv4. ConfigError: `host` is not an address of this host, or no port is free.
     """
     tried = list(ports)
     for family, where in _local(host):
@@ -71,7 +71,7 @@ def listen(host: str, ports: Iterable[int]) -> socket.socket:
                 raise ConfigError(_words(host, error)) from error
             return sock
     raise ConfigError(
-        f"{_port_words(tried)} at {host}: in use, or a port that needs privileges; give another, "
+        f"{_port_words(tried)} at {host}: in use, or a port that needs privileges; pass another, "
         "or 0 for any"
     )
 
@@ -101,9 +101,9 @@ def _words(host: str, error: OSError) -> str:
 
 
 def begin_connect(endpoint: Endpoint) -> socket.socket:
-    """A connecting socket. Once it is writable, `connect_error` returns whether it has failed.
+    """A connecting socket. When it is writable, `connect_error` returns the error, if any.
 
-    OSError if the attempt fails at once.
+    OSError: the attempt fails immediately.
     """
     sock = socket.socket(endpoint.family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
@@ -124,13 +124,13 @@ def connect_error(sock: socket.socket) -> str | None:
         return os.strerror(code)
     with contextlib.suppress(OSError):
         here, there = sock.getsockname(), sock.getpeername()
-        # The kernel may choose the called port, if it is free, as this socket's own port, and then
-        # connects the socket to itself.
-        return "it reached itself: no process listens there" if here == there else None
+        # If the target port on this host is free, the kernel may choose it as this socket's own
+        # port, and connect the socket to itself.
+        return "no process listens there" if here == there else None
     return "the connection has ended"
 
 
 def bound_address(sock: socket.socket) -> Address:
-    """The address at which a socket listens."""
+    """The address that a socket listens at."""
     name = sock.getsockname()
     return Address(name[0], name[1])

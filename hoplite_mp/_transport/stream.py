@@ -1,8 +1,8 @@
 """Connections for a loop: non-blocking bytes, and a failure detector for the other side.
 
-Manager and node communicate over TCP, TLS and, in tests, memory. `ByteStream` is the smallest
-interface of all three, so that its users need not know which. Writes are queued up to a limit. When
-a connection has ended, the stream has the reason.
+Manager and node communicate over TCP, TLS and, in tests, memory. `ByteStream` is the interface that
+all three have in common. Writes are queued up to a limit. When a connection has ended, the stream
+contains the reason.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ __all__ = [
 ]
 
 
-READ_BYTES = 256 << 10  # read from one connection before other connections get their turn
+READ_BYTES = 256 << 10  # maximum number of bytes read before other connections are served
 # The first read size: most messages are small, and a buffer of READ_BYTES would be mapped and
-# unmapped each time, which costs 20 us. Higher: fewer calls for large messages.
+# unmapped each time, which costs 20 us. A higher value saves calls for large messages.
 FIRST_BYTES = 16 << 10
-# Queue limit for a peer that does not read: four of the protocol's longest frames. Higher: slower
-# peers are tolerated. Lower: a stopped peer costs less memory until it is dropped.
+# Queue limit for a peer that does not read: four of the protocol's longest frames. With a higher
+# value, slower peers are tolerated. With a lower value, a stopped peer costs less memory until it
+# is dropped.
 QUEUE_BYTES_MAX = 64 << 20
-SEND_BYTES = 256 << 10  # passed to the kernel in one call; it seldom takes more
-# A failure with a remedy, which callers recognise.
+SEND_BYTES = 256 << 10  # maximum passed to the kernel in one call; it rarely takes more
+# A failure that callers recognise, because the user can fix it.
 NOT_TLS = "the other side does not speak TLS"
 
 _AGAIN = (BlockingIOError, InterruptedError)
 
 
 class ByteStream(Protocol):
-    """The common interface of all kinds of connections. No method blocks."""
+    """The common interface for all kinds of connections. No method blocks."""
 
     # Application bytes transferred, for counters.
     bytes_received: int
@@ -49,18 +50,19 @@ class ByteStream(Protocol):
 
     @property
     def certificate_sha256(self) -> bytes | None:
-        """SHA-256 of the server's certificate as this side sees it, zeros without TLS, None until
-        it is known."""
+        """The SHA-256 of the server's certificate as received by this side; zeros without TLS, None
+        until it is known."""
 
     @property
     def failure(self) -> str | None:
-        """The reason why it ended or broke; None while it works and after an orderly end."""
+        """The reason why the connection ended or broke; None while it works and after an orderly
+        end."""
 
     @property
     def buffered(self) -> bool:
         """Whether there are unread bytes that no loop will announce, because they have left the
-        socket. Never after a read of READ_BYTES; possibly after a shorter read, and in a stream
-        with a new owner, who must read once at once."""
+        socket. Always False after a read of READ_BYTES. May be True after a shorter read, and in a
+        stream with a new owner, which must therefore read once immediately."""
 
     @property
     def wants_read(self) -> bool:
@@ -74,17 +76,18 @@ class ByteStream(Protocol):
         """The descriptor for the loop."""
 
     def read(self, nbytes_max: int = READ_BYTES) -> bytes | None:
-        """The received data; b"" if nothing has arrived, None once the connection has ended."""
+        """Returns received data; b"" if nothing has arrived, None if the connection has ended."""
 
     def write(self, data: bytes) -> None:
-        """Queues data. If the queue would exceed its limit, raises ConnectionAbortedError and
-        queues nothing: the peer does not read, and the caller should drop it."""
+        """Queues data. If the queue would exceed its limit, queues nothing and raises
+        ConnectionAbortedError, because the peer does not read, and the caller should drop it."""
 
     def flush(self) -> bool:
-        """Sends as much as the connection accepts now; False if it is broken."""
+        """Sends as much as the connection accepts now. Returns False if the connection is
+        broken."""
 
     def close(self) -> None:
-        """Ends the connection; queued data is lost. May be repeated."""
+        """Ends the connection. Queued data is lost. May be repeated."""
 
 
 class Outgoing:
@@ -108,10 +111,10 @@ class Outgoing:
 
 
 class TcpStream:
-    """A connected stream socket, made non-blocking."""
+    """A connected stream socket, which is made non-blocking."""
 
     certificate_sha256: bytes | None = PLAIN
-    # Raised by a send that must be repeated later.
+    # Exceptions raised by a send that must be repeated later.
     _later: tuple[type[OSError], ...] = _AGAIN
 
     def __init__(self, sock: socket.socket, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
@@ -121,7 +124,7 @@ class TcpStream:
         self.bytes_sent = 0
         self._sock = sock
         self._queue = Outgoing(queue_bytes_max)
-        self._ended = False  # nothing more can be read
+        self._ended = False  # whether nothing more can be read
         self._detached = False
 
     def fileno(self) -> int:
@@ -160,10 +163,10 @@ class TcpStream:
     def opener(self) -> int | None:
         """The first unread byte, without removing it; None if nothing has arrived.
 
-        OSError if the connection is broken or has ended.
+        OSError: the connection is broken or has ended.
         """
         try:
-            # The base class's own method, because SSLSocket's refuses to peek.
+            # The base class's method, because SSLSocket's method refuses to peek.
             data = socket.socket.recv(self._sock, 1, socket.MSG_PEEK)
         except _AGAIN:
             return None
@@ -202,10 +205,10 @@ class TcpStream:
             self._sock.shutdown(socket.SHUT_WR)
 
     def discard(self) -> bool:
-        """Discards received data; False at the end of the stream.
+        """Discards received data. Returns False at the end of the stream.
 
-        Use this after `finish`: closing with unread bytes would make the kernel send a reset, which
-        can overtake the last data.
+        Must be used after `finish`, because closing a socket with unread bytes makes the kernel
+        send a reset, which can overtake the last data.
         """
         try:
             return bool(socket.socket.recv(self._sock, READ_BYTES))
@@ -215,9 +218,9 @@ class TcpStream:
             return False
 
     def detach(self) -> socket.socket:
-        """Returns the socket itself, still non-blocking, to another owner; this stream is closed.
+        """Returns the socket itself, still non-blocking, for another owner. This stream is closed.
 
-        ValueError if bytes are still queued, which would be lost.
+        ValueError: bytes are still queued, and would be lost.
         """
         if self._queue:
             raise ValueError(f"{len(self._queue)} bytes are still to be sent")
@@ -243,29 +246,29 @@ def reason_of(error: OSError) -> str:
 #
 # A stopped or disconnected host does not close its connections. Both sides send a heartbeat (an
 # empty frame) at fixed intervals. The timeout adapts to the longest recent silence, so a loaded
-# host gets more time and a failure in a quiet LAN is detected soon.
+# host gets more time, and a failure in a quiet LAN is detected soon.
 
 
-# The timeout as a multiple of the longest recent silence. Higher: a loaded host is less often
-# mistaken for a dead one, and a dead host is detected later.
+# The timeout as a multiple of the longest recent silence. With a higher value, a loaded host is
+# mistaken for a dead host less often, and a dead host is detected later.
 PATIENCE_FACTOR = 4.0
 # The longest timeout, as a multiple of `patience_s`.
 PATIENCE_MOST = 8.0
-# How long a silence counts as recent: at least this long, at most twice as long.
+# A silence counts as recent for at least this time, and at most twice this time.
 LATELY_S = 30.0
 
 
 class Silence:
-    """The silence of one peer. patience_s: a silence that is always permitted."""
+    """The silence of one peer. patience_s: the duration that is always permitted."""
 
     def __init__(self, now: float, patience_s: float) -> None:
         self.patience_s = patience_s
         self.heard_at = now
-        self._longest = self._before = 0.0  # of this period, and of the previous one
+        self._longest = self._before = 0.0  # longest silence in this and in the previous period
         self._period_ends = now + LATELY_S
 
     def heard(self, now: float) -> None:
-        """Data has arrived."""
+        """Records that data has arrived."""
         silent = now - self.heard_at
         self.heard_at = now
         if now >= self._period_ends:
@@ -274,12 +277,13 @@ class Silence:
         self._longest = max(self._longest, silent)
 
     def excuse(self, seconds: float) -> None:
-        """This process itself did not run for this time, which does not count as silence."""
+        """Records that this process itself did not run for this time, which does not count as
+        silence."""
         self.heard_at += seconds
 
     @property
     def deadline(self) -> float:
-        """When the peer counts as dead if nothing arrives."""
+        """The time at which the peer counts as dead if nothing arrives."""
         longest = max(self._longest, self._before)
         most = PATIENCE_MOST * self.patience_s
         return self.heard_at + min(max(self.patience_s, PATIENCE_FACTOR * longest), most)

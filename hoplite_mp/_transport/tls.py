@@ -1,14 +1,14 @@
 """TLS 1.3 over a non-blocking socket, with the same interface as plain TCP.
 
-A real SSLSocket serves better than a memory BIO: a connection for bulk data is passed to a thread
-that uses recv_into and send on it, after the same handshake as any other connection. OpenSSL reads
-at most one record ahead, so no bytes are hidden from the loop: `read` requests at least a complete
-record each time, or reports through `buffered` the rest of a record.
+An SSLSocket is used instead of a memory BIO, because a connection for bulk data is passed to a
+thread that calls recv_into and send on it, after the same handshake as any other connection.
+OpenSSL reads at most one record ahead, so no bytes are hidden from the loop: `read` requests at
+least a complete record each time, or reports the rest of a record through `buffered`.
 
 The certificate's name and authority are not verified here. OpenSSL verifies that the server has the
-private key of its certificate; the inner handshake proves that the server meant that certificate
-(_protocol/handshake.py). Session tickets are off, because resuming a session would save nothing on
-a LAN.
+private key for its certificate, and the inner handshake proves that the server intended to use that
+certificate (_protocol/handshake.py). Session tickets are off, because resuming a session would save
+nothing on a LAN.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 __all__ = ["TlsStream", "client_context", "server_context"]
 
-RECORD_BYTES = 16 << 10  # the longest payload of a TLS record
+RECORD_BYTES = 16 << 10  # maximum payload of a TLS record
 # The first byte of a TLS record during the handshake: 21 is an alert, 22 a handshake message.
 OPENERS = frozenset((21, 22))
 
 
 @functools.cache
 def client_context() -> ssl.SSLContext:
-    """The settings of every client of this process."""
+    """The settings for every client in this process."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -45,7 +45,7 @@ def client_context() -> ssl.SSLContext:
 
 
 def server_context(certificate: Certificate) -> ssl.SSLContext:
-    """The settings of a server with this certificate."""
+    """The settings for a server with this certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0
@@ -57,8 +57,8 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
 class TlsStream(TcpStream):
     """A connected stream socket with TLS. The TLS handshake happens in read and flush."""
 
-    # OpenSSL requires that an unfinished send is repeated with at least the same bytes, which holds
-    # because the queue only grows at its end. In TLS 1.3 a send never has to read first.
+    # OpenSSL requires that an unfinished send is repeated with at least the same bytes. This is so,
+    # because the queue only grows at its end. In TLS 1.3, a send never has to read first.
     _later = (*TcpStream._later, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
     def __init__(
@@ -69,19 +69,19 @@ class TlsStream(TcpStream):
         server_sha256: bytes | None = None,
         queue_bytes_max: int = QUEUE_BYTES_MAX,
     ) -> None:
-        """server_sha256: a server's hash of its own certificate; None for a client, which computes
-        the hash of the server's certificate.
+        """server_sha256: for a server, the hash of its own certificate; None for a client, which
+        computes the hash of the server's certificate.
 
-        Takes over the socket. OSError if the connection has already ended.
+        Takes over the socket. OSError: the connection has already ended.
         """
         sock.setblocking(False)
         try:
-            sock.getpeername()  # raises if it has ended; wrap_socket would leave it open then
+            sock.getpeername()  # fails if it has ended; `wrap_socket` would then leave it open
             inner = context.wrap_socket(
                 sock,
                 server_side=server_sha256 is not None,
                 do_handshake_on_connect=False,
-                suppress_ragged_eofs=False,  # a forgeable end must not count as orderly
+                suppress_ragged_eofs=False,  # an end that can be forged must not count as orderly
             )
         except BaseException:
             sock.close()
@@ -90,7 +90,7 @@ class TlsStream(TcpStream):
         self._tls: ssl.SSLSocket = inner
         self._server_sha256 = server_sha256
         self.certificate_sha256 = None
-        self._opener_missing = True  # the other side's first byte has not been checked
+        self._opener_missing = True  # whether the other side's first byte has not been checked
         # A server has nothing to send before the other side's first byte.
         self._may_send = server_sha256 is not None
         self._no_tls_likely = False
@@ -119,23 +119,22 @@ class TlsStream(TcpStream):
         pieces: list[bytes] = []
         remaining = nbytes_max
         # Each recv has space for a complete record, unless nbytes_max is less, so no part of a
-        # record stays hidden from the loop in OpenSSL. A record that is not full was the sender's
-        # last: a further recv would cost a system call and an exception, and the loop announces the
-        # next record.
+        # record stays in OpenSSL, where the loop cannot detect it. A record that is not full was
+        # the sender's last: another recv would cost a system call and an exception, and the loop
+        # announces the next record.
         while self._advance_handshake() and not self._ended:
             try:
-                piece = self._tls.recv(
-                    min(remaining, RECORD_BYTES)
-                )  # recv never returns more at once
+                # `recv` never returns more than one record.
+                piece = self._tls.recv(min(remaining, RECORD_BYTES))
             except ssl.SSLWantReadError:
                 break
-            except ssl.SSLWantWriteError:  # TLS itself must send data first (a change of keys)
+            except ssl.SSLWantWriteError:  # TLS itself must send data first (for a change of keys)
                 self._read_must_write = True
                 break
             except OSError as error:
                 self._break(error)
                 break
-            self._ended = not piece  # "close_notify": an orderly end
+            self._ended = not piece  # an orderly end ("close_notify")
             pieces.append(piece)
             remaining -= len(piece)
             if len(piece) < RECORD_BYTES or remaining < RECORD_BYTES:
@@ -163,7 +162,7 @@ class TlsStream(TcpStream):
         super().close()
 
     def _send_close_notify(self) -> None:
-        """Sends "close_notify", if the queue is empty and it can be sent now."""
+        """Sends "close_notify" if the queue is empty and the message can be sent now."""
         if self.certificate_sha256 is None or self.failure is not None or self._queue:
             return
         # `unwrap` raises instead of waiting for the other side's close_notify, which is not needed.
@@ -194,11 +193,11 @@ class TlsStream(TcpStream):
 
     def _check_opener(self) -> bool:
         """Checks the first unread byte, because OpenSSL has a dozen different errors for data that
-        is not TLS. Returns whether there is one.
+        is not TLS. Returns whether there is an unread byte.
 
-        One call of OpenSSL sends a client's first message and then reads, perhaps the beginning of
-        an answer that arrived after this check. The next unread byte need not be the other side's
-        first byte then: it only selects the text of an OpenSSL error.
+        A single call to OpenSSL sends a client's first message and then reads, perhaps the
+        beginning of a reply that arrived after this check. Then the next unread byte may not be the
+        other side's first byte, and only selects the text of an OpenSSL error.
         """
         opener = self.opener()
         self._opener_missing = opener is None
@@ -210,7 +209,7 @@ class TlsStream(TcpStream):
 
     def _certificate_bytes(self) -> bytes:
         certificate = self._tls.getpeercert(binary_form=True)
-        assert certificate is not None  # a server without a pre-shared key has one
+        assert certificate is not None  # a server without a pre-shared key has a certificate
         return hashlib.sha256(certificate).digest()
 
     def _break(self, error: OSError) -> None:

@@ -1,8 +1,8 @@
-"""The token: the secret of a cluster, its sources, and the key derived from it.
+"""The token, which is a cluster's secret: its sources, and the key derived from it.
 
-Whoever has the token can run code on every host of the cluster. It is read only from places that no
-other user can read, generated with enough entropy, and never shown: not in argv, messages, reprs or
-logs.
+Anybody who has the token can run code on every host in the cluster. It is read only from places
+that no other user can read, generated with enough entropy, and never shown in arguments, messages,
+reprs or logs.
 
     token=text or Path > HOPLITE_MP_TOKEN > HOPLITE_MP_TOKEN_FILE > ~/.config/hoplite_mp/token
 """
@@ -26,15 +26,15 @@ from hoplite_mp.errors import AuthError
 __all__ = ["Token", "default_path", "load_token", "token_path"]
 
 TOKEN_BYTES = 32  # random bytes in a token that is generated here
-# An attacker who sees or forges one handshake can try guesses offline, a billion per second. 16
-# random characters cannot be guessed; a 16-letter word can, so the error message asks for a random
-# token.
+# An attacker who observes or forges one handshake can try a billion guesses per second offline. 16
+# random characters cannot be guessed, but a 16-letter word can, so the error message suggests a
+# random token.
 TOKEN_CHARS_MIN = 16
 TOKEN_CHARS_MAX = 1024
 VARIABLE, FILE_VARIABLE = "HOPLITE_MP_TOKEN", "HOPLITE_MP_TOKEN_FILE"
 COPY_IT = "copy it from the host where `hoplite-mp up` runs, mode 0600"
 MAKE_ONE = 'python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
-# An empty file is read again for this long, because another process may be about to write the
+# An empty file is read again for this time, because another process may be about to write the
 # token, in a single write of 44 bytes.
 WRITING_S_MAX = 1.0
 WRITING_POLL_S = 0.01
@@ -45,27 +45,28 @@ _KEY_LABEL = b"hoplite_mp handshake key"
 
 
 class Token:
-    """A secret, its key for handshakes, and its file, if any. Shows neither secret nor key."""
+    """A secret, its key for handshakes, and its file or None. The repr contains neither the secret
+    nor the key."""
 
     __slots__ = ("_secret", "file", "key")
 
     def __init__(self, text: str, file: Path | None = None, source: str = "token=") -> None:
-        """`source`: the origin of the text, for the error message. AuthError if the text cannot be
-        a token."""
+        """`source`: the origin of the text, for the error message. AuthError: the text cannot be a
+        token."""
         text = text.strip()
         if not TOKEN_CHARS_MIN <= len(text) <= TOKEN_CHARS_MAX:
             raise AuthError(
                 f"the token in {source} has {len(text)} characters; {TOKEN_CHARS_MIN} to "
-                f"{TOKEN_CHARS_MAX} are allowed. Make a random one: {MAKE_ONE}"
+                f"{TOKEN_CHARS_MAX} are allowed. Create a random one: {MAKE_ONE}"
             )
-        # Invalid UTF-8, in a file or a variable, has become lone surrogates.
+        # Invalid UTF-8 in a file or a variable was decoded as lone surrogates.
         secret = text.encode("utf-8", "surrogatepass")
         self._secret = Secret(secret)
         self.key = Secret(hmac.digest(_KEY_LABEL, secret, hashlib.sha256))
         self.file = file
 
     def reveal(self) -> str:
-        """The secret itself, only for the standard input of a process that will join."""
+        """The secret itself. Only for the standard input of a process that will join."""
         return self._secret.reveal().decode("utf-8", "surrogatepass")
 
     def __repr__(self) -> str:
@@ -76,10 +77,10 @@ class Token:
 
 
 def load_token(argument: str | Path | None = None, *, make: bool = False) -> Token:
-    """The token from the first source that has one. make: create a missing token file with a new
-    token.
+    """The token from the first source that has one. make: whether to create a missing token file
+    with a new token.
 
-    AuthError: there is no token, or it is too short, or other users could read the file.
+    AuthError: there is no token, it is too short, or other users could read the file.
     """
     if isinstance(argument, str):
         return Token(argument)
@@ -92,7 +93,7 @@ def load_token(argument: str | Path | None = None, *, make: bool = False) -> Tok
 
 
 def token_path(argument: str | Path | None = None) -> Path | None:
-    """The file that `load_token` would read; None if the token is given as text."""
+    """The file that `load_token` would read; None if the token is passed as text."""
     if isinstance(argument, Path):
         return _expand(argument)
     if argument is not None and not isinstance(argument, str):
@@ -102,13 +103,13 @@ def token_path(argument: str | Path | None = None) -> Path | None:
     named = os.environ.get(FILE_VARIABLE)
     if named:
         return _expand(Path(named))
-    # The XDG specification says to ignore relative paths.
+    # According to the XDG specification, relative paths are ignored.
     base = os.environ.get("XDG_CONFIG_HOME", "")
     return Path(base) / "hoplite_mp" / "token" if os.path.isabs(base) else default_path()
 
 
 def default_path() -> Path:
-    """The token file if the environment names no other place."""
+    """The token file if the environment does not specify another."""
     return _expand(Path("~/.config")) / "hoplite_mp" / "token"
 
 
@@ -120,12 +121,12 @@ def _expand(path: Path) -> Path:
 
 
 def _read(path: Path, make: bool) -> str:
-    """The file's text, once it is written. AuthError if other users can read the file. make: the
-    caller would create a missing file."""
+    """Waits until the file is written, and returns its text. AuthError: other users can read the
+    file. make: whether the caller would create a missing file."""
     end = clock.monotonic() + WRITING_S_MAX
     while not (text := _read_now(path)):
         if clock.monotonic() > end:
-            remedy = "remove it to have a new one made" if make else COPY_IT
+            remedy = "remove it, so that a new one is created" if make else COPY_IT
             raise AuthError(f"the token file {path} is empty: {remedy}")
         clock.sleep(WRITING_POLL_S)
     return text
@@ -137,13 +138,13 @@ def _read_now(path: Path) -> str:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise AuthError(
-            f"there is no token: {path} does not exist: {COPY_IT}, or name another place by "
+            f"there is no token: {path} does not exist: {COPY_IT}, or specify another source with "
             f"token=, --token-file, {FILE_VARIABLE} or {VARIABLE}"
         ) from None
     except OSError as error:
         raise AuthError(
             f"the token file {path} cannot be read by user {os.geteuid()}: {error.strerror}. It "
-            "must be a file of this user, mode 0600"
+            "must be a file that belongs to this user, mode 0600"
         ) from error
     try:
         _check_file(path, os.fstat(fd))
@@ -154,10 +155,10 @@ def _read_now(path: Path) -> str:
 
 
 def _check_file(path: Path, status: os.stat_result) -> None:
-    """Checks that only its owner can read the file. status: of the open file, because its name may
-    now lead to another file."""
+    """Checks that only the file's owner can read it. status: the status of the open file, because
+    its name may now refer to another file."""
     if stat.S_ISDIR(status.st_mode):
-        raise AuthError(f"the token file {path} is a directory: name the file in it")
+        raise AuthError(f"the token file {path} is a directory: specify the file in it")
     if not stat.S_ISREG(status.st_mode):
         raise AuthError(f"the token file {path} is not a regular file")
     if status.st_uid not in (os.geteuid(), 0):
@@ -165,12 +166,12 @@ def _check_file(path: Path, status: os.stat_result) -> None:
     if status.st_mode & 0o077:
         raise AuthError(
             f"the token file {path} is open to others (mode {status.st_mode & 0o777:04o}): "
-            f"chmod 600 {path}, and make a new token if another user may have read it"
+            f"chmod 600 {path}, and create a new token if another user may have read it"
         )
 
 
 def _make(path: Path) -> None:
-    """Writes a new token if there is no such file. If several processes try, one succeeds."""
+    """Writes a new token if the file does not exist. If several processes try, one succeeds."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -178,7 +179,7 @@ def _make(path: Path) -> None:
     except OSError as error:
         if isinstance(error, FileExistsError) and path.exists():
             return
-        raise AuthError(f"the token file {path} cannot be made: {error.strerror}") from error
+        raise AuthError(f"the token file {path} cannot be created: {error.strerror}") from error
     try:
         with open(fd, "wb", buffering=0) as file:
             os.fchmod(fd, 0o600)  # independent of the umask

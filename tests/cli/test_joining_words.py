@@ -112,7 +112,7 @@ def below_a_file(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (directory, "is a directory: name the file in it"),
+        (directory, "is a directory: specify the file in it"),
         (empty, "is empty: copy it from the host where `hoplite-mp up` runs"),
         (open_to_others, "is open to others (mode 0644): chmod 600"),
         (below_a_file, "cannot be read by user"),

@@ -173,7 +173,7 @@ def test_a_connection_to_oneself_is_none() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.connect(sock.getsockname())
-        assert "reached itself" in str(connect_error(sock))
+        assert "no process listens there" in str(connect_error(sock))
 
 
 # ---- what others are told

@@ -87,16 +87,16 @@ def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> No
 def test_odd_files(tmp_path: Path) -> None:
     with pytest.raises(AuthError, match=r"no token: .*/\.config/hoplite_mp/token does not exist"):
         load_token()
-    with pytest.raises(AuthError, match="is a directory: name the file in it"):
+    with pytest.raises(AuthError, match="is a directory: specify the file in it"):
         load_token(tmp_path)
     os.mkfifo(tmp_path / "fifo", 0o600)  # opening it would wait for a writer
     with pytest.raises(AuthError, match="not a regular file"):
         load_token(tmp_path / "fifo")
-    with pytest.raises(AuthError, match="cannot be made"):
+    with pytest.raises(AuthError, match="cannot be created"):
         load_token(written(tmp_path / "file") / "below", make=True)
     with pytest.raises(AuthError, match="is empty: copy it from the host where"):
         load_token(written(tmp_path / "empty", "\n"))
-    with pytest.raises(AuthError, match="is empty: remove it to have a new one made"):
+    with pytest.raises(AuthError, match="is empty: remove it, so that a new one is created"):
         load_token(tmp_path / "empty", make=True)
     with pytest.raises(TypeError, match="a string or a Path to read, not bytes"):
         load_token(b"x" * 32)  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ def test_a_file_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("text", ["", "short", "x" * 15, "   " + "x" * 15 + "   ", "x" * 1025])
 def test_length(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(AuthError, match=r"16 to 1024 are allowed. Make a random one: python3"):
+    with pytest.raises(AuthError, match=r"16 to 1024 are allowed. Create a random one: python3"):
         load_token(text)
     if text.strip():
         with pytest.raises(AuthError, match=f"the token in {tmp_path}/t has"):
