@@ -1,8 +1,8 @@
-"""Allocation of ranges for large blocks and spans in the store's address space.
+"""Allocates ranges for large blocks and spans in the store's address space.
 
-The store is a sparse file with plenty of address space, whose use of memory is limited. The arena
-prefers *warm* ranges, whose pages are still in memory, in LIFO order. It counts resident bytes and
-the warm bytes that recent allocations have not needed. It is pure and touches no memory.
+The store is a sparse file with plenty of address space, but limited memory. The arena prefers
+*warm* ranges, whose pages are still in memory, in LIFO order. It counts resident bytes, and warm
+bytes that recent allocations have not needed. It only does calculations, and touches no memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ REMEMBERED_MIN = 256
 
 
 class Arena:
-    """Allocates, in this order of preference: the most recently freed warm range of exactly that
+    """Allocates, in this order of preference: the most recently freed warm range with exactly that
     size, the best fit among warm ranges, the best fit among cold ranges, unused address space, and
     several adjacent free ranges."""
 
@@ -37,7 +37,8 @@ class Arena:
 
     @property
     def resident(self) -> int:
-        """Bytes that may be in memory: allocated, or free and warm."""
+        """The number of bytes that may be in memory because they are allocated, or free and
+        warm."""
         return self.used + self.warm
 
     def size_of(self, start: int) -> int:
@@ -45,7 +46,7 @@ class Arena:
         return self._taken[start]
 
     def growth(self, nbytes: int, align: int = PAGE) -> int:
-        """Upper limit of the growth of `resident` by an allocation; 0 if a warm range fits."""
+        """The upper limit for the growth of `resident` by an allocation; 0 if a warm range fits."""
         size = _round(nbytes, PAGE)
         found = self._find(size, align)
         return 0 if found is not None and self._free[found[0]][1] else size
@@ -82,7 +83,7 @@ class Arena:
         return start
 
     def free(self, start: int, warm: bool = True) -> None:
-        """Frees a range; adjacent free ranges are merged if both are warm or both are cold."""
+        """Frees a range. Adjacent free ranges are merged if both are warm or both are cold."""
         size = self._taken.pop(start)
         self.used -= size
         exact = size
@@ -99,8 +100,8 @@ class Arena:
             self._remember(start, size)
 
     def cool(self, nbytes: int) -> list[tuple[int, int]]:
-        """Turns at least `nbytes` warm bytes into cold ones, the largest ranges first. Returns the
-        ranges; the caller returns their pages to the system."""
+        """Makes at least `nbytes` warm bytes cold, in the largest ranges first. Returns these
+        ranges, whose pages the caller must return to the system."""
         found: list[tuple[int, int]] = []
         total = 0
         for size, start in reversed(list(self._by_size)):
@@ -115,9 +116,10 @@ class Arena:
         return found
 
     def cool_unneeded(self) -> list[tuple[int, int]]:
-        """Turns warm bytes into cold ones: as many as no allocation has needed since the last call.
-        Returns the ranges; the caller returns their pages to the system. The ranges freed first
-        come first; of the last range the end is taken, because allocations take the beginning."""
+        """Makes as many warm bytes cold as no allocation has needed since the last call. Returns
+        these ranges, whose pages the caller must return to the system. Ranges that were freed
+        earlier are first. If only a part of the last range is needed, its end is used, because
+        allocations use its beginning."""
         left, found = self._unneeded, []
         for start in sorted(self._freed, key=self._freed.__getitem__):
             size, warm = self._free[start]
@@ -142,7 +144,7 @@ class Arena:
         self.free(start, warm=False)
 
     def _allocate_across(self, size: int, align: int) -> int | None:
-        """Allocates across adjacent free ranges; warm and cold ranges are not merged."""
+        """Allocates across adjacent free ranges, which may be warm and cold."""
         self._use_up()
         run: list[tuple[int, int, bool]] = []
         for free in sorted(self._free):
@@ -186,7 +188,7 @@ class Arena:
             self._remembered = 0
 
     def _find(self, size: int, align: int) -> tuple[int, int] | None:
-        """(start of a free range, start of `size` bytes in it); changes nothing."""
+        """(start of a free range, start of `size` bytes in it). Allocates nothing."""
         recent = self._recent.get(size)
         while recent:
             start = recent[-1]

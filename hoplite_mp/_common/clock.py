@@ -2,8 +2,8 @@
 
 Libraries that freeze time for tests replace `time.monotonic` and all module attributes that refer
 to it, and tests mock `time.sleep`. Deadlines by a frozen clock would be wrong, because the compiled
-modules and the other processes of the host use the system's clock. Only the simulation replaces the
-functions of this module.
+modules and the other processes on the host use the system's clock. Only the simulation replaces the
+functions in this module.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ monotonic_ns = functools.partial(time.clock_gettime_ns, time.CLOCK_MONOTONIC)
 sleep = time.sleep
 
 
-POLL_MS_MAX = (1 << 31) - 1  # of poll(2), whose timeout is a C int
+POLL_MS_MAX = (1 << 31) - 1  # limit of poll(2), whose timeout is a C int
 
 
 def wait_for_process(process: subprocess.Popen[Any], seconds: float) -> int | None:
-    """Waits for the process and returns its exit code; None after the timeout. `Popen.wait` would
-    use the clock that tests freeze, and poll at intervals."""
+    """Waits for the process. Returns its exit code; None after the timeout. `Popen.wait` is not
+    used, because it uses the clock that tests freeze, and polls at intervals."""
     if process.poll() is not None:
         return process.returncode
     try:
         exited = os.pidfd_open(process.pid)
-    except ProcessLookupError:  # it has just ended
+    except ProcessLookupError:  # it has just exited
         return process.poll()
     except OSError:  # no descriptor is free
         import subprocess
@@ -66,23 +66,23 @@ def wait_for_process(process: subprocess.Popen[Any], seconds: float) -> int | No
     return process.poll()
 
 
-# Timeouts of users, and the resulting deadlines.
+# Users' timeouts, and the resulting deadlines.
 #
-# All waits take a deadline of the monotonic clock, so that the timeout of a wait in several steps
-# does not restart with each step. Errors name the user's timeout.
+# All waits take a deadline by the monotonic clock, so that the timeout of a wait with several steps
+# does not restart with each step. Error messages contain the user's timeout.
 
 
 FOREVER_NS = 1 << 62
 
 
 class Deadline(int):
-    """A time of the monotonic clock in nanoseconds, with the timeout from which it was computed."""
+    """A time by the monotonic clock in nanoseconds, with the timeout that it was computed from."""
 
     within_s: float  # the timeout, for error messages
 
 
 def deadline_ns(timeout: float | None) -> int:
-    """A timeout in seconds as a deadline; None: never; <= 0: a poll."""
+    """The deadline for a timeout in seconds; None means never, and a timeout of at most 0 polls."""
     check_timeout(timeout)
     if timeout is None:
         return FOREVER_NS
@@ -94,7 +94,7 @@ def deadline_ns(timeout: float | None) -> int:
 
 
 def check_timeout(timeout: Any) -> None:
-    """TypeError if it is not a number or None, ValueError for NaN."""
+    """Raises TypeError unless the timeout is a number or None, and ValueError for NaN."""
     if timeout is None:
         return
     if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real):

@@ -3,9 +3,9 @@
     public id   | host id u64 | local id u64 |                         little-endian
     local id    | table 16 | index 16 | generation 32 |                most significant first
 
-The host id is that of the host whose control memory has the object's header; the local id is the
-header's place. The generation counts the uses of a header, so that an old id never identifies a
-newer object.
+The host id identifies the host whose control memory contains the object's header. The local id is
+the header's position there. The generation counts the uses of a header, so that an old id never
+identifies a newer object.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def format_id(public: bytes) -> str:
 
 
 def random_host_id() -> int:
-    """A new host id, never 0, which means "no host"."""
+    """A new host id. Never 0, because 0 means "no host"."""
     while not (host := int.from_bytes(os.urandom(8), "little")):
         pass
     return host

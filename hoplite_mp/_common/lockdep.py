@@ -1,18 +1,19 @@
-"""A checker of the order in which threads take locks, like Linux's lockdep.
+"""A checker for the order in which threads acquire locks, like Linux's lockdep.
 
-Locks are compared by name: the locks of all Futures are one. Taking a lock while holding another is
-an edge; an inversion is found when its second edge appears, even if no thread had to wait. The
-checker also reports violations of `Checker.order`, waits under locks that do not allow them,
-messages sent under a lock that the handler of a reply takes, and user functions called under a
+Locks are identified by name, so all Futures' locks count as one. Acquiring a lock while holding
+another is an edge. An inversion is found when its second edge appears, even if no thread had to
+wait. The checker also reports violations of `Checker.order`, waits under locks that do not allow
+them, messages sent under a lock that a reply's handler acquires, and user functions called under a
 lock.
 
-A lock taken by a finalizer in the garbage collector is an edge of another kind: finalizers may run
-under any lock, but only one thread runs the collector at a time. So a cycle counts if at most one
-of its edges is of this kind, and such an edge alone does not violate the order.
+If a finalizer in the garbage collector acquires a lock, this is an edge of a different kind:
+finalizers may run under any lock, but only one thread runs the collector at a time. So a cycle
+counts only if at most one of its edges is of this kind, and such an edge alone does not violate the
+order.
 
-A signal handler may raise an exception between any two steps of Python, and `with` must still
-release the lock. So locks are released by inherited C code, and the locks that a thread holds are
-determined when it takes the next one.
+A signal handler may raise an exception between any two Python steps, and `with` must still release
+the lock. So locks are released by inherited C code, and the locks that a thread holds are
+determined when it acquires the next one.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Checker", "LockOrderError"]
 
-FRAMES_MAX = 20  # of each stack that is kept
-# The standard library takes the conditions of several Futures together, sorted by id.
+FRAMES_MAX = 20  # maximum number of frames kept for each stack
+# The standard library acquires the conditions of several Futures together, sorted by id.
 SAME_NAME = frozenset({"client.future"})
 _log = logging.getLogger("hoplite_mp")
 
@@ -41,7 +42,7 @@ Stack = tuple[tuple["CodeType", int], ...]
 
 
 class LockOrderError(RuntimeError):
-    """A thread would wait for a lock that it holds itself."""
+    """A thread would wait for a lock that it already holds."""
 
 
 class HeldLock(NamedTuple):
@@ -49,11 +50,11 @@ class HeldLock(NamedTuple):
 
     lock: CheckedLock
     stack: Stack
-    collecting: bool  # it was taken by a finalizer, in the garbage collector
+    collecting: bool  # whether a finalizer acquired it, in the garbage collector
 
 
 class Edge(NamedTuple):
-    """The first time that a thread took one lock while it held another."""
+    """The first time that a thread acquired one lock while it held another."""
 
     held: Stack
     taken: Stack
@@ -61,8 +62,8 @@ class Edge(NamedTuple):
 
 
 class CheckedLock(_thread.RLock):  # type: ignore[misc]  # declared final; it is not
-    """A lock that reports to a checker. Also a lock that is not reentrant is an RLock, because an
-    RLock knows its holder; taking it twice is an error."""
+    """A lock that reports to a checker. Even a lock that is not reentrant is an RLock, because an
+    RLock knows its holder. Acquiring such a lock twice is an error."""
 
     checker: Checker
     name: str
@@ -85,7 +86,8 @@ class CheckedLock(_thread.RLock):  # type: ignore[misc]  # declared final; it is
             self.checker.before(self)
         got: list[bool] = []
         try:
-            # One step of C: no signal handler runs between taking the lock and recording it.
+            # A single C step, so no signal handler runs between acquiring the lock and recording
+            # it.
             got.extend(map(super().acquire, (blocking,), (timeout,)))
             if got[0] and not owned:
                 self.checker.after(self)
@@ -95,7 +97,7 @@ class CheckedLock(_thread.RLock):  # type: ignore[misc]  # declared final; it is
             raise
         return got[0]
 
-    # Not a method that calls `acquire`: a signal handler may run after each step.
+    # Not a method that calls `acquire`, because a signal handler may run after each step.
     __enter__ = acquire
 
     def locked(self) -> bool:
@@ -108,7 +110,7 @@ class CheckedLock(_thread.RLock):  # type: ignore[misc]  # declared final; it is
 
 
 class _Thread(threading.local):
-    """The locks that a thread has taken. Some may have been released since."""
+    """The locks that a thread has acquired. Some may have been released since."""
 
     def __init__(self) -> None:
         self.held: list[HeldLock] = []
@@ -118,9 +120,9 @@ class Checker:
     """The graph of a process's locks."""
 
     def __init__(self, order: Mapping[str, bool] | None = None, where: str = "1") -> None:
-        """order: names of locks from the outermost to the innermost, each with whether its holder
-        may wait; None: any name is allowed, and only cycles are reported. where: a directory for
-        the findings, or "1"."""
+        """order: lock names from the outermost to the innermost -> whether the holder may wait;
+        None: any name is allowed, and only cycles are reported. where: a directory for the
+        findings, or "1"."""
         self.order = order
         self._rank = {} if order is None else {name: at for at, name in enumerate(order)}
         self._where = where if os.path.isdir(where) else ""
@@ -129,7 +131,7 @@ class Checker:
         self._edges: dict[tuple[str, str], Edge] = {}
         self._finalizer_edges: dict[tuple[str, str], Edge] = {}
         self._local = _Thread()
-        self._collecting = 0  # the thread that runs the garbage collector
+        self._collecting = 0  # the thread that is running the garbage collector
         gc.callbacks.append(self._on_collection)
         os.register_at_fork(after_in_child=self._forked)
 
@@ -138,7 +140,7 @@ class Checker:
         self._local, self._collecting = _Thread(), 0
 
     def close(self) -> None:
-        """Ends this checker. For tests."""
+        """Stops this checker. For tests."""
         gc.callbacks.remove(self._on_collection)
 
     def _on_collection(self, phase: str, info: object) -> None:
@@ -158,11 +160,11 @@ class Checker:
         return cast("threading.Lock", self._made(name, False))
 
     def rlock(self, name: str) -> threading.RLock:
-        """A lock that its holder may take again."""
+        """A lock that its holder may acquire again."""
         return cast("threading.RLock", self._made(name, True))
 
     def condition(self, name: str) -> threading.Condition:
-        """A condition with a lock of its own, which its holder may take again."""
+        """A condition with its own lock, which the holder may acquire again."""
         return threading.Condition(self._made(name, True))
 
     # -- events of threads -----------------------------------------------------------------------
@@ -174,25 +176,25 @@ class Checker:
         return held
 
     def before(self, lock: CheckedLock) -> None:
-        """Called before the thread takes the lock."""
+        """Called before the thread acquires the lock."""
         for held in self._held():
             self._edge(held, lock.name)
 
     def after(self, lock: CheckedLock) -> None:
-        """Called after the thread has taken the lock."""
+        """Called after the thread has acquired the lock."""
         collecting = self._collecting == threading.get_ident()
         self._local.held.append(HeldLock(lock, _stack(), collecting))
 
     def taken_twice(self, lock: CheckedLock) -> str:
-        """Reports that a thread takes a lock that it already holds, which would deadlock."""
+        """Reports that a thread acquires a lock that it already holds, which would deadlock."""
         held = next((entry for entry in self._held() if entry.lock is lock), None)
         earlier = "" if held is None else _part(f"{lock.name} was taken at", held.stack)
         now = _part("and again at", _stack())
         return self._report((lock.name,) * 2, f"{lock.name} is taken twice\n{earlier}{now}")
 
     def sends(self, channel: str) -> None:
-        """Called when the thread sends a message without a reply. The handlers of replies run under
-        the lock `channel`; none of them may take a lock that is held here."""
+        """Called when the thread sends a message without a reply. Handlers of replies run under the
+        lock `channel`, and must not acquire a lock that is held here."""
         for held in self._held():
             self._edge(held, channel)
 
@@ -208,7 +210,7 @@ class Checker:
             self._report(("wait", name), found)
 
     def calls_user_code(self, what: str) -> None:
-        """Called before the thread calls a user's function, which may take any lock."""
+        """Called before the thread calls a user's function, which may acquire any lock."""
         for held in self._held():
             name = held.lock.name
             found = f"{what} called under {name}\n"
@@ -218,7 +220,7 @@ class Checker:
     # -- the graph -------------------------------------------------------------------------------
 
     def _edge(self, held: HeldLock, name: str) -> None:
-        """Called when the thread takes a lock of this name while it holds another."""
+        """Called when the thread acquires a lock with this name while it holds another."""
         pair = held.lock.name, name
         if pair in self._edges:
             return
@@ -247,8 +249,8 @@ class Checker:
         return self._edges.get(pair) or self._finalizer_edges[pair]
 
     def _path(self, start: str, end: str, finalizer: bool) -> list[tuple[str, str]]:
-        """The edges of a path from one lock to another. At most one edge is a finalizer's; none if
-        `finalizer`, because then the edge that closes the cycle is a finalizer's."""
+        """The edges of a path from one lock to another. At most one edge is a finalizer's. If
+        `finalizer` is True, no edge is, because the edge that closes the cycle is a finalizer's."""
         paths: list[tuple[str, bool, list[tuple[str, str]]]] = [(start, finalizer, [])]
         seen = {(start, finalizer)}
         while paths:
@@ -267,7 +269,7 @@ class Checker:
             yield from ((pair, True) for pair in list(self._finalizer_edges) if pair[0] == at)
 
     def _report(self, key: tuple[str, ...], text: str) -> str:
-        """Reports each finding once: logs it, and writes it into the directory `where`."""
+        """Logs each finding once, and writes it to a file in the directory `where`."""
         if key in self._seen:
             return text
         self._seen.add(key)
@@ -285,7 +287,7 @@ class Checker:
 
 
 def _stack() -> Stack:
-    """The library's frames on the stack, without those of this file."""
+    """The frames on the stack, without those in this file."""
     frame = sys._getframe(1)
     found: list[tuple[CodeType, int]] = []
     while frame is not None and len(found) < FRAMES_MAX:

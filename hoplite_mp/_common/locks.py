@@ -1,9 +1,9 @@
-"""The locks of a process, their order, and the start of threads.
+"""The locks in a process, their order, and the start of threads.
 
-All locks are created here, with a name in `ORDER`. A thread that holds a lock takes only locks
-below it in this table, so threads cannot deadlock; docs/architecture.md lists what each lock
-protects. With HOPLITE_MP_DEBUG_LOCKS set, `lockdep` checks all locks; otherwise these functions
-return plain locks of `threading`.
+All locks are created here, with a name in `ORDER`. A thread that holds a lock acquires only locks
+below it in this table, so threads cannot deadlock. docs/architecture.md lists what each lock
+protects. If HOPLITE_MP_DEBUG_LOCKS is set, `lockdep` checks all locks; otherwise these functions
+return plain `threading` locks.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 
-# "" and "0": off; "1": findings are logged; a directory: they are also written into files there.
+# "" and "0": off; "1": findings are logged; a directory: findings are also written to files there.
 DEBUG_VARIABLE = "HOPLITE_MP_DEBUG_LOCKS"
-# From the outermost to the innermost: name -> whether its holder may wait for the node or for an
-# object. Such waits may take long, and so do waits for the lock.
+# Lock names from the outermost to the innermost -> whether the holder may wait for the node or for
+# an object. Such a wait, and therefore a wait for the lock, may take long.
 ORDER: dict[str, bool] = {
     # a cluster's start and end
     "joblib.process": True,
@@ -56,7 +56,7 @@ ORDER: dict[str, bool] = {
     "group.first_call": False,
     "group.asking": True,
     "group.inbox": False,
-    # calls of users
+    # calls by users
     "stream.reading": True,
     "sync.table": False,
     "sync.first_life": False,
@@ -76,7 +76,7 @@ ORDER: dict[str, bool] = {
     "client.blocked": False,
     "client.runtimes": False,
     "worker.deadlines": False,
-    # held while a thread waits for a reply, so there is one request at a time; see `Channel`
+    # held while a thread is waiting for a reply, so there is one request at a time; see `Channel`
     "client.channel": True,
     # node, manager, commands
     "node.control_channel": False,
@@ -92,22 +92,23 @@ def lock(name: str) -> threading.Lock:
 
 
 def rlock(name: str) -> threading.RLock:
-    """A lock that its holder may take again."""
+    """A lock that its holder may acquire again."""
     return threading.RLock() if checker is None else checker.rlock(name)
 
 
 def condition(name: str) -> threading.Condition:
-    """A condition with a lock of its own, which its holder may take again."""
+    """A condition with its own lock, which the holder may acquire again."""
     return threading.Condition() if checker is None else checker.condition(name)
 
 
 def _nothing(_: str) -> None:
-    """Replaces a disabled check."""
+    """Takes the place of a disabled check."""
 
 
 checker: Checker | None = None
-# Checks before a message without a reply is sent (with the lock under which replies are handled),
-# before a thread waits for the node or for an object, and before a user's function is called.
+# Checks that are called before a message without a reply is sent (with the name of the lock under
+# which replies are handled), before a thread waits for the node or for an object, and before a
+# user's function is called.
 sends: Callable[[str], None] = _nothing
 waits: Callable[[str], None] = _nothing
 calls_user_code: Callable[[str], None] = _nothing
@@ -118,7 +119,7 @@ if os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"):
     sends, waits, calls_user_code = checker.sends, checker.waits, checker.calls_user_code
 
 
-# Threads of this library in the user's processes, and the error if the start of a thread fails.
+# The library's threads in the user's processes, and the error if a thread cannot be started.
 
 
 NONE_LEFT = "can't start new thread"  # message of CPython's RuntimeError
@@ -126,8 +127,8 @@ NONE_LEFT = "can't start new thread"  # message of CPython's RuntimeError
 
 @contextlib.contextmanager
 def starting_thread(purpose: str) -> Iterator[None]:
-    """Context of the start of a thread. ConfigError if the system refuses it. purpose: a relative
-    clause, such as "reads replies"."""
+    """A context manager around the start of a thread. Raises ConfigError if the system refuses to
+    start the thread. purpose: a verb phrase for the message, such as "reads replies"."""
     try:
         yield
     except RuntimeError as error:

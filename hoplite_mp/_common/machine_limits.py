@@ -1,9 +1,9 @@
-"""Resource limits of this process: RAM, CPUs, cgroups, ulimit; and the formats of byte counts and
+"""This process's resource limits (RAM, CPUs, cgroups, ulimit), and the formats for byte counts and
 times in messages.
 
-A memfd has no size limit, so a store that grew too far would trigger the kernel's out-of-memory
+A memfd has no size limit, so a store that grew too large would trigger the kernel's out-of-memory
 killer. Therefore the node checks these limits before the store grows. Both versions of cgroups are
-read, from the process's group up to the root, because limits at all levels apply.
+read, from the process's group up to the root, because the limits at all levels apply.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _read_int(path: Path) -> int | None:
 
 
 def _levels(root: Path, inner: str) -> list[Path]:
-    """The folders of a group and of its visible ancestors."""
+    """The folders of a group and its visible ancestors."""
     levels = []
     path = Path(inner.lstrip("/"))
     while True:
@@ -72,7 +72,7 @@ def _levels(root: Path, inner: str) -> list[Path]:
 
 
 def _folders(controller: str) -> tuple[list[Path], list[Path]]:
-    """Folders of all enclosing groups of a controller: (version 1, version 2)."""
+    """The folders of all enclosing groups for a controller: (version 1, version 2)."""
     first: list[Path] = []
     second: list[Path] = []
     try:
@@ -95,7 +95,7 @@ def _folders(controller: str) -> tuple[list[Path], list[Path]]:
 
 
 def _groups() -> list[tuple[Path, str, str]]:
-    """(folder, limit file, usage file) of all enclosing memory groups, v1 and v2."""
+    """(folder, limit file, usage file) for each enclosing memory group, v1 and v2."""
     first, second = _folders("memory")
     return [(p, "memory.limit_in_bytes", "memory.usage_in_bytes") for p in first] + [
         (p, "memory.max", "memory.current") for p in second
@@ -103,7 +103,7 @@ def _groups() -> list[tuple[Path, str, str]]:
 
 
 def cgroup_limit() -> int:
-    """The smallest memory limit of the enclosing groups, in bytes; 2**60 if unlimited."""
+    """The smallest memory limit among the enclosing groups, in bytes; 2**60 if unlimited."""
     limits = [_read_int(folder / limit) for folder, limit, _ in _groups()]
     return min([x for x in limits if x is not None], default=UNLIMITED)
 
@@ -112,7 +112,7 @@ def cgroup_headroom() -> int:
     """The memory that the tightest enclosing group still allows, in bytes.
 
     Usage includes page cache that the kernel can drop. The part reported as `inactive_file` is
-    added back; because of the rest this number may be too low.
+    added back. Because of the rest, the returned number may be too low.
     """
     headroom = UNLIMITED
     for folder, limit_file, usage_file in _groups():
@@ -125,7 +125,7 @@ def cgroup_headroom() -> int:
 
 def _inactive_file(folder: Path) -> int:
     """The inactive page cache of the group and its descendants, in bytes. In version 1 this is
-    `total_inactive_file`; `inactive_file` is that of the group alone."""
+    `total_inactive_file`, and `inactive_file` is only for the group itself."""
     found: dict[str, int] = {}
     try:
         for line in (folder / "memory.stat").read_text().splitlines():
@@ -146,9 +146,9 @@ def total_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """The memory that can be allocated now, in bytes: the minimum of MemAvailable and the headroom
-    of the enclosing groups. A file that cannot be read, for example because no descriptor is free,
-    counts as no limit."""
+    """The memory that can be allocated now, in bytes: the minimum of MemAvailable and the enclosing
+    groups' headroom. A file that cannot be read, for example because no descriptor is free, counts
+    as no limit."""
     return min(_meminfo("MemAvailable"), cgroup_headroom())
 
 
@@ -191,14 +191,16 @@ def cpu_quota() -> float:
 
 
 def cpu_count() -> int:
-    """CPUs that this process may use, by its affinity and the cgroup's quota."""
+    """The number of CPUs that this process may use according to its affinity and the cgroup's
+    quota."""
     return max(1, int(min(len(os.sched_getaffinity(0)), cpu_quota())))
 
 
 def processes_left() -> tuple[int, str]:
-    """How many more processes and threads this user may start, and the name of the limit; 2**60 if
-    unlimited. RLIMIT_NPROC does not apply to root, nor to processes with one of two capabilities.
-    Only if it applies, the user's processes are counted, which takes some milliseconds."""
+    """(number of processes and threads that this user may still start, name of the limit); the
+    number is 2**60 if unlimited. RLIMIT_NPROC does not apply to root or to processes with one of
+    two capabilities. The user's processes are counted only if it applies, which takes some
+    milliseconds."""
     group = pids_headroom(), "control group"
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft == resource.RLIM_INFINITY or os.getuid() == 0 or _is_privileged():
@@ -213,7 +215,7 @@ def _is_privileged() -> bool:
 
 
 def _threads_of(user: int) -> int:
-    """The number of threads of all processes with that real user."""
+    """The number of threads in all processes of that real user."""
     count = 0
     for folder in PROC.glob("[0-9]*"):
         status = _status(folder)
@@ -232,7 +234,7 @@ def _status(folder: Path) -> dict[str, str]:
 
 
 def pids_headroom() -> int:
-    """The processes and threads that the tightest enclosing group still allows; 2**60 if
+    """The number of processes and threads that the tightest enclosing group still allows; 2**60 if
     unlimited."""
     headroom = UNLIMITED
     first, second = _folders("pids")
@@ -261,5 +263,5 @@ def format_seconds(seconds: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """With three significant digits, or all digits before the point."""
+    """Formats a number with three significant digits, or with all digits before the point."""
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

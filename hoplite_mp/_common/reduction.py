@@ -1,9 +1,9 @@
-"""Reductions of arrays on one host: operators, dtypes, and the kernel or NumPy function.
+"""Reductions of arrays on one host: operators, dtypes, and the kernel or NumPy function used.
 
 Collectives on refs and Group calls use the same reductions, so they give the same bits. The result
-is that of functools.reduce(np.add, arrays) with the dtype kept, except that float16 and bfloat16
-are folded as float32 and rounded once; "mean" is the sum divided by the count, float64 for
-integers.
+is the same as for functools.reduce(np.add, arrays) with the dtype kept, except that float16 and
+bfloat16 are folded as float32 and rounded once. "mean" is the sum divided by the count, in float64
+for integers.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 
 CACHE_ENTRIES_MAX = 4096
-NAME_CHARS_MAX = 64  # of a wrong name in an error message
+NAME_CHARS_MAX = 64  # maximum length of a wrong name in an error message
 
-# Matches all names that `dtype_name` returns for NumPy's dtypes. np.dtype accepts far more strings,
-# and evaluates parts of some.
+# Matches all names that `dtype_name` returns for NumPy's dtypes. np.dtype accepts many more
+# strings, and evaluates parts of some.
 _NUMPY_NAME = re.compile(
     r"[<>|](?:[biufcSU][1-9][0-9]{0,9}|[mM]8(?:\[[0-9]{0,10}(?:[YMWDhms]|[munpfa]s)\])?)"
 )
@@ -55,8 +55,9 @@ _dtype_names: dict[np.dtype[Any], str | None] = {}
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str | None:
-    """The name from which `named_dtype` restores `dtype`; None if only pickle can describe it."""
-    if dtype.metadata is not None:  # compares equal to the dtype without metadata
+    """The name from which `named_dtype` restores `dtype`; None if only pickle can describe the
+    dtype."""
+    if dtype.metadata is not None:  # it compares equal to the dtype without metadata
         return None
     try:
         return _dtype_names[dtype]
@@ -75,8 +76,8 @@ def dtype_name(dtype: np.dtype[Any]) -> str | None:
 
 @functools.lru_cache(CACHE_ENTRIES_MAX)
 def named_dtype(name: str) -> np.dtype[Any]:
-    """The dtype with this name. ValueError for names that `dtype_name` never returns, because the
-    name may come from another host; ImportError without ml_dtypes."""
+    """The dtype with this name. ValueError: `dtype_name` never returns this name, which may come
+    from another host. ImportError: ml_dtypes is not installed."""
     try:
         if _NUMPY_NAME.fullmatch(name):
             dtype: np.dtype[Any] | None = np.dtype(name)
@@ -92,26 +93,27 @@ def named_dtype(name: str) -> np.dtype[Any]:
 
 
 def raw_bytes(array: Array) -> pickle.PickleBuffer:
-    """The memory of a contiguous array as a buffer, whatever its dtype and subclass."""
+    """A contiguous array's memory as a buffer, for any dtype and subclass."""
     if type(array) is not np.ndarray:
         array = np.ndarray.view(array, np.ndarray)
     dtype = array.dtype
     if dtype.kind not in "biufcSU" or dtype.isbuiltin == 2:
-        # The buffer protocol has no format for dates, records and foreign dtypes: use void bytes.
+        # The buffer protocol has no format for dates, records and foreign dtypes; void bytes are
+        # used.
         array = array.view(np.dtype((np.void, dtype.itemsize)))
-    buffer: Any = array  # numpy's stubs declare the buffer protocol only from Python 3.12 on
+    buffer: Any = array  # NumPy's stubs declare the buffer protocol only since Python 3.12
     return pickle.PickleBuffer(buffer)
 
 
-# Operators of reductions: the names, NumPy ufuncs and functions that are legal values of `op`.
+# Operators of reductions: the names, NumPy ufuncs and functions that are allowed as `op`.
 
 
-FUNCTION_NAME_CHARS_MAX = 200  # must fit into OP_CHARS_MAX together with a kind of call
+FUNCTION_NAME_CHARS_MAX = 200  # must fit into OP_CHARS_MAX together with the kind of call
 _KERNELS = {
     "add": "sum", "multiply": "prod", "minimum": "min", "maximum": "max",
     "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
 }  # fmt: skip
-# Associative and commutative, up to rounding.
+# These ufuncs are associative and commutative, up to rounding.
 _UFUNCS = frozenset(
     {
         "fmax", "fmin", "gcd", "lcm", "hypot", "logaddexp", "logaddexp2", "logical_and",
@@ -121,7 +123,7 @@ _UFUNCS = frozenset(
 
 
 def operation_name(op: str | Callable[..., Any]) -> str:
-    """The name of a reduction's operator; ValueError if it is unknown or unsuitable."""
+    """The name of a reduction's operator. ValueError: the operator is unknown or unsuitable."""
     if isinstance(op, str):
         if op not in OPS:
             raise ValueError(f"unknown op {op!r}: use one of {', '.join(OPS)}, or a numpy ufunc")
@@ -144,7 +146,7 @@ def operation_name(op: str | Callable[..., Any]) -> str:
 
 
 def is_function(op: Any) -> bool:
-    """Whether this operator is a user's function, which folds any values."""
+    """Whether this operator is a user's function, which can fold any values."""
     return callable(op) and not isinstance(op, np.ufunc) and not _is_operator_class(op)
 
 
@@ -160,7 +162,7 @@ def _instance(op: Any) -> str:
 
 
 def function_name(op: Callable[..., Any]) -> str:
-    """Module and qualified name of a user's function; the ranks compare these names."""
+    """The module and qualified name of a user's function. The ranks compare these names."""
     named = op if hasattr(op, "__qualname__") else type(op)
     name = f"{getattr(named, '__module__', None) or 'builtins'}.{named.__qualname__}"
     return name[-FUNCTION_NAME_CHARS_MAX:]
@@ -174,7 +176,7 @@ _FUNCTIONS = {
 
 @functools.cache
 def kernel_dtype(name: str) -> str | None:
-    """The kernel's name for a payload's dtype; None if the kernels do not support it."""
+    """The kernels' name for a payload's dtype; None if the kernels do not support the dtype."""
     if name == "bfloat16":
         return name
     try:
@@ -185,14 +187,14 @@ def kernel_dtype(name: str) -> str | None:
 
 
 def has_kernel(op: str, name: str) -> str | None:
-    """The kernel's name of the dtype; None if no kernel implements that operation."""
+    """The kernels' name for the dtype; None if no kernel implements that operation."""
     kernel = kernel_dtype(name)
     return kernel if kernel is not None and _reduce.supported(op, kernel) else None
 
 
 @np.errstate(all="ignore")  # like the kernels
 def fold(op: str, arrays: Sequence[Array]) -> Array:
-    """Left fold with numpy; TypeError if numpy does not support the operation."""
+    """A left fold with NumPy. TypeError: NumPy does not support the operation."""
     dtype = arrays[0].dtype
     wide: np.dtype[Any] | None = None  # half precision is rounded once, at the end
     if op == "mean" and dtype.kind in "biu":
@@ -211,7 +213,7 @@ def fold(op: str, arrays: Sequence[Array]) -> Array:
 
 @functools.cache
 def result_dtype(op: str, name: str) -> str:
-    """The name of the result's dtype; TypeError if numpy does not support the operation."""
+    """The name of the result's dtype. TypeError: NumPy does not support the operation."""
     kernel = has_kernel(op, name)
     if kernel is not None:
         other = _reduce.result_dtype(op, kernel)
@@ -226,7 +228,7 @@ def result_dtype(op: str, name: str) -> str:
 
 
 def reduce_arrays(op: str, arrays: Sequence[Array], out: Array, threads: int) -> None:
-    """Fills `out` with the reduction of arrays of one shape and dtype, all C-contiguous."""
+    """Fills `out` with the reduction of C-contiguous arrays with the same shape and dtype."""
     name = dtype_name(arrays[0].dtype)
     kernel = None if name is None else has_kernel(op, name)
     if kernel is None:
@@ -238,7 +240,8 @@ def reduce_arrays(op: str, arrays: Sequence[Array], out: Array, threads: int) ->
 
 
 def prefix(op: str, arrays: Sequence[Array], threads: int) -> Array:
-    """A new array: the reduction, from left to right, of arrays of one shape and dtype."""
+    """A new array with the reduction, from left to right, of arrays with the same shape and
+    dtype."""
     name = dtype_name(arrays[0].dtype)
     assert name is not None, "callers refuse arrays of other dtypes"
     total = np.empty(arrays[0].shape, named_dtype(result_dtype(op, name)))

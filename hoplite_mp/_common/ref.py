@@ -1,9 +1,9 @@
 """ObjectRef: a reference to an object, which keeps the object alive.
 
-A ref has two parts: an id of sixteen bytes, and a *hold*, whose deallocation releases the object.
+A ref has two parts: an id with sixteen bytes, and a *hold*, whose deallocation releases the object.
 `_client` creates holds; they are opaque here. So refs can be created, compared, hashed, printed and
-pickled in any process, with or without a cluster; operations that need a cluster go through
-`runtime_hooks`, which `_client` fills in.
+pickled in any process, with or without a cluster. Operations that need a cluster call
+`runtime_hooks`, which `_client` sets.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ T = TypeVar("T")
 ID_BYTES = 16
 
 
-# Imported by name, because it is in a higher package.
+# Imported by name, because the module is in a higher package.
 CLIENT = "hoplite_mp._client.runtime"
 
 
 class RuntimeHooks:
-    """The operations of a ref that need a cluster. The defaults are for processes without one.
+    """A ref's operations that need a cluster. The defaults are for processes without a cluster.
 
     A ref may be unpickled in a process that has loaded no other module of this library. Only the
-    client can determine whether an engine makes this process join a cluster, so the defaults load
+    client can determine whether an engine lets this process join a cluster, so the defaults load
     the client first.
     """
 
@@ -47,10 +47,10 @@ class RuntimeHooks:
 
     contributors: Callable[[ObjectRef[Any]], tuple[int, ...] | None]
     attach: Callable[[bytes], object]
-    attach_held: Callable[[bytes, int, float], object]  # for the id of an object that a node holds
+    attach_held: Callable[[bytes, int, float], object]  # for an object that a node holds
     hold_for: Callable[[ObjectRef[Any]], tuple[int, float] | None]  # (node, seconds)
     awaited: Callable[[ObjectRef[Any]], Generator[Any, None, Any]]
-    description: Callable[[ObjectRef[Any]], str]  # of the object; never raises
+    description: Callable[[ObjectRef[Any]], str]  # describes the object; never raises
 
     def __init__(self) -> None:
         self.contributors = lambda ref: None
@@ -83,12 +83,12 @@ runtime_hooks = RuntimeHooks()
 
 
 class NotAnArray:
-    """Base of classes that represent a value that may be an array. Without it NumPy would treat a
-    ref as a scalar, and `np.sum(ref)` would return the ref.
+    """The base class of classes that represent a value that may be an array. Without it, NumPy
+    would treat a ref as a scalar, and `np.sum(ref)` would return the ref.
 
-    Arrays of dtype object can contain refs and compare them with `==` and `!=`. Every other use as
-    an array or number raises TypeError. So do functions that copy it into such an array without
-    passing the dtype (np.full, np.append, np.where). `HOW`: how to get the value.
+    Arrays of dtype object can contain refs, and compare them with `==` and `!=`. Every other use as
+    an array or number raises TypeError. So do functions that copy a ref into such an array without
+    passing the dtype (np.full, np.append, np.where). `HOW`: the code that gets the value.
     """
 
     __slots__ = ()
@@ -134,11 +134,12 @@ for _name in ("neg", "pos", "abs", "invert"):
 class ObjectRef(NotAnArray, Generic[T]):
     """A reference to an object in the cluster.
 
-    A ref is hashable, immutable, and equal to every ref of the same object. Pass it to tasks
-    instead of the value. The object lives as long as any process holds a ref to it, whichever
-    process has put it. `await ref` gives the value. A ref pickled by code outside this library does
-    not keep the object alive while it exists only as bytes; with `integrations.ray` and
-    `integrations.dask` the sender's node holds the object for `ref_hold_s` after pickling.
+    A ref is hashable, immutable, and equal to every ref to the same object. Pass it to tasks
+    instead of the value. The object exists as long as any process holds a ref to it, regardless of
+    which process has put it. `await ref` returns the value. A ref pickled by code outside this
+    library does not keep the object alive while the ref exists only as bytes. With
+    `integrations.ray` and `integrations.dask`, the sender's node holds the object for `ref_hold_s`
+    after pickling.
 
     Examples
     --------
@@ -189,8 +190,8 @@ class ObjectRef(NotAnArray, Generic[T]):
         return runtime_hooks.contributors(self)
 
     def __await__(self) -> Generator[Any, None, T]:
-        """The value, read-only, without blocking the event loop. Cancelling the `await` does not
-        cancel the task."""
+        """Waits for the read-only value without blocking the event loop. Cancelling the `await`
+        does not cancel the task."""
         return runtime_hooks.awaited(self)
 
     def __eq__(self, other: object) -> bool:
@@ -220,7 +221,8 @@ class ObjectRef(NotAnArray, Generic[T]):
         return self
 
     def __reduce__(self) -> tuple[Callable[..., ObjectRef[Any]], tuple[Any, ...]]:
-        # Only for foreign picklers; this library's pickler writes an index into a list of refs.
+        # Only for foreign picklers, because this library's pickler writes an index into a list of
+        # refs.
         hold = self._hold
         held = hold if type(hold) is ForwardedHold else runtime_hooks.hold_for(self)
         return named(self) if held is None else (_attach_held, (self._id, *held))
@@ -232,15 +234,15 @@ _set_hold = ObjectRef.__dict__["_hold"].__set__
 
 
 class ForwardedHold(NamedTuple):
-    """Replaces a hold in a process without a cluster that forwards a ref. It is pickled with the
-    ref, because the receiver must know how long a node holds the object."""
+    """Takes the place of a hold in a process without a cluster that forwards a ref. It is pickled
+    with the ref, because the receiver must know how long a node holds the object."""
 
     node: int
     seconds: float
 
 
 def named(ref: ObjectRef[Any]) -> tuple[Callable[[bytes], ObjectRef[Any]], tuple[bytes]]:
-    """The pickle of a ref whose object no node holds."""
+    """The pickled form of a ref whose object no node holds."""
     return _attach, (ref._id,)
 
 
@@ -268,7 +270,7 @@ class ByRef(Generic[T]):
 
 
 def by_ref(x: T) -> ByRef[T]:
-    """Passes `x` to a task with the refs inside it unresolved.
+    """Passes `x` to a task without resolving the refs inside it.
 
     Parameters
     ----------
@@ -278,8 +280,7 @@ def by_ref(x: T) -> ByRef[T]:
     Returns
     -------
     ByRef
-        To be passed as an argument of a task. The task receives `x` itself; a Future inside it
-        arrives as its ref.
+        An argument for a task. The task receives `x` itself, but gets refs in place of Futures.
 
     Examples
     --------

@@ -17,8 +17,8 @@ __all__ = ["StopRequest", "is_interruption"]
 
 
 class StopRequest:
-    """A flag that signals set to end this process after its current work. It raises no exception,
-    except inside `breaks`.
+    """A flag that signals set to make this process exit after its current work. No exception is
+    raised, except inside `breaks`.
 
     It is not a threading.Event, because a signal handler must not set one: the handler runs in the
     waiting thread, which may hold the event's lock, and would deadlock."""
@@ -26,7 +26,7 @@ class StopRequest:
     def __init__(self) -> None:
         self._asked = False
         self._breaks = False
-        self._wake = os.eventfd(0)  # stays readable once the end is requested
+        self._wake = os.eventfd(0)  # readable after the request
 
     def __del__(self) -> None:
         os.close(self._wake)
@@ -39,13 +39,12 @@ class StopRequest:
         os.eventfd_write(self._wake, 1)
 
     def wait(self, timeout: float) -> bool:
-        """Waits until the end is requested, for at most `timeout` seconds; returns whether it
-        is."""
+        """Waits for the request, for at most `timeout` seconds. Returns whether it was made."""
         select.select([self._wake], [], [], timeout)
         return self._asked
 
     def signalled(self, *_: object) -> None:
-        """The handler of the signals."""
+        """The signal handler."""
         self.set()
         if self._breaks:
             self._breaks = False
@@ -53,7 +52,7 @@ class StopRequest:
 
     @contextlib.contextmanager
     def breaks(self) -> Iterator[None]:
-        """A signal interrupts this block with KeyboardInterrupt."""
+        """A context manager for a block that a signal interrupts with KeyboardInterrupt."""
         self._breaks = not self.is_set()
         try:
             yield
@@ -64,24 +63,26 @@ class StopRequest:
 # Recognition of exceptions raised by signal handlers.
 #
 # Python runs signal handlers between any two steps of the main thread, so any step can raise a
-# handler's exception, such as a timeout. A call that reports errors of its arguments to other
-# members must not mistake it for one, nor a pickler for the error of a value.
+# handler's exception, such as a timeout. A Group call must not mistake this exception for an error
+# in its arguments, and a pickler must not mistake it for an error in a value.
 
 
-# Like `error.__traceback__`, for exceptions whose class refuses or redefines the attribute.
+# Like `error.__traceback__`, but works even if the exception's class refuses or redefines the
+# attribute.
 _traceback_of = vars(BaseException)["__traceback__"].__get__
-# This package's own handlers raise no Exception.
+# Frames in this package are ignored, because its own handlers raise no Exception.
 PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def is_interruption(error: BaseException) -> bool:
     """Whether a signal handler has raised the error. A handler is recognised in the traceback by
-    its arguments, the signal's number and the interrupted frame. Handlers that are not Python code
-    or have deleted their arguments are not recognised."""
+    its arguments: a signal number and the interrupted frame. Handlers that are not Python code, or
+    that have deleted their arguments, are not recognised."""
     step = _traceback_of(error)
     while step is not None:
         for number, frame in pairwise(_arguments(step.tb_frame)):
-            # Not isinstance: it reads `__class__`, which the arguments' classes may refuse.
+            # isinstance is not used, because it reads `__class__`, which the arguments' classes may
+            # refuse.
             if issubclass(type(number), int) and type(frame) is FrameType:
                 return True
         step = step.tb_next
@@ -89,7 +90,7 @@ def is_interruption(error: BaseException) -> bool:
 
 
 def _arguments(frame: FrameType) -> list[Any]:
-    """The positional arguments of a call that are still bound to their names."""
+    """The positional arguments in a frame that are still bound to their names."""
     code = frame.f_code
     has_more = bool(code.co_flags & inspect.CO_VARARGS)
     if code.co_argcount + 2 * has_more < 2:

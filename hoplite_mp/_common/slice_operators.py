@@ -1,7 +1,7 @@
-"""Reduction operators that need all inputs of a slice in one place: medians, selections, scores.
+"""Reduction operators that need a slice of all inputs in one place: medians, selections, scores.
 
-The owner of a slice has this slice of all inputs. If it needs sums over all slices, for example the
-distance of two inputs, `fold` requests them with `yield`.
+Each slice has an owner, which receives this slice of all inputs. If the owner needs sums over all
+slices, for example for the distance between two inputs, `fold` requests them with `yield`.
 """
 
 from __future__ import annotations
@@ -20,30 +20,32 @@ if TYPE_CHECKING:
 __all__ = ["Array", "Fold", "SliceOperator", "fold_whole", "is_finite", "slice_array"]
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
-# Yields statistics of this slice (float64), receives their sums over all slices, and returns the
+# Yields statistics for this slice (float64), receives their sums over all slices, and returns the
 # reduced slice and the indices of the accepted inputs.
 Fold: TypeAlias = "Generator[Array, Array, tuple[Array, tuple[int, ...]]]"
 DTYPES = "float32", "float64"
 
 
 class SliceOperator(abc.ABC):
-    """Base of the operators. Subclasses are frozen dataclasses, equal on all ranks."""
+    """The base class of the operators. Subclasses are frozen dataclasses, and must be equal on all
+    ranks."""
 
     @abc.abstractmethod
     def check(self, inputs: int, shape: tuple[int, ...]) -> None:
-        """Raises ValueError if the operator cannot reduce this number of inputs of this shape."""
+        """Raises ValueError if the operator cannot reduce this number of inputs with this shape."""
 
     @abc.abstractmethod
     def fold(self, slices: Sequence[Array], begin: int) -> Fold:
-        """Reduces flat slices of all inputs, in order. begin: the index of their first element."""
+        """Reduces flat slices of all inputs, in order. begin: the index of the slices' first
+        element in the flat input."""
 
     def text(self) -> str:
-        """The operator with its arguments, which must be equal on all ranks."""
+        """The operator and its arguments as text, which must be equal on all ranks."""
         return repr(self)
 
 
 def slice_array(x: Any, name: str) -> Array:
-    """The input as a contiguous array. TypeError unless it is an array of float32 or float64."""
+    """The input as a contiguous array. TypeError: it is not an array of float32 or float64."""
     array = np.asarray(x)
     if array.dtype.name not in DTYPES or not array.dtype.isnative:
         raise TypeError(f"{name} reduces arrays of float32 or float64, not of {array.dtype.name}")
@@ -61,7 +63,7 @@ def is_finite(array: Array) -> bool:
 
 
 def fold_whole(op: SliceOperator, arrays: Sequence[Any]) -> tuple[Array, tuple[int, ...]]:
-    """The reduction of whole arrays, and the indices of the accepted ones.
+    """The reduction of whole arrays, and the indices of the accepted arrays.
 
     ValueError: shapes or dtypes differ, or `op` cannot reduce this number of inputs.
     """

@@ -1,8 +1,8 @@
-"""A model of the rule by which the compiled engine moves bulk bytes.
+"""A model of the rule that the compiled engine follows when it moves bulk bytes.
 
 Code that plans or simulates transfers must follow the engine's rule: *a block moves when the
-watermarks of its inputs have passed it*. `cext/engine_*.c` applies it to bytes; here cells are
-numbers. `tests/cext/test_engine_rule.py` compares random programs in both.
+watermarks of its inputs have passed it*. `cext/engine_*.c` applies the rule to bytes; here cells
+are only numbers. `tests/cext/test_engine_rule.py` compares random programs in both.
 
     cell    bytes [0, watermark) are valid and final
     pull    copies the next block of another cell once it is complete; a shorter cell gets only the
@@ -27,24 +27,24 @@ LINE_BYTES = 64
 BLOCK_BYTES_LEAST = 16 * 1024
 """A frame takes some microseconds, regardless of its length."""
 BLOCKS_WANTED = 8
-"""In a cell, so that all hosts of a chain work simultaneously."""
+"""The number of blocks in a cell, so that all hosts in a chain work simultaneously."""
 FOLD_BYTES_MAX = 256 * 1024
-"""Bytes of a step of a fold, during which no socket is polled."""
+"""Maximum number of bytes in a step of a fold. No socket is polled during a step."""
 
 
 def block_bytes_for(nbytes: int, block_bytes_max: int) -> int:
-    """The block of a cell of `nbytes`: a multiple of 64, from 16 KiB to `block_bytes_max`."""
+    """The block size for a cell of `nbytes`: a multiple of 64, from 16 KiB to `block_bytes_max`."""
     lines = -(-(nbytes // BLOCKS_WANTED) // LINE_BYTES)
     return min(block_bytes_max, max(BLOCK_BYTES_LEAST, lines * LINE_BYTES))
 
 
 def goal(nbytes: int, watermark: int, block_bytes: int) -> int:
-    """The end of the block that holds byte `watermark`; the last block ends with the cell."""
+    """The end of the block that contains byte `watermark`. The last block ends with the cell."""
     return min(nbytes, (watermark // block_bytes + 1) * block_bytes)
 
 
 def serve_goal(nbytes: int, watermark: int, block_bytes: int, end: int) -> int:
-    """Like `goal`, for a reader of the cell's bytes up to `end`."""
+    """Like `goal`, but for a reader of the cell's bytes up to `end`."""
     return min(end, goal(nbytes, watermark, block_bytes))
 
 
@@ -59,9 +59,9 @@ class _Cell:
     watermark: int
     block_bytes: int
     source: Hashable = None
-    """The cell from which it pulls, or None."""
+    """The cell that this cell pulls from, or None."""
     sources: tuple[tuple[Hashable, int], ...] = ()
-    """The cells that it folds, and the bytes of an element of each."""
+    """The cells that this cell folds, each with the size of its elements in bytes."""
     item_bytes: int = 1
 
 
@@ -74,15 +74,15 @@ class TransferModel:
     def cell(
         self, name: Hashable, nbytes: int, filled: int = 0, block_bytes_max: int = 256 * 1024
     ) -> None:
-        """Adds a cell; `block_bytes_max` is that of its engine."""
+        """Adds a cell. block_bytes_max: the limit in the cell's engine."""
         if name in self._cells:
-            raise ValueError(f"cell {name!r} exists already")
+            raise ValueError(f"cell {name!r} already exists")
         if not 0 <= filled <= nbytes:
             raise ValueError(f"filled must be from 0 to {nbytes} bytes, not {filled}")
         self._cells[name] = _Cell(nbytes, filled, block_bytes_for(nbytes, block_bytes_max))
 
     def pull(self, name: Hashable, source: Hashable) -> None:
-        """Fills a cell from another, which need not exist yet. Replaces an earlier pull."""
+        """Fills a cell from another cell, which need not exist yet. Replaces an earlier pull."""
         cell = self._cells[name]
         if cell.sources:
             raise ValueError(f"cell {name!r} is filled by a fold")
@@ -91,8 +91,8 @@ class TransferModel:
     def fold(
         self, name: Hashable, sources: Sequence[tuple[Hashable, int]], item_bytes: int
     ) -> None:
-        """Fills a cell with elements of `item_bytes` from `sources`: (cell, bytes of its elements),
-        in order."""
+        """Fills a cell, whose elements have `item_bytes`, with the fold of `sources`, in order.
+        sources: (cell, size of its elements in bytes)."""
         cell = self._cells[name]
         if cell.source is not None or cell.sources:
             raise ValueError(f"cell {name!r} is already filled by a pull or fold")
@@ -107,7 +107,7 @@ class TransferModel:
         return self._cells[name].watermark
 
     def contributors(self, name: Hashable) -> object:
-        """The origin of the cell's bytes: a name, or for a fold the tuple of its sources'
+        """The origin of the cell's bytes: a cell's name or, for a fold, the tuple of its sources'
         origins."""
         cell = self._cells[name]
         if cell.source is not None:
@@ -117,7 +117,7 @@ class TransferModel:
         return name
 
     def advance(self) -> list[tuple[Hashable, int]]:
-        """Makes one simultaneous step of every cell that can; returns (cell, watermark) of
+        """Makes a simultaneous step in every cell that can advance. Returns (cell, watermark) for
         each."""
         steps = [(name, self._next(cell)) for name, cell in self._cells.items()]
         made = [(name, end) for name, end in steps if end > self._cells[name].watermark]
@@ -126,14 +126,14 @@ class TransferModel:
         return made
 
     def run(self) -> list[tuple[Hashable, int]]:
-        """Makes and returns all steps, until no cell can advance."""
+        """Makes all steps until no cell can advance. Returns them."""
         trace: list[tuple[Hashable, int]] = []
         while steps := self.advance():
             trace += steps
         return trace
 
     def _next(self, cell: _Cell) -> int:
-        """The watermark after the cell's next step; unchanged if it cannot make one."""
+        """The watermark after the cell's next step; unchanged if the cell cannot advance."""
         if cell.watermark == cell.nbytes:
             return cell.watermark
         if cell.source is not None and (source := self._cells.get(cell.source)) is not None:
