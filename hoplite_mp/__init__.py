@@ -1,8 +1,8 @@
 """hoplite_mp: worker processes that share immutable objects, with fault-tolerant collectives.
 
-The names below are the public API, with `errors`, `config`, `integrations` and `ml`. Each name is
-imported when it is first used, as Scientific Python's SPEC 1 recommends, so neither the command
-line nor a program that only imports the package waits until everything is loaded.
+The names below are the public API, together with `errors`, `config`, `integrations` and `ml`. Each
+name is imported when it is first used, as recommended by Scientific Python's SPEC 1, so neither the
+command line nor a program that only imports the package has to wait until everything is loaded.
 
 The packages whose names begin with an underscore may change at any time:
 
@@ -182,7 +182,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """The public API, for completion. Submodules can be imported although they are not listed."""
+    """The public API, for completion. Submodules can be imported even if they are not listed."""
     return sorted(
         [*__all__, "__all__", "__doc__", "__file__", "__name__", "__path__", "__version__"]
     )

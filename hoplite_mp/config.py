@@ -28,8 +28,9 @@ GIB = 1 << 30
 
 SPAN_BYTES_MIN = 64 * KIB
 
-# Objects and results whose latest plans the manager keeps for `Cluster.explain`. Higher: older
-# transfers can be explained, for about 1 KiB each, or 100 KiB each among a thousand nodes.
+# Number of objects and results whose latest plans the manager keeps for `Cluster.explain`. With a
+# higher value, older transfers can be explained. A plan costs about 1 KiB, or 100 KiB for a
+# thousand nodes.
 PLAN_RECORDS_MAX = 256
 
 # Types of fields. Error messages are derived from the constraints in these annotations.
@@ -50,7 +51,7 @@ _POWER = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def parse_size(text: str | int) -> int:
-    """Parses a size such as "2GiB", "512 MB", "1.5g" or "65536"; returns bytes.
+    """Parses a size such as "2GiB", "512 MB", "1.5g" or "65536". Returns a number of bytes.
 
     Units with an "i" are powers of 1024, others powers of 1000 (IEC 80000-13).
     """
@@ -77,13 +78,13 @@ RENAMED = {
     "carried_array_bytes_min": "captured_array_bytes_min",
 }
 
-# Fields that became arguments of `init` in integrations.ray and integrations.dask. As fields they
+# Fields that became arguments of `init` in integrations.ray and integrations.dask. As fields, they
 # work until 0.2, with a DeprecationWarning.
 MOVED = {"foreign_hold_s": "ref_hold_s", "beside_idle_s": "node_idle_s"}
 
 
 def _warn_moved(old: str, name: str, value: object, *, stacklevel: int) -> float:
-    """Warns about a field that became an argument; returns its checked value."""
+    """Warns about a field that became an argument. Returns its checked value."""
     text = f"{name} has become {MOVED[old]}= of init() of integrations.ray and integrations.dask"
     warnings.warn(
         f"{text}; the old name works until hoplite_mp 0.2",
@@ -94,7 +95,7 @@ def _warn_moved(old: str, name: str, value: object, *, stacklevel: int) -> float
 
 
 def check_seconds(name: str, value: object) -> float:
-    """The value as float. ConfigError, with `name`, unless it is finite and at least 0."""
+    """The value as a float. ConfigError, with `name`: it is not finite, or less than 0."""
     plain = _plain(value)
     if isinstance(plain, (int, float)) and not isinstance(value, bool) and 0 <= plain <= _FINITE:
         return float(plain)
@@ -102,7 +103,8 @@ def check_seconds(name: str, value: object) -> float:
 
 
 def _warn_renamed(old: str, prefix: str = "", *, stacklevel: int) -> str:
-    """Warns about an old name; returns the new one. stacklevel: that of the caller's caller."""
+    """Warns about an old name. Returns the new name. stacklevel: the stack level of the caller's
+    caller."""
     new = RENAMED[old]
     names = (prefix + name.upper() for name in (old, new)) if prefix else (old, new)
     text = "{} is now called {}; the old name works until hoplite_mp 0.2".format(*names)
@@ -111,8 +113,8 @@ def _warn_renamed(old: str, prefix: str = "", *, stacklevel: int) -> str:
 
 
 class _ConfigMeta(type):
-    """Accepts old names of fields, and appends the docstrings of fields to `__doc__` of the class.
-    They are read from the source when `__doc__` is read, so they cost nothing at import."""
+    """Accepts old names of fields, and appends the fields' docstrings to the class's `__doc__`. The
+    docstrings are read from the source when `__doc__` is read, so they cost nothing at import."""
 
     def __call__(cls, *args: Any, **values: Any) -> Any:
         for old in RENAMED.keys() & values.keys():  # dataclasses.replace passes both names
@@ -127,8 +129,8 @@ class _ConfigMeta(type):
 
     @property
     def __signature__(cls) -> Any:
-        """The signature of `__init__`, without constraints; `inspect.signature` would otherwise
-        show that of `__call__`."""
+        """The signature of `__init__` without constraints. Otherwise `inspect.signature` would show
+        the signature of `__call__`."""
         import inspect
 
         own = inspect.signature(cls.__init__)  # type: ignore[misc]
@@ -171,14 +173,14 @@ class _ConfigMeta(type):
 
 
 class _MovedFields:
-    """Values of fields that became arguments, if they were passed by their old names."""
+    """The values of fields that became arguments, if they were passed by their old names."""
 
     __slots__ = tuple("_" + name for name in MOVED.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(_MovedFields, metaclass=_ConfigMeta):
-    """The limits of one cluster. Immutable: `dataclasses.replace` makes a changed copy.
+    """The limits of one cluster. Immutable; use `dataclasses.replace` to make a changed copy.
 
     Raises
     ------
@@ -197,13 +199,13 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     # -- memory --------------------------------------------------------------------------------
 
     small_object_bytes_max: Annotated[int, Meta(ge=64)] = 64 * KIB
-    """Payloads up to this size share a span with others; larger ones get a separate span.
+    """Payloads up to this size share a span with others; larger payloads get a separate block.
     Higher: fewer requests to the node, more unused bytes in partly filled spans.
     Lower: less waste, but every larger object costs one round trip to the node."""
 
     span_bytes: Annotated[int, Meta(ge=SPAN_BYTES_MIN)] = 1 * MIB
-    """Size of a span of small objects, leased to one client at a time. Spans are smaller if one of
-    this size for each process would take more than half of the store.
+    """Size of a span for small objects, which is leased to one client at a time. Spans are smaller
+    if spans of this size for all processes would take more than half of the store.
     Higher: fewer leases per second. Lower: less memory tied up by clients that put few objects."""
 
     captured_array_bytes_min: Count = 1 * MIB
@@ -235,8 +237,8 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     space keeps its type and the beginning of its text."""
 
     error_bytes_max: Annotated[int, Meta(ge=4 * KIB)] = 64 * KIB
-    """Longest exception, with its traceback, that is stored in the reserve; a longer one waits for
-    space like any value, and is truncated to this size if there is none.
+    """Maximum size of an exception, with its traceback, that is stored in the reserve. A larger
+    exception waits for space like any value, and is truncated to this size if there is no space.
     Higher: long tracebacks stay complete. Lower: the reserve holds more errors."""
 
     memory_reserve_bytes: Count = 256 * MIB
@@ -250,16 +252,16 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
 
     spill_dir: Directory | None = None
     """Directory for spilled objects when the store is full; None: the first of TMPDIR, /var/tmp and
-    the working directory that is on a disk. The file has no name and ends with the node.
+    the working directory that is on a disk. The file has no name, and disappears with the node.
     A faster disk: shorter waits when the store is full."""
 
     spill_bytes_max: Count | None = None
-    """Limit of the bytes in spill_dir; None: the size of the disk.
+    """Maximum number of bytes in spill_dir; None: the size of the disk.
     Higher: larger data sets. Lower: more space for other users of the disk."""
 
     memory_idle_s: Seconds = 30.0
-    """How long freed memory stays unused before it is returned to the system, at the latest after
-    twice this time. Higher: bursty programs reuse pages. Lower: other programs get the memory
+    """How long freed memory stays unused before it is returned to the system. The return may take
+    up to twice this time. Higher: bursty programs reuse pages. Lower: other programs get the memory
     sooner, and the next burst pays for new pages."""
 
     populate_ahead_bytes: Count = 128 * MIB
@@ -270,14 +272,14 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     # -- waiting -------------------------------------------------------------------------------
 
     spin_us_max: Annotated[int, Meta(ge=0, le=10_000)] = 50
-    """How long a waiter spins before it blocks. It blocks immediately if more processes wait for
-    each other than the host has cores.
-    Higher: shorter latency of short tasks, at the cost of a busy core. Lower: cores stay idle, and
+    """How long a waiter spins before it blocks. It blocks immediately if the number of processes
+    that are waiting for each other exceeds the number of cores.
+    Higher: lower latency for short tasks, at the cost of a busy core. Lower: cores stay idle, and
     every wait costs a system call and a wake-up."""
 
     drain_interval_s: Annotated[float, Meta(gt=0, le=60)] = 0.25
     """Interval at which the owner of a table collects freed and finished entries without a wake-up.
-    Higher: less background work. Lower: memory returns sooner in a process that only waits."""
+    Higher: less background work. Lower: memory is freed sooner in a process that only waits."""
 
     connect_timeout_s: Seconds = 10.0
     """How long to try to reach a manager at the given address.
@@ -288,9 +290,9 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     Higher: slow disks and loaded machines succeed. Lower: a broken installation fails sooner."""
 
     shutdown_timeout_s: Seconds = 5.0
-    """Grace period of processes at shutdown, before they are killed. Before that, unread results
-    are read back from the spill file for at most this time, so that they stay readable.
-    Higher: results and output are complete. Lower: shutdown is fast whatever hangs."""
+    """Grace period for processes at shutdown before they are killed. Before that, unread results
+    are read from the spill file for at most this time, so that they stay readable.
+    Higher: results and output are complete. Lower: shutdown is fast even if a process hangs."""
 
     # -- tasks ---------------------------------------------------------------------------------
 
@@ -300,43 +302,46 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     Higher: work survives an unstable host. Lower: a task that kills its worker fails sooner."""
 
     lineage_bytes_max: Count = 64 * MIB
-    """Several hosts: memory on each host for the lineage of results: functions and arguments by
-    value (in the store), and 1 KiB for each result above 64 KiB that a process holds. Beyond the
-    limit the oldest entries are dropped; a lost result without lineage cannot be reconstructed.
-    Higher: longer chains of tasks, and larger arguments, survive the death of a host. Lower: less
-    of the store is used; 0: no result is reconstructed."""
+    """Several hosts: memory on each host for the lineage of results, which is functions and
+    arguments by value (in the store), and 1 KiB for each result above 64 KiB that a process holds.
+    Beyond the limit, the oldest entries are dropped; a lost result without lineage cannot be
+    reconstructed.
+    Higher: longer chains of tasks and larger arguments survive the death of a host. Lower: less of
+    the store is used; 0: no result is reconstructed."""
 
     start_attempts_max: Annotated[int, Meta(ge=2)] = 5
-    """Consecutive failed starts of a pool's workers after which waiting tasks fail with
-    WorkerLostError. Starts are still retried; after a successful one the pool works again.
+    """Number of consecutive failed starts of a pool's workers after which waiting tasks fail with
+    WorkerLostError. Starts are still retried, and after a successful start the pool works again.
     Higher: a longer shortage of memory is only a delay. Lower: waiting tasks fail sooner, with the
     reason."""
 
     restart_pause_s: Above0 = 0.1
     """Pause before the third consecutive attempt to start a worker (the second has none). It
     doubles with each further attempt, up to restart_pause_s_max.
-    Higher: less load by workers that die at start. Lower: faster recovery from a short problem."""
+    Higher: less load from workers that die at start. Lower: faster recovery from a short
+    problem."""
 
     restart_pause_s_max: Above0 = 5.0
-    """Longest pause between two attempts to start a worker. A worker that lives for this long
+    """Maximum pause between two attempts to start a worker. A worker that has run for this time
     counts as started.
     Higher: less load on a host with problems. Lower: faster recovery afterwards."""
 
     cancel_grace_s: Seconds = 2.0
-    """Grace period of an interrupted task, before its worker is killed.
+    """Grace period for an interrupted task before its worker is killed.
     Higher: tasks can close files and release locks. Lower: cancelling is faster."""
 
     # a host has 256 client slots
     blocked_workers_max: Annotated[int, Meta(ge=0, le=200)] = 128
-    """Most extra workers that a pool may start to replace workers blocked inside a task.
+    """Maximum number of extra workers that a pool may start to replace workers blocked inside a
+    task.
     Higher: deeper trees of tasks and larger groups make progress. Lower: fewer processes; if all
     workers are blocked at the limit, the tasks that they have submitted fail with
     WorkerLostError."""
 
     nested_depth_max: Annotated[int, Meta(ge=1, le=200)] = 32
-    """Most tasks that a worker runs inside one another: a task that waits for a task that it has
-    submitted runs it in place. Recursion is not limited: deeper tasks run in other workers, and in
-    extra workers up to blocked_workers_max.
+    """Maximum depth of nested tasks in a worker: a task that waits for a task that it has submitted
+    runs it in place. Recursion is not limited: deeper tasks run in other workers, and in extra
+    workers up to blocked_workers_max.
     Higher: deep trees of tasks need fewer processes, but deeper stacks. Lower: extra workers start
     sooner."""
 
@@ -345,100 +350,106 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     Cluster(resources=) and the option --resources take precedence."""
 
     resource_wait_s: Seconds = 30.0
-    """After the loss of the last node with the required resources: how long tasks wait for another
-    one before NodeLostError.
+    """How long tasks wait for another node after the loss of the last node with the required
+    resources, before they fail with NodeLostError.
     Higher: tasks survive the restart of a host. Lower: such tasks fail sooner."""
 
     # _protocol/output.py: LINE_BYTES_MAX
     output_line_bytes_max: Annotated[int, Meta(ge=80, le=MIB)] = 64 * KIB
-    """Longest line of a worker's output; longer lines are split.
+    """Maximum length of a line in a worker's output; longer lines are split.
     Higher: long lines stay in one piece. Lower: less memory per worker in the node."""
 
     output_wait_s: Seconds = 10.0
-    """Several hosts: how long workers' output is kept for a driver that does not read. Then it is
-    dropped, and a line reports the number of dropped lines. On one host there is no such limit.
-    Higher: a suspended driver misses nothing. Lower: workers with much output are free for
+    """Several hosts: how long workers' output is kept for a driver that does not read. Then the
+    output is dropped, and a line reports the number of dropped lines. On one host there is no such
+    limit.
+    Higher: a suspended driver misses nothing. Lower: workers with a lot of output are free for
     other programs sooner."""
 
     blas_threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    """Threads of BLAS, OpenMP, Numba and torch in each process of a pool or actor; None: the values
-    of OMP_NUM_THREADS and similar variables, otherwise cores / processes of the pool, and 1 in an
-    actor. Higher: a single matrix product is faster. Lower: processes do not compete for cores."""
+    """Number of threads for BLAS, OpenMP, Numba and torch in each process of a pool or actor; None:
+    the values of OMP_NUM_THREADS and similar variables, otherwise the number of cores divided by
+    the number of the pool's processes, and 1 in an actor. Higher: a single matrix product is
+    faster. Lower: processes do not compete for cores."""
 
     await_read_bytes_max: Count = 256 * KIB
-    """Largest value that `await` reads in the event loop. Larger values, except arrays that need no
-    copy, are read in a thread.
+    """Maximum size of a value that `await` reads in the event loop. Larger values, except arrays
+    that need no copy, are read in a thread.
     Higher: fewer thread switches. Lower: the loop is blocked for a shorter time."""
 
     await_threads_max: Annotated[int, Meta(ge=1)] = 8
-    """Threads of a process in which `await` reads remote, spilled and large values; they are
-    started on demand.
+    """Maximum number of threads in a process in which `await` reads remote, spilled and large
+    values. They are started on demand.
     Higher: more values are read at a time. Lower: fewer threads."""
 
     # -- collectives and groups ----------------------------------------------------------------
 
     reduce_threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    """Threads of the node for reductions; None: one for each core.
+    """Number of threads for reductions in the node; None: one for each core.
     Higher: large arrays are reduced at memory speed. Lower: tasks keep more of the cores."""
 
     collective_refs_max: Annotated[int, Meta(ge=1, le=32_768)] = 32_768
-    """Most refs in one collective. They are sent to the node in one packet, 9 bytes each; an
-    unprivileged process can send at most 416 KiB in a packet.
-    Lower: a wrong list is refused before it costs memory in node and manager."""
+    """Maximum number of refs in one collective operation. They are sent to the node in one packet,
+    9 bytes each; an unprivileged process can send at most 416 KiB in a packet.
+    Lower: a wrong list is refused before it costs memory in the node and the manager."""
 
     group_wait_s: Seconds = 30.0
     """How long a Group waits for missing members before it fails.
     Higher: members may start late. Lower: an incomplete Group fails sooner."""
 
     group_members_max: Annotated[int, Meta(ge=1, le=64)] = 64
-    """Largest size of a Group. 64 is the maximum, because rank masks have 64 bits.
+    """Maximum size of a Group, at most 64, because rank masks have 64 bits.
     Lower: a wrong size is refused before it fills the host with waiting workers."""
 
     group_late_calls_max: Annotated[int, Meta(ge=1)] = 4
-    """Calls with a deadline for which a rank of a Group may be late before the others wait for it.
+    """Number of calls with a deadline by which a rank may be late before the other ranks wait for
+    it.
     Higher: ranks may be late for longer, but each rank keeps the results of that many calls."""
 
     group_buffer_bytes_max: Count = 8 * MIB
-    """Largest array that Group calls on one host pass in call buffers. A Group keeps two buffers
-    for each rank and each size that it has used. Larger arrays are passed as objects, and so are
-    all arrays if the store has no space for buffers.
+    """Maximum size of an array that Group calls on one host pass in call buffers. A Group keeps two
+    buffers for each rank and each size that it has used. Larger arrays are passed as objects, and
+    so are all arrays if the store has no space for buffers.
     Higher: larger calls need no objects, but a Group takes more of the store. 0: no buffers."""
 
     # -- diagnostics ---------------------------------------------------------------------------
 
     trace_events_max: Annotated[int, Meta(ge=1)] = 500_000
-    """Events that a node keeps in a trace: this many of its processes (80 bytes each), and this
-    many of its own (transfers, collectives, spilling). Older events are dropped and counted.
+    """Maximum number of events that a node keeps in a trace: this many from its processes (80 bytes
+    each), and this many of its own (transfers, collectives, spilling). Older events are dropped and
+    counted.
     Higher: longer traces of short tasks are complete. Lower: less memory in the node, and a smaller
     file."""
 
     # -- other hosts ---------------------------------------------------------------------------
 
     handshake_timeout_s: Above0 = 5.0
-    """Handshake timeout of a connection. On the connecting side it starts with the server's first
-    byte, because the server may queue connections.
+    """Timeout for the handshake on a connection. On the connecting side, it starts with the
+    server's first byte, because the server may queue connections.
     Higher: slow and distant hosts can connect. Lower: silent connections end sooner."""
 
     heartbeat_interval_s: Above0 = 0.2
     """Interval of the heartbeats between nodes and the manager.
-    Higher: less work in a cluster of many hosts. Lower: heartbeat_timeout_s can be shorter."""
+    Higher: less work in a cluster with many hosts. Lower: heartbeat_timeout_s can be shorter."""
 
     heartbeat_timeout_s: Above0 = 1.5
-    """How long a host may be silent before it is declared dead. If four times its longest silence
-    of the last minute is more, that applies, up to eight times this value. In a cluster with a
-    standby this is also the manager's lease.
-    Higher: short pauses lose no host. Lower: other hosts continue sooner after a death."""
+    """How long a host may be silent before it is declared dead. If four times the host's longest
+    silence in the last minute is longer, that time applies, up to eight times this value. In a
+    cluster with a standby, this is also the manager's lease.
+    Higher: no host is lost because of a short pause. Lower: other hosts continue sooner after a
+    death."""
 
     pending_handshakes_max: Annotated[int, Meta(ge=1, le=4096)] = 64
-    """Most concurrent unauthenticated connections of each listener; each can take about 100 KiB of
-    memory. Four times as many can be queued. Only hosts that exceed their share lose connections.
+    """Maximum number of concurrent unauthenticated connections to each listener; each can take
+    about 100 KiB of memory. Four times as many can be queued. Only hosts that exceed their share
+    lose connections.
     Higher: more hosts can join simultaneously. Lower: unauthenticated peers cost less memory."""
 
     hosts_command: Command = "ssh -o BatchMode=yes {host} hoplite-mp {arguments}"
-    """Command that starts a node of Cluster(hosts=). It is split into words like a shell command,
-    and runs without a shell. {host} is an element of hosts=; the word {arguments} is replaced by
-    the arguments of hoplite-mp. The command must run as long as hoplite-mp, and must forward its
-    standard input to it."""
+    """Command that starts a node for Cluster(hosts=). It is split into words like a shell command,
+    but runs without a shell. {host} is replaced by an element of hosts=, and the word {arguments}
+    by the arguments of hoplite-mp. The command must run as long as hoplite-mp, and must forward its
+    standard input to hoplite-mp."""
 
     hosts_wait_s: Seconds = 60.0
     """How long Cluster(hosts=) waits for all nodes to join before NodeLostError.
@@ -450,7 +461,7 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __post_init__(self) -> None:
-        for field in fields(self):  # converts numpy's numbers to Python's
+        for field in fields(self):  # converts NumPy's numbers to Python's
             value = getattr(self, field.name)
             if type(value) is str and "\0" in value:
                 raise _refused(field.name, value)
@@ -480,7 +491,7 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
 
     @classmethod
     def from_environment(cls, **overrides: Any) -> "Config":
-        """The limits from `overrides`, else from ``HOPLITE_MP_<FIELD>``, else the defaults.
+        """Returns the limits from `overrides`, then ``HOPLITE_MP_<FIELD>``, then the defaults.
 
         In the environment "none" means None, and sizes may have a unit:
         `HOPLITE_MP_MEMORY_BYTES=2GiB`.
@@ -488,12 +499,12 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
         Parameters
         ----------
         **overrides
-            Fields by name; None means "not given".
+            Values of fields; None means "not given".
 
         Raises
         ------
         ConfigError
-            A value is not allowed; the message names the field or the variable.
+            A value is not allowed. The message contains the field or the variable.
         TypeError
             A field does not exist.
 
@@ -536,7 +547,8 @@ _Limits = msgspec.defstruct("_Limits", _TYPES.items())  # validates a Config
 
 
 def _plain(value: object) -> object:
-    """Numbers of other types, such as numpy's, as int or float; other values unchanged."""
+    """Converts numbers of other types, such as NumPy's, to int or float. Returns other values
+    unchanged."""
     try:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:

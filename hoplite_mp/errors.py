@@ -1,9 +1,9 @@
-"""The exceptions of hoplite_mp and their causes.
+"""The exceptions in hoplite_mp.
 
 Each class derives from `HopliteError` and from the matching builtin, so `except TimeoutError` works
-as usual. Exceptions raised by tasks keep their types. All errors pickle with their args. The
-classes for lost workers and hosts are created on first use (`LOST`), so never import them: write
-`errors.WorkerLostError` where they are raised or caught.
+as usual. Exceptions raised by tasks keep their types. All errors can be pickled with their args.
+The classes for lost workers and hosts are created when they are first used (`LOST`), so they must
+not be imported: write `errors.WorkerLostError` where they are raised or caught.
 
 A message states what happened, where, how much, and what to do about it.
 """
@@ -33,7 +33,7 @@ __all__ = [
 
 
 class HopliteError(Exception):
-    """Base class of all errors of this library.
+    """The base class of all errors in this library.
 
     Examples
     --------
@@ -62,7 +62,7 @@ class ClosedError(HopliteError, RuntimeError):
 
 
 class ConfigError(HopliteError, ValueError):
-    """A limit has an invalid value; the message names the field and the allowed values.
+    """A limit has an invalid value. The message contains the field and the allowed values.
 
     The value comes from an argument or from the environment.
 
@@ -79,9 +79,9 @@ class TaskError(HopliteError, RuntimeError):
     """A task raised an exception that cannot be raised here; this error has its text.
 
     Either the exception cannot be pickled, or it is a SystemExit, KeyboardInterrupt or
-    GeneratorExit, which would end the program that reads the result. The latter three are the
-    `__cause__` (`hoplite_mp.Executor` raises them as the standard pool does). Other exceptions are
-    raised unchanged.
+    GeneratorExit, which would end the program that reads the result. In the second case, the
+    exception is the `__cause__` (`hoplite_mp.Executor` raises it like the standard pool). Other
+    exceptions are raised unchanged.
 
     Examples
     --------
@@ -129,7 +129,7 @@ class PeerLostError(HopliteError, ConnectionError):
 
 
 class ManagerLostError(HopliteError, ConnectionError):
-    """No manager answers at that address, or the manager has died.
+    """No manager can be reached at that address, or the manager has died.
 
     Check the address, and whether the cluster is still running.
 
@@ -146,7 +146,7 @@ class ManagerLostError(HopliteError, ConnectionError):
 class StoreFullError(HopliteError, MemoryError):
     """The store is too small for the bytes, or had no free space for them in time.
 
-    The message lists the users of the memory. Free arrays and refs, or raise the limit.
+    The message lists how the memory is used. Free arrays and refs, or raise the limit.
 
     Examples
     --------
@@ -158,7 +158,7 @@ class StoreFullError(HopliteError, MemoryError):
 
 
 class StateNotSavedError(StoreFullError):
-    """A call of an actor with `options(checkpoint=)` has taken effect, but its state was not saved.
+    """A call to an actor with `options(checkpoint=)` has taken effect, but the state was not saved.
 
     The store and the disk had no space for the state. Repeating the call would apply it twice. The
     next call saves the state if there is space.
@@ -173,8 +173,8 @@ class StateNotSavedError(StoreFullError):
 class HopliteTimeoutError(HopliteError, TimeoutError):
     """A wait did not end within its timeout.
 
-    The operation continues, and you can wait for it again. Collective calls of a Group are the
-    exception: the rank has left the Group.
+    The operation continues, and you can wait for it again. Collective Group calls are the
+    exception: after a timeout, the rank has left the Group.
 
     Examples
     --------
@@ -190,7 +190,7 @@ class HopliteTimeoutError(HopliteError, TimeoutError):
 
 
 class ReduceError(HopliteError, RuntimeError):
-    """Too few sources of a collective succeeded; `__cause__` is the first failure.
+    """Too few sources of a collective operation succeeded. `__cause__` is the first failure.
 
     A source fails if the task that computes it fails.
 
@@ -209,7 +209,7 @@ class ReduceError(HopliteError, RuntimeError):
 class ProtocolError(HopliteError, ConnectionError):
     """The peer of a connection violated the protocol.
 
-    It runs another version of this library, or a different program.
+    The peer runs a different version of this library, or a different program.
 
     Examples
     --------
@@ -219,7 +219,7 @@ class ProtocolError(HopliteError, ConnectionError):
 
 
 class AuthError(HopliteError, PermissionError):
-    """The token is wrong or missing. Give all processes of the cluster the same token.
+    """The token is wrong or missing. All processes in the cluster need the same token.
 
     Examples
     --------
@@ -238,15 +238,15 @@ if TYPE_CHECKING:
     class NodeLostError(WorkerLostError): ...
 
 
-# Name, base and docstring of the subclasses of BrokenProcessPool. They are created lazily, because
-# the import of concurrent.futures.process costs 9 to 19 ms.
+# Name -> (base, docstring) for the subclasses of BrokenProcessPool. They are created lazily,
+# because importing concurrent.futures.process costs 9 to 19 ms.
 LOST = {
     "WorkerLostError": (
         "",
         """A worker died while it ran the task, and the task's retries are used up.
 
-    It is a BrokenProcessPool, but the pool continues with another worker. The cause is outside the
-    program (a kill, lack of memory) or in the task (a crash in compiled code).
+    This is a BrokenProcessPool, but the pool continues with another worker. The cause is outside
+    the program (a kill, lack of memory) or in the task (a crash in compiled code).
 
     Examples
     --------
@@ -259,7 +259,7 @@ LOST = {
     ),
     "ActorLostError": (
         "WorkerLostError",
-        """The actor was closed or killed, or its process has ended; its state is lost.
+        """The actor was closed or killed, or its process has exited, and its state is lost.
 
     `options(restarts=)` restarts an actor after the death of its process.
 
@@ -291,7 +291,7 @@ def _make_lost() -> dict[str, type[HopliteError]]:
         from concurrent.futures.process import BrokenProcessPool as Broken
     except (ImportError, OSError):
         # No descriptor is free, or the interpreter is shutting down. Other processes unpickle the
-        # class by name, so they use their own.
+        # class by name, so they use their own class.
         from concurrent.futures import BrokenExecutor as Broken  # type: ignore[assignment]
 
     made: dict[str, type[HopliteError]] = {}
