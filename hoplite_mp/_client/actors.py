@@ -170,9 +170,8 @@ class ActorClient:
             env=env,
             demand=demand,
         )
-        # Only the node itself knows how much of its resources is in use. Each candidate first gets
-        # a request that fails unless enough is free now. If no node has enough, the actor waits on
-        # the first candidate.
+        # Only the node itself knows how much of its resources is in use. Each candidate is first
+        # tried with `only_now`. If no node has enough, the actor waits on the first candidate.
         asked = list(nodes) if demand else []
         tried = [(one, True) for one in asked if len(asked) > 1] + [(one, False) for one in asked]
         candidates = iter(tried) if demand else ((one, False) for one in nodes)

@@ -206,7 +206,7 @@ def test_waiting_for_a_later_call_to_itself(c: Cluster) -> None:
     one = c.actor(Busy)
     for method in ("waits_for", "awaits", "blocks_on"):
         for target in ("pid", "nap"):
-            with pytest.raises(RuntimeError, match="later call of this actor"):
+            with pytest.raises(RuntimeError, match="later call to this actor"):
                 getattr(one, method)(one, target).result(30)
     two = c.options(concurrency=2).actor(Busy)
     pid = two.pid().result(30)

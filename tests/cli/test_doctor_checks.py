@@ -340,7 +340,7 @@ def test_somebody_who_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         reached, silent = way(address_of(server), monkeypatch, 0.2)
     assert (reached.level, reached.subject) == ("ok", "connection")
     assert (silent.level, silent.subject) == ("problem", "handshake")
-    assert "not to the handshake" in silent.observation
+    assert "not reply to the handshake" in silent.observation
 
 
 def test_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:

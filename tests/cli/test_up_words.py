@@ -34,9 +34,9 @@ def up(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("standby", "words"),
     [
-        ("0.0.0.0:7001", "give an address of another host"),
-        ("[::]:7001", "give an address of another host"),
-        ("127.0.0.1:7001", "give an address of another host"),
+        ("0.0.0.0:7001", "pass an address of another host"),
+        ("[::]:7001", "pass an address of another host"),
+        ("127.0.0.1:7001", "pass an address of another host"),
         ("", "''"),
         ("nonsense", "nonsense"),
     ],

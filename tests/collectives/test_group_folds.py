@@ -219,7 +219,7 @@ def test_fold_that_times_out_at_its_leader_ends_membership(
             return receive(call, leader, deadline_ns(0.1), ended)
 
         g._folds._receive_result = soon_late  # type: ignore[method-assign]
-        with pytest.raises(HopliteTimeoutError, match=r"rank 0 has not folded .* within 0.1 s"):
+        with pytest.raises(HopliteTimeoutError, match=r"rank 0 did not fold .* within 0.1 s"):
             g.allreduce([g.rank], op=slow)
         for call in (g.barrier, g.barrier_async, g.recv):
             with pytest.raises(ClosedError, match="because a call timed out"):

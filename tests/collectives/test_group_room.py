@@ -135,5 +135,4 @@ def test_fold_that_fails_in_a_full_store_fails_on_every_rank(
         if reserve:
             assert text == found[0][0]
         else:
-            assert "at rank 0, whose store has no space" in text
-            assert "KeyError; raise memory=" in text
+            assert "failed at rank 0 with KeyError, and its store has no space" in text

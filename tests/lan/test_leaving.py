@@ -145,7 +145,7 @@ print(type(actor.note(0).exception(30)).__name__)
     )
     first, second = out.splitlines()
     assert first.startswith("ActorLostError")
-    assert "leave" in first
+    assert "leaving" in first
     assert second == "ActorLostError"
     assert cluster.joined[1].wait(PATIENCE_S) == 0
     assert cluster.end() == [0, 0, 0]

@@ -346,7 +346,9 @@ def test_spill_bytes_max_0_means_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("directory", ["missing", "a file"])
 def test_a_directory_that_cannot_be_used(tmp_path: Path, directory: str) -> None:
     (tmp_path / "a file").touch()
-    with pytest.raises(ConfigError, match=rf"^spill_dir='.*/{directory}' is no directory of this"):
+    with pytest.raises(
+        ConfigError, match=rf"^spill_dir='.*/{directory}' is not a directory on this"
+    ):
         open_spilling(tmp_path / directory)
     with open_spilling(tmp_path / directory, spill_bytes_max=0) as c:  # nothing is to be spilled
         assert c.get(c.put(spilled_array(1))).nbytes == spilled_array(1).nbytes

@@ -67,7 +67,7 @@ def test_call_whose_state_cannot_be_saved_raises_that_it_took_effect(
         text = str(caught.value)
         assert f"Growing.{method}() has taken effect" in text
         assert "could not be saved" in text
-        assert "Do not make the call again" in text
+        assert "Do not repeat the call" in text
         with pytest.raises(StateNotSavedError):  # it saves too, and finds no room either
             actor.count().result(PATIENCE_S)
         refs.clear()

@@ -263,7 +263,7 @@ def test_names(c: Cluster) -> None:
     assert "'jobs'" in repr(same)
     q.put(1)
     assert c.submit(_get_named, "jobs").result(PATIENCE_S) == 1
-    with pytest.raises(ValueError, match="'jobs' already, of class Queue"):
+    with pytest.raises(ValueError, match="'jobs', of class Queue"):
         hoplite_mp.Lock(name="jobs")
     assert len({q, same}) == 1
 

@@ -176,7 +176,7 @@ def test_where_its_worker_could_not_take_part_it_is_an_error(cluster: Cluster) -
         raise caught[0]
 
     for fn in (in_loop, in_thread):
-        with pytest.raises(RuntimeError, match="from a plain task's own thread"):
+        with pytest.raises(RuntimeError, match="in a plain task's own thread"):
             cluster.submit(fn).result()
 
 

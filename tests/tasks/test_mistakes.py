@@ -301,7 +301,9 @@ c.shutdown()
     )
     assert len(out.splitlines()) == 13
     for line in out.splitlines():
-        assert line.startswith("ClosedError this process was forked from the one that opened"), out
+        assert line.startswith(
+            "ClosedError this process was forked from the process that opened"
+        ), out
 
 
 def test_calls_after_shutdown_do_not_speak_of_a_fork() -> None:

@@ -384,7 +384,7 @@ def test_wrong_functions(cluster: Cluster) -> None:
 
     with pytest.raises(TypeError, match=r"submit\(one"):
         cluster.stream(one)
-    with pytest.raises(TypeError, match=r"add\(\) returned a int, which cannot be iterated"):
+    with pytest.raises(TypeError, match=r"add\(\) returned a int, which is not iterable"):
         list(cluster.stream(add, 1))
     assert read(cluster, cluster.stream(range, 3)) == [0, 1, 2]
     stream = cluster.stream(count, 3)
