@@ -60,7 +60,7 @@ def check_name(name: str, whose: str) -> None:
     """Raises ValueError if messages cannot carry that name. whose: "a group" or "an actor"."""
     if len(name) > NAME_CHARS_MAX:
         raise ValueError(
-            f"{whose}'s name has {len(name)} characters: the maximum is {NAME_CHARS_MAX}"
+            f"{whose}'s name has {len(name)} characters: at most {NAME_CHARS_MAX} are allowed"
         )
     try:
         name.encode()

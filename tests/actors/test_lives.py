@@ -299,7 +299,7 @@ def test_a_class_with_too_many_methods(c: hoplite_mp.Cluster) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("x" * 1025, "an actor's name has 1025 characters: the maximum is 1024"),
+        ("x" * 1025, "an actor's name has 1025 characters: at most 1024"),
         ("\udce9", "surrogates"),
     ],
     ids=["long", "surrogates"],
