@@ -298,7 +298,8 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
 
     # a header word has 8 bits for the attempt; half of their values are unused
     retries: Annotated[int, Meta(ge=0, le=127)] = 3
-    """Number of retries of a task after the death of its worker; exceptions are never retried.
+    """Number of retries of a task after the death of its worker. Exceptions are retried only with
+    options(retry_exceptions=).
     Higher: work survives an unstable host. Lower: a task that kills its worker fails sooner."""
 
     lineage_bytes_max: Count = 64 * MIB

@@ -140,8 +140,7 @@ class Leadership(Generic[Connection]):
         elif len(self.held) > HELD_MAX:
             _log.error("more than %d messages are held: the manager steps down", HELD_MAX)
         elif now - self._idle_since > OUT_S and not self._half_is_alive(now):
-            text = "no contact with half of the hosts for %.3g s: the manager steps down"
-            _log.error(text, OUT_S)
+            _log.error("no contact with half of the hosts for %g s: the manager steps down", OUT_S)
         else:
             return False
         return True
