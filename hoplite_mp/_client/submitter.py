@@ -347,7 +347,7 @@ class Submitter:
             if not self.tasks.take(oid):
                 return  # cancelled in the meantime
             self.store_error(oid, error, None, encoded)
-        except BaseException:  # for example Ctrl-C between the two; a short text always fits
+        except BaseException:  # for example Ctrl-C after `take`; a short text always fits
             own = self.tasks.claimant(oid) == self.client.slot
             if own and self.client.state(oid) == STATE["CLAIMED"]:
                 self.store_result(oid, last_resort(error), True)

@@ -108,8 +108,8 @@ class Waiting:
         return needed
 
     def ready(self, oid: int) -> None:
-        """Called when a task of this process becomes ready because its arguments are available.
-        Waits that need the task may now run it."""
+        """Called when a task that this process has submitted can run. Adds the task to the waits
+        that need it."""
         for needed in self._needed:
             if oid in needed.all:
                 needed.ready.append(oid)
@@ -136,8 +136,8 @@ class Waiting:
         return False
 
     def wait_many(self, oids: list[int], need: int, deadline: int, news: bool = False) -> bool:
-        """Waits until `need` of these objects are done. Returns False at the deadline. news: return
-        True when any other object has completed, too."""
+        """Waits until `need` of these objects are done. Returns False at the deadline. news:
+        whether to return True as well when any other object completes."""
         if need == len(oids) > ALL_AT_ONCE:  # each wake-up would check all of them
             parts = (oids[at : at + ALL_AT_ONCE] for at in range(0, need, ALL_AT_ONCE))
             return all(self.wait_many(part, len(part), deadline) for part in parts)
