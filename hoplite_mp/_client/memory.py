@@ -386,9 +386,9 @@ class Memory:
     def _ask(
         self, ask: Lease | LeaseSpan, nbytes: int, deadline: float, what: str
     ) -> _shm.Lease | None:
-        """Requests a block or a span from the node. Returns a block; adds a span to this process's
-        spans and returns None. Also returns None if there is no space yet. The caller should then
-        try again."""
+        """Requests a block or a span from the node. Returns a block. A span is added to this
+        process's spans, and None is returned. None is also returned if there is no space yet. After
+        None, the caller should try again."""
         take = self.client.take_lease if isinstance(ask, Lease) else self.client.take_span
         reply: Reply | _shm.Lease | None = self.channel.call(ask, take)
         if not isinstance(reply, Reply):
@@ -435,7 +435,9 @@ class Memory:
         try:
             dims = tuple(map(operator.index, shape if hasattr(shape, "__iter__") else (shape,)))
         except TypeError:
-            raise TypeError(f"shape={shape!r:.80}: it must be an integer or a tuple") from None
+            raise TypeError(
+                f"shape={shape!r:.80}: it must be an integer or a sequence of integers"
+            ) from None
         if any(n < 0 for n in dims):
             raise ValueError(f"negative dimensions are not allowed: {dims}")
         nbytes = kind.itemsize
