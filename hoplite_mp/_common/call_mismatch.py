@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ROOTED = ("broadcast", "reduce", "gather", "scatter")  # these fail without the root
-MISMATCH = "made different calls"  # stands in the error of calls that differ between ranks
+ROOTED = ("broadcast", "reduce", "gather", "scatter")  # these fail if the root is dead
+MISMATCH = "made different calls"  # part of the error's text if the calls of ranks differ
 
 
 def different_calls(calls: Mapping[int, tuple[Any, ...]]) -> str:
-    """The error text if ranks made different calls; "": all made the same call. calls: rank ->
-    (kind, operator, root, ...)."""
+    """The error text if ranks have made different calls; "" if all have made the same call. calls:
+    rank -> (kind, operator, root, ...)."""
     first, expected = next((rank, call[:3]) for rank, call in calls.items())
     for rank, call in calls.items():
         if call[:3] != expected:
@@ -23,7 +23,7 @@ def different_calls(calls: Mapping[int, tuple[Any, ...]]) -> str:
 
 
 def _described(kind: str, op: str, root: int) -> str:
-    if op and kind == "allgather":  # of a reduction by a function
+    if op and kind == "allgather":  # a step of a reduction by a function
         return op
     if root and kind not in ROOTED:
         return f"{kind}, a step of a robust reduction,"

@@ -1,29 +1,28 @@
 """Payloads, the bytes of objects: writes values as payloads, and reads them without a copy.
 
-The layout is drawn in docs/architecture.md ("Payload of an object"). This package writes and reads
+docs/architecture.md shows the layout ("Payload of an object"). This package writes and reads
 heads. It never copies large data, and must not depend on the store, tasks or nodes. This file only
 exports names for other packages. The modules:
 
-    layout         what stands where in a payload
-    values         any value: the choice of a kind
-    arrays         one array, without pickle
+    layout         the positions in a payload; copies for readers that may write
+    values         any value: the choice of a kind of payload
+    arrays         one array or number, without pickle
     calls          the function and the arguments of a task
-    contributions  what a rank gives to a call of a Group
+    contributions  the values that ranks pass to Group calls
     errors         failures
     streams        pickle streams inside payloads
     picklers       the picklers that write the streams
-    reducers       how objects are reduced
-    reading        what the streams' functions need
-    copies         for readers that may write
-    code           code by name or by value
-    by_value       code by value, what it carries
-    namespaces     the globals of such code
+    reducers       reductions of objects by class
+    reading        the functions used in streams, and their state
+    code           functions and classes by name or by value
+    by_value       functions by value, with the globals that they use
+    namespaces     the globals of functions by value
     fingerprints   whether a value has changed
     classes        classes by value
     sources        source text of functions by value
     mains          the `__main__` of a worker
     out_of_band    arrays as objects beside a stream
-    tensors        tensors of torch
+    tensors        torch tensors
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Payloads of one array or one number: a head that nodes can read, too, and the bytes.
 
-With this head, a reduction never unpickles a user's data.
+Because of this head, a reduction never unpickles a user's data.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-NDIM_MAX = 64  # NumPy's own
+NDIM_MAX = 64  # NumPy's own limit
 
 
 @functools.lru_cache(4096)
@@ -58,7 +58,8 @@ def _array_head(
     contributors: tuple[int, ...] | None = None,
     buffer_offset: int | None = None,
 ) -> tuple[bytes, int, int]:
-    """Head, offset of the buffer, and size of the payload. Cached, because the function is pure."""
+    """The head, the offset of the buffer, and the size of the payload. Cached, because the
+    function is pure."""
     nbytes = named_dtype(name).itemsize
     for size in shape:
         nbytes *= size
@@ -69,7 +70,7 @@ def _array_head(
     offset = align(head_nbytes) if buffer_offset is None else buffer_offset
     if offset < head_nbytes or offset % BUFFER_ALIGN:
         raise ValueError(
-            f"the buffer of this array cannot stand at {offset}: its head takes {head_nbytes} "
+            f"the buffer of this array cannot be at {offset}: its head takes {head_nbytes} "
             f"bytes, and buffers are aligned to {BUFFER_ALIGN}"
         )
     flags = 0 if contributors is None else HAS_CONTRIBUTORS
@@ -84,8 +85,8 @@ def encode_array_head(
     contributors: Sequence[int] | None = None,
     buffer_offset: int | None = None,
 ) -> tuple[bytes, int, int]:
-    """The head of an array whose bytes are filled in later: (head with zeros up to the bytes, their
-    offset, total bytes)."""
+    """The head of an array whose bytes are filled in later. Returns the head, padded with zeros up
+    to the bytes; the offset of the bytes; and the size of the payload."""
     name = dtype_name(np.dtype(dtype))
     if name is None:
         raise TypeError(f"arrays of dtype {dtype} have no description without pickle")
@@ -116,7 +117,7 @@ def encode_array(array: Array) -> Encoded | None:
 def _parse_array(
     meta: bytes, flags: int
 ) -> tuple[np.dtype[Any], tuple[int, ...], str, tuple[int, ...] | None]:
-    """(dtype, shape, order, contributors) from an array's meta."""
+    """The dtype, shape, order and contributors in an array's meta."""
     if len(meta) < ARRAY_META.size:
         raise malformed(memoryview(meta))
     ndim, fortran, name_len, n_who = ARRAY_META.unpack_from(meta)
@@ -150,7 +151,8 @@ def decode_array(mem: memoryview, meta_len: int, writable: bool) -> Array:
         array = np.empty(shape, dtype, order)  # type: ignore[call-overload]
         array.flags.writeable = writable
         return array
-    # frombuffer keeps the memoryview; ndarray(buffer=) would keep only its owner, not an export.
+    # frombuffer keeps the memoryview alive; ndarray(buffer=) would keep only the memoryview's
+    # owner, without an export of its buffer.
     if not mem.readonly:
         mem = mem.toreadonly()
     if writable and nbytes >= large_copies.bytes_min:
@@ -163,7 +165,8 @@ def decode_array(mem: memoryview, meta_len: int, writable: bool) -> Array:
 
 
 def read_contributors(mem: memoryview) -> tuple[int, ...] | None:
-    """The sources whose values are in the array; None if it is not the result of a reduction."""
+    """The indices of the sources whose values are in the array; None if it is not the result of a
+    reduction."""
     if len(mem) < HEAD.size:
         raise malformed(mem)
     kind, flags, _, _, _, meta_len = unpack_head(mem)
@@ -179,8 +182,9 @@ def read_contributors(mem: memoryview) -> tuple[int, ...] | None:
 
 
 def describe_array(mem: memoryview) -> ArrayInfo | None:
-    """Describes the array or number in a payload, without unpickling; None if there is neither.
-    `mem` may end before an array's elements. ValueError: not a payload."""
+    """Describes the array or number in a payload, without unpickling. Returns None if there is
+    neither. `mem` may end before an array's elements. Raises ValueError if `mem` is not a
+    payload."""
     if len(mem) < HEAD.size:
         raise malformed(mem)
     kind, flags, _, _, _, meta_len = unpack_head(mem)
@@ -197,7 +201,7 @@ def describe_array(mem: memoryview) -> ArrayInfo | None:
     return None
 
 
-# Payloads of one number, or None: the head itself contains the bytes and the name of their dtype.
+# -- payloads of one number, or None: the head contains the bytes and the name of their dtype ------
 #
 # They are written and read without pickle (except ints beyond 64 bits), because many results are
 # single numbers.
@@ -226,7 +230,7 @@ def _in_head(head: bytes) -> Encoded:
 def _encode_int(value: int) -> Encoded | None:
     try:
         return _in_head(_INT_HEAD + _INT.pack(value))
-    except struct.error:  # Beyond int64.
+    except struct.error:  # the value is beyond int64
         return encode_plain(value)
 
 

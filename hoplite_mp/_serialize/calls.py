@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 
 
 class EncodedCall(Encoded):
-    """The arguments of a call. The task waits for `dependencies`, and receives their values."""
+    """The arguments of a call. `dependencies`: the refs for which the task waits, and whose values
+    it receives."""
 
     __slots__ = ("dependencies",)
     dependencies: list[ObjectRef[Any]]
@@ -62,7 +63,7 @@ def encode_call(
     scan: MakeScan | None = None,
     beside: bool = True,
 ) -> EncodedCall:
-    """The arguments of a task.
+    """Encodes the arguments of a task.
 
     A ref or Future that is an argument, or is inside a list, tuple, dict (as key or value) or set,
     is marked to be replaced by its value. In other places, and inside `by_ref`, refs stay refs.
@@ -94,7 +95,7 @@ def _encode_simple_call(args: tuple[Any, ...]) -> EncodedCall | None:
         call = EncodedCall(head, [], [], len(head), [])
         call.dependencies = []
         return call
-    refs: dict[ObjectRef[Any], int] = {}  # each once, with its index in the payload's list
+    refs: dict[ObjectRef[Any], int] = {}  # ref -> its index in the payload's list
     types: tuple[Any, ...] = ref_types()
     plain, places = list(args), []
     for place, arg in enumerate(args):
@@ -115,7 +116,7 @@ def _encode_simple_call(args: tuple[Any, ...]) -> EncodedCall | None:
 def _write_call(
     value: Any, args: tuple[Any, ...], scan: MakeScan | None, beside: bool
 ) -> PickleStream:
-    # # Many calls have no refs: their lists need no search in Python.
+    # Many calls have no refs, and their lists need no search in Python.
     types = ref_types()
     if not any(isinstance(arg, types) for arg in args):
         try:
@@ -131,7 +132,8 @@ def _mark(
     marks: dict[ObjectRef[Any], Resolve],
     memo: dict[int, Any],
 ) -> Any:
-    """A copy of nested exact containers with `Resolve` in place of refs; cycles are kept."""
+    """A copy of nested containers (of exactly these types) with `Resolve` in place of refs. Cycles
+    are kept."""
     cls = type(value)
     if cls in ATOMS:
         return value
@@ -151,7 +153,7 @@ def _mark(
             copy[_mark(key, types, marks, memo)] = _mark(item, types, marks, memo)
     else:
         items = [_mark(item, types, marks, memo) for item in value]
-        copy = memo.setdefault(id(value), cls(items))  # in a cycle, it was already made above
+        copy = memo.setdefault(id(value), cls(items))  # in a cycle, the copy already exists
     return copy
 
 
@@ -172,8 +174,9 @@ def _blame_argument(
 
 
 def read_dependencies(mem: memoryview) -> list[bytes]:
-    """Ids of the refs whose values the call needs. The head contains them only if all arguments are
-    refs and plain values; for other calls the list is empty. ValueError: not a payload."""
+    """The ids of the refs whose values the call needs. The head contains them only if all
+    arguments are refs and plain values; for other calls the list is empty. Raises ValueError if
+    `mem` is not a payload."""
     if len(mem) < HEAD.size:
         raise malformed(mem)
     return read_refs(mem) if unpack_head(mem)[1] & REFS_AT else []
@@ -182,9 +185,9 @@ def read_dependencies(mem: memoryview) -> list[bytes]:
 def decode_call(
     mem: memoryview, make_ref: MakeRef, resolve: ResolveRef, writable: bool = True
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """(args, kwargs) of a call. Arrays by value belong to the task; refs are replaced by the
-    results of `resolve`. If the arguments were lost in transit, the payload is an error, which is
-    raised."""
+    """The args and kwargs of a call. Arrays by value belong to the task; refs are replaced by the
+    results of `resolve`. If the arguments were lost in transit, the payload is an error, and this
+    function raises it."""
     if len(mem) < HEAD.size:
         raise malformed(mem)
     head = unpack_head(mem)
@@ -206,23 +209,24 @@ def decode_call(
     return (value, {}) if flags & ARGS_ONLY else value
 
 
-# The functions of tasks as bytes, with a leading name that is read without unpickling.
+# -- functions of tasks as bytes -------------------------------------------------------------------
 #
-# They are not payloads, because the sender chooses their place.
+# The bytes begin with the function's name, which can be read without unpickling. They are not
+# payloads, because the sender chooses where they are stored.
 
 
 def encode_function(function: Callable[..., Any], scan: Scan | None = None) -> bytes:
-    """Encodes a function for a task: by reference if readers can import it, otherwise by value. Its
-    large arrays are in the stream; `scan` marks them."""
+    """Encodes a function for a task: by reference if readers can import it, otherwise by value.
+    The function's large arrays are in the stream; `scan` marks them."""
     return encode_out_of_band(function, scan, False)[0]
 
 
 def encode_out_of_band(
     function: Callable[..., Any], scan: Scan | None, beside: bool = True
 ) -> tuple[bytes, list[ObjectRef[Any]], bool]:
-    """Encodes a function for a task. Returns its bytes, the objects with its large arrays, and
-    whether it contains refs. These refs are written as in a foreign pickle, and hold no object in
-    transit, so the caller keeps `function` alive until it has arrived.
+    """Encodes a function for a task. Returns the function's bytes, the objects with its large
+    arrays, and whether it contains refs. These refs are written as in a foreign pickle, and hold
+    no object in transit. So the caller keeps `function` alive until it has arrived.
     """
     name = _display_name(function).encode(errors="replace")[:255]
     stream = PickleStream()
@@ -254,7 +258,8 @@ def encode_out_of_band(
 
 
 def _beside(scan: Scan | None, stream: PickleStream, beside: bool) -> Scan | None:
-    """The scan, which stores the arrays of this stream; None if the arrays stay in the stream."""
+    """The scan, prepared to store the arrays of this stream; None if the arrays stay in the
+    stream."""
     if scan is None or not beside:
         return None
     scan.stream = stream
@@ -262,8 +267,8 @@ def _beside(scan: Scan | None, stream: PickleStream, beside: bool) -> Scan | Non
 
 
 def _in_band(chunk: Any) -> Any:
-    """A chunk as plain bytes. Without a `buffer_callback` the pickler writes a large buffer as the
-    PickleBuffer itself, whose memory may be in an order that `join` does not accept."""
+    """A chunk as plain bytes. Without a `buffer_callback`, the pickler writes a large buffer as
+    the PickleBuffer itself, and `join` may not accept the order of its memory."""
     return chunk.raw() if type(chunk) is pickle.PickleBuffer else chunk
 
 
@@ -280,7 +285,7 @@ def function_name(data: bytes | memoryview) -> str:
 
 
 def decode_function(data: bytes | memoryview) -> Any:
-    """The function that `encode_function` wrote."""
+    """The function that `encode_function` has encoded."""
     return load_foreign(data[1 + data[0] :])
 
 

@@ -2,8 +2,8 @@
 
 A received class equals the sender's class: its attributes are sent as its state. The hooks of a
 class statement are `__init_subclass__`, and a metaclass's `__new__` and `__init__`. Hooks that are
-sent by value do not run again: the state contains their effects, and the keyword arguments of the
-class statement, which they may need, are not recorded. Hooks that readers import run as usual,
+sent by value do not run again: their effects are in the state, and they may need the keyword
+arguments of the class statement, which are not recorded. Hooks that readers import run as usual,
 unless they require such arguments.
 """
 
@@ -31,8 +31,8 @@ __all__ = ["annotations_of", "own_annotations", "with_annotations"]
 
 
 _HOOK = "__init_subclass__"
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE, which every class made by a class statement has
-# Data descriptors of `type` that only set the name in the namespace of the class.
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE, set for every class made by a class statement
+# Data descriptors of `type` that only set the entry of this name in the namespace of the class.
 _PLAIN_DESCRIPTORS = frozenset({
     "__module__", "__qualname__", "__doc__", "__abstractmethods__", "__annotations__",
     "__annotate__", "__type_params__",
@@ -43,7 +43,8 @@ _hooks = locks.rlock("serial.hooks")  # held while a hook is replaced
 
 
 def _forked() -> None:
-    """Replaces the lock in a forked child, where a thread that does not exist may hold it."""
+    """Replaces the lock in a forked child: it may be held by a thread that exists only in the
+    parent."""
     global _hooks
     _hooks = locks.rlock("serial.hooks")
 
@@ -52,7 +53,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class _Local(threading.local):
-    quiet = False  # this thread creates a class without hooks
+    quiet = False  # True: this thread is creating a class without running hooks
 
 
 _local = _Local()
@@ -68,7 +69,7 @@ def cloudpickled(pickler: Any, obj: Any) -> Reduced:
         if obj not in cloudpickle._BUILTIN_TYPE_NAMES:
             return _reduce_enum(obj) if _is_plain_enum(obj) else _reduce_class(obj)
     elif isinstance(obj, types.FunctionType):
-        # cloudpickle's rule, that readers can import everything in sys.modules, is not used here.
+        # This does not use cloudpickle's rule that readers can import everything in sys.modules.
         return pickler._dynamic_function_reduce(with_annotations(obj))
     return cloudpickle.Pickler.reducer_override(pickler, obj)
 
@@ -98,8 +99,9 @@ def _reduce_class(cls: type) -> Reduced:
 
 
 def _check_metaclass(cls: type) -> None:
-    """Refuses a class whose metaclass is compiled: `type` can neither create such a class nor set
-    its attributes, and the metaclass needs data that only the class statement has."""
+    """Raises TypeError for a class whose metaclass is compiled: `type` can neither create such a
+    class nor set its attributes, and the metaclass needs data that only the class statement
+    has."""
     meta = compiled_metaclass(cls)
     if meta is not None:
         raise TypeError(
@@ -110,17 +112,18 @@ def _check_metaclass(cls: type) -> None:
 
 
 def compiled_metaclass(cls: type) -> type | None:
-    """The class in compiled code that creates this class, or sets its attributes."""
+    """The compiled metaclass that creates this class or sets its attributes; None if there is
+    none."""
     kinds: list[type] = type.mro(type(cls))
-    for meta in kinds[:-2]:  # without `type` and `object`
+    for meta in kinds[:-2]:  # excluding `type` and `object`
         if any(isinstance(vars(meta).get(one), _COMPILED) for one in ("__new__", "__setattr__")):
             return meta
     return None
 
 
 def _must_be_in_namespace(meta: type, name: str) -> bool:
-    """Whether this is an attribute of a class that only the class statement can set, because the
-    metaclass has a data descriptor of this name."""
+    """Whether only the class statement can set this attribute of a class, because the metaclass
+    has a data descriptor of this name."""
     for kind in meta.__mro__:
         found = vars(kind).get(name)
         if found is not None:
@@ -142,15 +145,15 @@ def _slots(cls: type) -> tuple[str, ...]:
 
 
 def _evaluate_annotations(cls: type, state: dict[str, Any]) -> None:
-    """Replaces the function that evaluates a class's annotations since Python 3.14 (PEP 649) by the
-    annotations, because the function refers to the namespace of the class."""
-    state.pop("__classdictcell__", None)  # of that function
+    """Replaces the function that evaluates a class's annotations (PEP 649, since Python 3.14) by
+    the annotations, because the function refers to the namespace of the class."""
+    state.pop("__classdictcell__", None)  # used by that function
     if "__annotate_func__" in vars(cls):
         state["__annotations_cache__"] = own_annotations(cls)
 
 
 def _state_of_slotted(cls: type, slots: tuple[str, ...]) -> dict[str, Any]:
-    """As cloudpickle's `_class_getstate`, which does not support every form of `__slots__`."""
+    """Like cloudpickle's `_class_getstate`, which does not support every form of `__slots__`."""
     from cloudpickle import cloudpickle
 
     state: dict[str, Any] = cloudpickle._extract_class_dict(cls)
@@ -170,12 +173,13 @@ def _is_plain_enum(cls: type) -> bool:
 
 
 def _builtin_base(cls: type) -> Any:
-    """The builtin class whose `__new__` makes instances of this class."""
+    """The builtin base class whose `__new__` makes instances of this class."""
     return next(base for base in cls.__mro__ if not base.__flags__ & _HEAP_TYPE)
 
 
 def _reduce_enum(cls: Any) -> Reduced:
-    """An enumeration with all its members, including aliases and combined members of a Flag."""
+    """Reduces an enumeration with all its members, including aliases and combined members of a
+    Flag."""
     from cloudpickle import cloudpickle
 
     base = _builtin_base(cls)
@@ -207,7 +211,7 @@ def load_class(
     namespace: dict[str, Any],
     tracker_id: str,
 ) -> type:
-    """Used in streams: a class by value, whose attributes are not filled in yet."""
+    """Used in streams: makes a class by value, whose attributes are filled in later."""
     from cloudpickle import cloudpickle
 
     known: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
@@ -221,7 +225,8 @@ def _make(meta: type[type], name: str, bases: tuple[type, ...], namespace: dict[
     owner = _owner_of_hook(bases)
     fill = functools.partial(_fill, namespace)
     if importable(meta) and (owner is None or importable(owner)):
-        # A TypeError: a hook requires keyword arguments. Any other TypeError is raised again below.
+        # TypeError: a hook requires keyword arguments. A TypeError for another reason is raised
+        # again below.
         with contextlib.suppress(TypeError):
             return types.new_class(name, bases, {"metaclass": meta}, fill)
     create: Any = abc.ABCMeta if issubclass(meta, abc.ABCMeta) else type
@@ -235,8 +240,8 @@ def _fill(namespace: dict[str, Any], scope: dict[str, Any]) -> None:
 
 
 def fill_class(cls: type, state: tuple[dict[str, Any], Any]) -> None:
-    """Used in streams: sets the attributes of a class, without the `__setattr__` of its metaclass,
-    and those of an enumeration's members."""
+    """Used in streams: sets the attributes of a class, without using its metaclass's
+    `__setattr__`, and the attributes of an enumeration's members."""
     attributes, members = state
     for member, own in members or ():
         vars(member).update(own)
@@ -261,8 +266,8 @@ def load_enum(
     aliases: dict[str, str],
     tracker_id: str,
 ) -> type:
-    """Used in streams: an enumeration whose other attributes are not filled in yet. Its members can
-    already be found by their values, because attributes may contain members."""
+    """Used in streams: makes an enumeration, whose other attributes are filled in later. Its
+    members can already be found by their values, because attributes may contain members."""
     from cloudpickle import cloudpickle
 
     known: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
@@ -304,8 +309,8 @@ def _owner_of_hook(bases: Any) -> type | None:
 
 @contextlib.contextmanager
 def _without_hook(owner: type | None) -> Iterator[None]:
-    """Suppresses the hook for classes that this thread creates inside; classes of other threads
-    still call it."""
+    """A context manager inside which classes that this thread creates do not call the hook;
+    classes that other threads create still call it."""
     if owner is None:
         yield
         return
@@ -325,10 +330,9 @@ def _without_hook(owner: type | None) -> Iterator[None]:
             type.__setattr__(owner, _HOOK, hook)
 
 
-# The annotations of a function or class, without an error for names that do not exist.
-#
-# Since Python 3.14 annotations are evaluated when they are read (PEP 649), so a name that only type
-# checkers import raises an error then. A function by value is sent with the present values of its
+# The annotations of a function or class, without an error for names that do not exist. Since
+# Python 3.14 annotations are evaluated when they are read (PEP 649). A name that only type
+# checkers import then raises an error. A function by value is sent with the current values of its
 # annotations, or with their text if one of them cannot be evaluated.
 
 
@@ -361,7 +365,7 @@ def own_annotations(cls: type) -> dict[str, Any] | None:
 
 
 def with_annotations(function: types.FunctionType) -> types.FunctionType:
-    """The function; or a copy with annotations as text, if the function's cannot be evaluated."""
+    """The function, or a copy with annotations as text if the annotations cannot be evaluated."""
     if not IS_LAZY:
         return function
     try:

@@ -1,8 +1,9 @@
-"""Functions and classes in streams: by reference where readers can import them, else by value.
+"""Functions and classes in streams: by reference if readers can import them, otherwise by value.
 
-"By value" means by cloudpickle: for definitions in `__main__`, lambdas, local functions and
-classes, and registered modules. Plain pickle would write definitions of `__main__` by reference,
-but readers never import `__main__`. This module must not depend on payloads, refs and arrays.
+"By value" means with cloudpickle. Definitions in `__main__`, lambdas, local functions and classes,
+and registered modules are sent in this way. Plain pickle would write definitions in `__main__` by
+reference, but readers never import `__main__`. This module must not depend on payloads, refs or
+arrays.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ if TYPE_CHECKING:
 
 
 by_value_modules: dict[str, types.ModuleType] = {}
-# The captured values of a function that readers import: none. Each registration makes a new list,
-# so that no function still counts as sent by name.
+# The list of captured values for functions that readers import; it is empty. Each registration
+# makes a new list, so that no function still counts as sent by name.
 by_name: list[Any] = []
 _BUILTIN_SINGLETON_TYPES = frozenset({type(None), type(...), type(NotImplemented)})
-_CO_FILENAME = 10  # the place of co_filename among the arguments of types.CodeType
+_CO_FILENAME = 10  # the index of co_filename among the arguments of types.CodeType
 # Classes that were defined in this process, not received. A stream that returns to this process
 # must not change them.
 _native_classes: weakref.WeakSet[type] = weakref.WeakSet()
 
 UNBOUND: Any = object()  # stands for a variable without a value
-Reduced = Any  # What __reduce_ex__ may return, or NotImplemented.
+Reduced = Any  # a result of __reduce_ex__, or NotImplemented
 
 
 class NeedCloudpickle(Exception):
-    """Internal: the light pickler found an object that must be sent by value."""
+    """Internal: the light pickler has found an object that must be sent by value."""
 
 
 def importable(obj: Any) -> bool:
@@ -84,7 +85,7 @@ def module_travels(module_name: Any) -> bool:
 
 
 def reduce_code(pickler: Any, obj: Any) -> Reduced:
-    """Reduces a function or class to its name, if readers can import it."""
+    """Reduces a function or class: to its name if readers can import it, otherwise by value."""
     if id(obj) in OWN_IDS:
         return NotImplemented
     if importable(obj) or obj in _BUILTIN_SINGLETON_TYPES:
@@ -95,7 +96,7 @@ def reduce_code(pickler: Any, obj: Any) -> Reduced:
 
 
 def cell_contents(cell: types.CellType) -> tuple[Any, ...]:
-    """The value of a closure's variable; nothing if it has none."""
+    """A tuple with the value of a closure's variable; an empty tuple if it has no value."""
     try:
         return (cell.cell_contents,)
     except ValueError:
@@ -108,19 +109,19 @@ def note_native(cls: type) -> None:
 
 
 def reduce_code_object(pickler: Any, obj: types.CodeType) -> Reduced:
-    """Reduces a code object as cloudpickle does, with the file name that cloudpickle omits since
-    version 3.1."""
+    """Reduces a code object like cloudpickle, but with the file name, which cloudpickle omits
+    since version 3.1."""
     if not pickler.by_value:
         raise NeedCloudpickle
     from cloudpickle import cloudpickle
 
     kind, args = cloudpickle._code_reduce(obj)
-    # # Interned, so that a pickler with several code objects writes the name once.
+    # Interned, so that a pickler with several code objects writes the name once.
     return kind, (*args[:_CO_FILENAME], sys.intern(obj.co_filename), *args[_CO_FILENAME + 1 :])
 
 
 def is_native(cls: type) -> bool:
-    """Whether this class by value was defined in this process."""
+    """Whether this class, which is sent by value, was defined in this process."""
     return cls in _native_classes
 
 
@@ -130,7 +131,7 @@ def reduce_module(pickler: Any, module: types.ModuleType) -> Reduced:
         raise NeedCloudpickle
     name = module.__name__
     if name in MAIN_NAMES or (sys.modules.get(name) is module and module_travels(name)):
-        return NotImplemented  # cloudpickle's dispatch table knows it.
+        return NotImplemented  # cloudpickle's dispatch table has an entry for it
     state = {key: value for key, value in vars(module).items() if key not in _OF_IMPORT}
     # The state follows the module, because its functions may refer to the module.
     return types.ModuleType, (name,), state, None, None, load_module_state
@@ -149,11 +150,11 @@ def reduce_only_by_value(pickler: Any, obj: Any) -> Reduced:
     """Reduces objects that plain pickle cannot write, such as modules."""
     if not pickler.by_value:
         raise NeedCloudpickle
-    return NotImplemented  # cloudpickle's dispatch table knows it.
+    return NotImplemented  # cloudpickle's dispatch table has an entry for it
 
 
 def reduce_named(pickler: Any, obj: Any) -> Reduced:
-    """Reduces objects of the library that pickle would write as a name in `__main__`."""
+    """Reduces objects of the standard library that pickle would write as a name in `__main__`."""
     if importable(obj):
         return NotImplemented
     if isinstance(obj, functools._lru_cache_wrapper):
@@ -166,7 +167,7 @@ def reduce_named(pickler: Any, obj: Any) -> Reduced:
 
 
 def load_cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
-    """Used in streams: a function behind `functools.lru_cache`."""
+    """Used in streams: makes a function with a `functools.lru_cache`."""
     return functools.lru_cache(**parameters)(function)
 
 
@@ -182,10 +183,9 @@ def reduce_not_by_name(pickler: Any, obj: Any) -> Reduced:
     return reduced
 
 
-# Which modules readers can import, and which modules only this program has imported.
-#
-# Workers have the `sys.path` that this program had when it started them, and the finders that
-# `site` installs. Readers can import a module if these find the same file for its name. They cannot
+# Which modules readers can import, and which modules only this program has imported. Workers have
+# the `sys.path` that this program had when it started them, and the finders that `site` installs.
+# Readers can import a module if this path and these finders lead to the same file. They cannot
 # import a module that the program has made in another way: from a file in another directory, in
 # memory, or with its own finder.
 
@@ -200,8 +200,9 @@ _CYTHON = "_cython_", "cython_runtime"  # modules that compiled code makes, with
 Path = list[str] | None  # None: `sys.path`
 Answer = tuple[weakref.ref[types.ModuleType], Path, bool, tuple[Any, ...] | None]
 _path: Path = None  # the path of the workers that this process started last
-# Name -> the module that was checked, the searched path, the answer, and the basis of the answer
-# for a module without a `__spec__`, which the program may still be filling.
+# Name -> the module that was checked, the searched path, the answer and, for a module without a
+# `__spec__`, the attributes on which the answer is based. The program may still be setting these
+# attributes.
 _answers: dict[str, Answer] = {}
 _site_finders: dict[str, bool] = {}  # name of a finder's module -> whether `site` installs it
 
@@ -222,7 +223,7 @@ def is_found_by_readers(name: str) -> bool:
         if filled is None or filled == _filled(module):
             return found
     if not isinstance(module, types.ModuleType):
-        return True  # an object that replaces its module
+        return True  # an object that has replaced its module
     unfinished = getattr(module, "__spec__", None) is None
     filled = _filled(module) if unfinished else None
     found = _is_found(name, module)
@@ -241,7 +242,7 @@ def _is_found(name: str, module: types.ModuleType) -> bool:
         return is_found_by_readers(real)  # an alias of the same module
     own = getattr(module, "__spec__", None)
     if getattr(own, "origin", None) in _BUILT_IN:
-        return True  # of Python, perhaps by another name: `collections.abc` is `_collections_abc`
+        return True  # part of Python, maybe under another name: `collections.abc`, for example
     files = {getattr(own, "origin", None), getattr(module, "__file__", None)} - {None}
     if any(str(file).endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES)) for file in files):
         return True  # compiled code cannot be sent by value
@@ -256,7 +257,7 @@ def _is_found(name: str, module: types.ModuleType) -> bool:
         return not files and (head in sys.modules or name.startswith(_CYTHON))
     if spec.origin is None or spec.origin in _BUILT_IN:
         return True  # a package without a file, or a module of Python
-    if not files:  # a module in memory has the name of a file, or has replaced that file's module
+    if not files:  # a module in memory, which has a file's name or has replaced its module
         return own is not None or type(module) is not types.ModuleType
     return any(_same_file(spec.origin, str(file)) for file in files)
 
@@ -298,7 +299,7 @@ def _is_from_site(finder: Any) -> bool:
 
 
 def _path_files() -> list[str]:
-    """The texts of the .pth files that `site` has run."""
+    """The texts of the .pth files that `site` has executed."""
     texts = []
     for folder in (*site.getsitepackages(), site.getusersitepackages()):
         with contextlib.suppress(OSError):

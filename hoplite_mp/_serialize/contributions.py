@@ -1,8 +1,8 @@
-"""The contributions to a Group's calls, their results, and errors about both.
+"""Rules for the contributions to Group calls and their results, and errors about both.
 
-An array is sent to the other ranks as its bytes, any other value as a pickled object. The same
-rules apply on one host and on several hosts: which values are sent as bytes, which values a
-reduction refuses, and which values `out=` accepts.
+An array is sent to the other ranks as its bytes, any other value as a pickled object. This module
+decides which values are sent as bytes, which values a reduction refuses, and which values `out=`
+accepts. The same rules apply on one host and on several hosts.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ __all__ = [
 
 Array = np.ndarray[Any, np.dtype[Any]]
 REDUCTIONS = ("allreduce", "reduce", "reduce_scatter")
-PREFIXES = ("scan", "exscan")  # rank r gets the reduction of ranks up to r, or below r
-TARGETED = ("alltoall", "scatter")  # a contributing rank gives a value for each rank
-# The end of errors about values that are not arrays.
+PREFIXES = ("scan", "exscan")  # rank r gets the reduction of the ranks up to r, or below r
+TARGETED = ("alltoall", "scatter")  # a contributing rank passes a value for each rank
+# The end of the texts of errors about values that are not arrays.
 BY_FUNCTION = "; op=callable, a function of two values, reduces any values"
-STEP_ROOT = 1  # of an allgather or alltoall that is a step of a reduction by slices; others have 0
+# The root of an allgather or alltoall that is a step of a reduction by slices; otherwise it is 0.
+STEP_ROOT = 1
 NUMBERS = (bool, int, float, complex)
 _EXACT_NUMBERS = frozenset(NUMBERS)
 _NUMBERS = frozenset(np.dtype(c).num for c in "?bBhHiIlLqQefdFD")  # by `dtype.num`
@@ -59,8 +60,8 @@ NOTHING = Nothing()
 def section_bounds(kind: str, size: int, nbytes: int) -> list[int]:
     """The offsets at which hosts may begin to read a rank's value in a large call, and `nbytes`.
 
-    Each host that owns a stripe begins at its stripe. The last host of an allreduce owns no stripe
-    if the call has begun without it, or if its link is slow.
+    Each host that owns a stripe begins at the start of its stripe. The last host in an allreduce
+    owns no stripe if the call has begun without it, or if its link is slow.
     """
     without_one = max(1, size - 1)
     counts = {"broadcast": {without_one}, "reduce": {without_one}, "allreduce": {size, without_one}}
@@ -71,13 +72,13 @@ def section_bounds(kind: str, size: int, nbytes: int) -> list[int]:
 
 
 def contribution(kind: str, x: Any, size: int, *, gives: bool) -> list[Any]:
-    """The values that a rank contributes: one, one for each rank, or none. `gives`: whether x is
-    used (broadcast and scatter ignore x except at the root). ValueError, TypeError: x does not suit
-    this kind of call."""
+    """The values that a rank contributes: one value, one value for each rank, or none. `gives`:
+    whether x is used (broadcast and scatter ignore x except at the root). Raises ValueError or
+    TypeError if x does not suit this kind of call."""
     if kind == "barrier" or not gives:
         return []
     if x is NOTHING:
-        raise ValueError(f"the root of a {kind} must give x")
+        raise ValueError(f"the root of a {kind} must pass x")
     if kind in TARGETED:
         return _one_for_each(kind, x, size)
     return [reducible(kind, x) if kind in REDUCTIONS or kind in PREFIXES else x]
@@ -94,7 +95,8 @@ def _one_for_each(kind: str, x: Any, size: int) -> list[Any]:
 
 
 def outs_of(kind: str, out: Any, size: int) -> list[Any]:
-    """The `out` of a call whose result is a list: an array for each rank, or None for each."""
+    """The `out` of a call whose result is a list, as a list with an array or None for each
+    rank."""
     if out is None:
         return [None] * size
     outs = list(out) if isinstance(out, (list, tuple)) else []
@@ -104,7 +106,7 @@ def outs_of(kind: str, out: Any, size: int) -> list[Any]:
 
 
 def reducible(kind: str, x: Any) -> Array:
-    """An array, number or bool as a plain array. TypeError for everything else, because a
+    """An array, number or bool as a plain array. Raises TypeError for everything else, because a
     conversion would silently lose a mask or a unit, or turn numbers into text."""
     cls = type(x)
     if cls is np.ndarray and x.dtype.num in _NUMBERS and x.dtype.metadata is None:
@@ -135,18 +137,19 @@ def is_plain_array(x: Any) -> bool:
 
 
 def into(value: Any, out: Array | None) -> Any:
-    """A writable copy of an array, any other value as it is; or `out`, filled with the value."""
+    """Returns the result of a call: `out`, filled with the value, if it is given; otherwise a
+    writable copy of an array, and any other value unchanged."""
     if out is None:
         return np.array(value) if type(value) is np.ndarray else value
     if not isinstance(out, np.ndarray):
         raise TypeError(f"out must be a numpy array, not {type_name(out)}")
     array = np.asarray(value) if isinstance(value, (*NUMBERS, np.generic)) else value
     if type(array) is not np.ndarray:
-        raise TypeError(f"out takes an array or a number, the result is {type_name(value)}")
+        raise TypeError(f"out takes an array or a number, but the result is {type_name(value)}")
     if out.shape != array.shape or out.dtype != array.dtype:
         raise ValueError(
-            f"out has shape {out.shape} and dtype {out.dtype}, the result {array.shape} and "
-            f"{array.dtype}"
+            f"out has shape {out.shape} and dtype {out.dtype}, but the result has shape "
+            f"{array.shape} and dtype {array.dtype}"
         )
     if out is not array and not _is_same_memory(out, array):
         if not out.flags.writeable:
@@ -169,7 +172,8 @@ def type_name(x: Any) -> str:
 
 
 def shortened(values: tuple[Any, ...], place: int) -> _serialize.Encoded:
-    """Encodes plain values, with as much of the text at `place` as fits into an object's header."""
+    """Encodes plain values, with the text at `place` cut so that they fit into an object's
+    header."""
     text = values[place].encode(errors="replace")
     without = _serialize.encode((*values[:place], "", *values[place + 1 :])).nbytes
     fits = text[: max(0, _shm.INLINE_BYTES_MAX - without)].decode(errors="ignore")
@@ -177,7 +181,7 @@ def shortened(values: tuple[Any, ...], place: int) -> _serialize.Encoded:
 
 
 def mask_of(ranks: Iterable[int]) -> int:
-    """Ranks as bits of one integer. It fits into every message, unlike a list."""
+    """Ranks as bits of one integer, which fits into every message, unlike a list."""
     mask = 0
     for rank in ranks:
         mask |= 1 << operator.index(rank)

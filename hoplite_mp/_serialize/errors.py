@@ -1,7 +1,7 @@
 """Failures as payloads, and the search for the part of a value that cannot be pickled.
 
-An exception of a task may run any code when it is pickled or loaded. So this module does not rely
-on it, and neither encoding nor decoding raises.
+When an exception from a task is pickled or loaded, its class may run any code. So this module does
+not rely on that code, and neither encoding nor decoding raises.
 
 A message between hosts can only contain a short payload. The sending node never unpickles, so it
 cannot shorten a payload. Therefore a payload above WHOLE_BYTES_MAX ends with a second complete
@@ -51,17 +51,17 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-# Maximal size of an error payload in a message between hosts (PAYLOAD_BYTES_MAX of
-# _protocol/fields.py). Higher: longer errors arrive whole; lower: other messages wait less.
+# Maximum size of an error payload in a message between hosts (PAYLOAD_BYTES_MAX in
+# _protocol/fields.py). Higher: longer errors arrive whole. Lower: other messages wait less.
 WHOLE_BYTES_MAX = 80 << 10
 SHORT_FORM_LENGTH = struct.Struct("<Q")
 
 
 class RemoteTraceback(Exception):
-    """The text of an exception's traceback in the process that raised it; the `__cause__` in other
-    processes."""
+    """The text of an exception's traceback in the process that raised it. In other processes, this
+    is the `__cause__` of the exception."""
 
-    __module__ = "hoplite_mp._serialize"  # as tracebacks show it, and as pickle finds it
+    __module__ = "hoplite_mp._serialize"  # the name that tracebacks show and pickle looks up
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -84,7 +84,7 @@ def encode_error(exc: BaseException, traceback_text: str | None = None) -> Encod
 
 
 def _encode(exc: BaseException, traceback_text: str | None) -> tuple[Encoded, str]:
-    """The payload without a short form, and its text."""
+    """The payload without a short form, and the traceback's text."""
     summary = _summary(exc)
     if traceback_text is None:
         traceback_text = format_error(exc, get_traceback(exc))
@@ -98,7 +98,7 @@ def _encode(exc: BaseException, traceback_text: str | None) -> tuple[Encoded, st
                 return encoded, traceback_text
         except KeyboardInterrupt:
             raise
-        except BaseException:  # anything raised by the exception's own code
+        except BaseException:  # the exception's own code may raise anything
             continue
     return fill(Encoded, PickleStream(), ERROR, 0, prefix), traceback_text
 
@@ -111,22 +111,23 @@ def _exit_within(exc: BaseException) -> BaseException:
 
 
 def exit_error(error: BaseException) -> TaskError:
-    """The error to raise for a task that raised SystemExit, KeyboardInterrupt or GeneratorExit.
-    These exceptions would end the program, so they become the cause of a TaskError."""
+    """The error to raise for a task that has raised SystemExit, KeyboardInterrupt or
+    GeneratorExit. These exceptions would stop the program, so they become the cause of a
+    TaskError."""
     made = TaskError(f"the task raised {_summary(error)}".removesuffix(": "))
     made.__cause__ = error
     vars(made)[EXIT_MARK] = True
     return made
 
 
-# An attribute of the TaskErrors of `exit_error`: a program's own `raise TaskError from error`, and
-# the error of a value that could not be loaded, stay unchanged.
+# An attribute that marks the TaskErrors made by `exit_error`. Other TaskErrors, from a program's
+# own `raise TaskError from error` or for a value that could not be loaded, stay unchanged.
 EXIT_MARK = "_exit"
 
 
 def format_error(exc: BaseException, frames: TracebackType | None) -> str:
-    """The text of the traceback with these frames. Never raises, whatever the exception's class
-    does."""
+    """The text of the exception's traceback with these frames. Never raises, whatever the
+    exception's class does."""
     try:
         return "".join(traceback.format_exception(type(exc), exc, frames))
     except KeyboardInterrupt:
@@ -136,7 +137,8 @@ def format_error(exc: BaseException, frames: TracebackType | None) -> str:
 
 
 def drop_traceback(exc: BaseException) -> None:
-    """Releases the objects in the frames. A class may refuse `exc.__traceback__ = None`."""
+    """Drops the exception's traceback, which releases the objects in its frames. (A class may not
+    allow `exc.__traceback__ = None`.)"""
     BaseException.with_traceback(exc, None)
 
 
@@ -146,7 +148,7 @@ def _with_short_form(encoded: Encoded, exc: BaseException, traceback_text: str) 
         return encoded
     short = _encode_short(exc, traceback_text, WHOLE_BYTES_MAX)
     if not set(short.refs) <= set(encoded.refs):
-        return encoded  # no process would hold further refs
+        return encoded  # no process would hold the other refs of the short form
     head = encoded.head[:1] + bytes((encoded.head[1] | HAS_SHORT_FORM,)) + encoded.head[2:]
     at = align(encoded.nbytes)
     tail = short.tobytes() + SHORT_FORM_LENGTH.pack(short.nbytes)
@@ -155,8 +157,9 @@ def _with_short_form(encoded: Encoded, exc: BaseException, traceback_text: str) 
 
 
 def short_error(mem: memoryview) -> bytes:
-    """A copy of an ERROR payload in at most WHOLE_BYTES_MAX bytes: the whole one or its short form.
-    A payload without a short form becomes a TaskError with a part of its text. Never unpickles."""
+    """A copy of an ERROR payload in at most WHOLE_BYTES_MAX bytes: the whole payload or its short
+    form. If a long payload has no short form, the result is a TaskError with a part of its text.
+    Never unpickles."""
     if mem.nbytes <= WHOLE_BYTES_MAX:
         return bytes(mem)
     if unpack_head(mem)[1] & HAS_SHORT_FORM:
@@ -171,9 +174,10 @@ def short_error(mem: memoryview) -> bytes:
 
 
 def encode_short_error(exc: BaseException, traceback_text: str, nbytes_max: int) -> Encoded:
-    """The payload of a failure in at most this number of bytes. The type is kept if possible; the
-    message and the traceback are cut in the middle until they fit. If the type does not fit, the
-    payload is a TaskError with a few words; a few hundred bytes always suffice. Never raises."""
+    """The payload of a failure in at most this number of bytes. The exception's type is kept if
+    possible; its message and traceback are cut in the middle until they fit. If the type does not
+    fit, the payload is a TaskError with a few words, for which a few hundred bytes always suffice.
+    Never raises."""
     exc = _exit_within(exc)
     short = _encode_short(exc, traceback_text, nbytes_max)
     encoded = _with_short_form(short, exc, traceback_text)
@@ -213,8 +217,8 @@ def _encode_short(exc: BaseException, traceback_text: str, nbytes_max: int) -> E
     return fill(Encoded, PickleStream(), ERROR, 0, ERROR_META.pack(0, len(summary)) + summary)
 
 
-# The shares of the size that are tried for the traceback; the message gets the same share. With the
-# last share there is neither.
+# The shares of the size that are tried for the traceback; the message gets the same share. The
+# last share leaves no space for either.
 SHARES = (0.4, 0.2, 0.1, 0.05, 0.0)
 WORDS_CHARS_MAX = 40
 
@@ -254,8 +258,8 @@ def _bare(exc: BaseException) -> BareException:
 
 
 def _portable(value: Any) -> Any:
-    """The value, with replacements for exceptions that cannot be sent: an exception made without
-    `__init__` and without some attributes, or as a last resort a TaskError."""
+    """The value, in which exceptions that cannot be sent are replaced: by an exception that is
+    made without `__init__` and without some attributes or, as a last resort, by a TaskError."""
     if type(value) in (list, tuple):
         return type(value)(map(_portable, value))
     if not issubclass(type(value), BaseException) or _travels(value):
@@ -265,8 +269,8 @@ def _portable(value: Any) -> Any:
 
 
 def portable_error(exc: BaseException) -> Any:
-    """The object to pickle in place of an exception inside a value, because the exception may not
-    pickle or load. Never raises."""
+    """The object to pickle in place of an exception inside a value, because pickling or loading
+    the exception may fail. Never raises."""
     return exc if _surely_loads(exc) else _portable(exc)
 
 
@@ -290,13 +294,14 @@ def _travels(value: Any) -> bool:
 
 
 def _surely_loads(exc: BaseException) -> bool:
-    """Whether loading surely succeeds: a builtin class with plain arguments."""
+    """Whether loading is sure to succeed, because the class is builtin and the arguments are
+    plain."""
     return (
         type(exc).__module__ == "builtins" and not exc.__dict__ and all_atoms(map(type, exc.args))
     )
 
 
-# The attributes of these names, which some classes refuse or redefine.
+# Access to these attributes, which some classes redefine or do not allow to be set.
 get_traceback = vars(BaseException)["__traceback__"].__get__
 _set_cause = vars(BaseException)["__cause__"].__set__
 _args_of = vars(BaseException)["args"].__get__
@@ -309,7 +314,7 @@ def _load_error(encoded: Encoded) -> Any:
 
 
 def _error_texts(mem: memoryview) -> tuple[str, str, int]:
-    """(traceback, summary, their size in the meta) of an ERROR payload."""
+    """The traceback and the summary in an ERROR payload, and their size in the meta."""
     head = unpack_head(mem)
     meta = HEAD.size + REF_BYTES * head[3] + BUFFER.size * head[4]
     text_len, summary_len = ERROR_META.unpack_from(mem, meta)
@@ -320,7 +325,8 @@ def _error_texts(mem: memoryview) -> tuple[str, str, int]:
 
 
 def error_text(mem: memoryview) -> str:
-    """The traceback in an ERROR payload, as far as it exists, read without unpickling."""
+    """The traceback in an ERROR payload, or the summary if there is no traceback, read without
+    unpickling."""
     text, summary, _ = _error_texts(mem)
     return (text or summary).strip()
 
@@ -341,20 +347,19 @@ def decode_error(mem: memoryview, make_ref: MakeRef) -> BaseException:
         if head[5] > skip:
             loaded = load_within(mem, head, skip, make_ref, None, False)
     except UNPICKLABLE:
-        pass  # the reader lacks a module, or the exception's own code fails; the text remains
+        pass  # this process lacks a module, or the exception's own code fails; the text remains
     error = loaded if issubclass(type(loaded), BaseException) else TaskError(summary)
     return with_text(error, text) if text else error
 
 
-# Finds the part of a value that cannot be pickled, for error messages.
-#
-# Called only after pickling has failed. Each part is pickled alone, and the search continues inside
-# the first one that fails: the globals, closure and defaults of functions, the attributes of
-# classes and objects, the items of containers.
+# Finds the part of a value that cannot be pickled, for error messages. This search runs only after
+# pickling has failed. Each part is pickled alone, and the search continues inside the first part
+# that fails. Parts are the globals, closure and defaults of functions, the attributes of classes
+# and objects, and the items of containers.
 
 
-# Maximum number of parts that are pickled in the search, and of items of one container. Higher:
-# more parts are found, and an error takes longer.
+# The maximum number of parts that the search pickles, and of items in one container that it
+# considers. Higher: more parts are found, and an error takes longer.
 PARTS_MAX = 300
 ITEMS_MAX = 100
 DEPTH_MAX = 20
@@ -364,8 +369,8 @@ ADVICE = "create it in the task or in an initializer, or leave it out with `__ge
 
 
 def blamed(value: Any) -> str:
-    """The end of an error text: ": ", the part that cannot be pickled, and advice. "" if no part
-    can be named. Never raises."""
+    """The end of an error text: ": ", the name of the part that cannot be pickled, and advice. ""
+    if no part can be named. Never raises."""
     try:
         path = _search(value)
     except (Exception, SystemExit, GeneratorExit):
@@ -407,7 +412,7 @@ def _can_travel(part: Any) -> bool:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """The parts that are pickled with a value: (place, part)."""
+    """Yields (place, part) for each part that is pickled with a value."""
     if isinstance(value, types.FunctionType):
         if not importable(value):
             yield from _parts_of_function(value)
@@ -439,7 +444,8 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(cls: type) -> list[tuple[str, Any]]:
-    """The attributes that are sent with a class. Readers recreate descriptors of slots."""
+    """The attributes that are sent with a class. Descriptors of slots are not sent, because
+    readers recreate them."""
     made = types.MemberDescriptorType, types.GetSetDescriptorType
     return [(name, part) for name, part in vars(cls).items() if not isinstance(part, made)]
 
@@ -462,7 +468,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]
     for key, cell in cells:
         try:
             yield f"the variable {key!r} in the closure {name}", cell.cell_contents
-        except ValueError:  # it is empty
+        except ValueError:  # the cell is empty
             continue
     defaults = function.__defaults__ or ()
     positional = function.__code__.co_varnames[: function.__code__.co_argcount]
@@ -479,7 +485,7 @@ def _parts_of_object(value: Any) -> Iterator[tuple[str, Any]]:
         yield f"the class {kind.__qualname__}", kind
     try:
         reduced = value.__reduce_ex__(5)
-    except UNPICKLABLE:  # it is the culprit itself
+    except UNPICKLABLE:  # the value itself cannot be pickled
         return
     if not isinstance(reduced, tuple):
         return

@@ -1,7 +1,7 @@
 """The layout of payloads, independent of their meaning: structs, flags, and positions.
 
-docs/architecture.md shows the layout ("Payload of an object"). In Python, only this module defines
-it.
+docs/architecture.md shows the layout ("Payload of an object"). Of the Python modules, only this
+one defines it.
 
 Payloads come from other processes and hosts. A reader compares the sizes in the head with the
 available bytes before it allocates anything, and raises ValueError if they do not fit. The contents
@@ -28,34 +28,37 @@ HEAD = struct.Struct("<BBHIII")  # kind, flags, reserved, n_refs, n_buffers, met
 BUFFER = struct.Struct("<QQ")  # offset, length
 ARRAY_META = struct.Struct("<BBHI")  # ndim, order, length of the dtype's name, n_contributors
 ERROR_META = struct.Struct("<II")  # lengths of the traceback and of the summary
-# Bound methods kept as names are cheaper to call than methods of imported objects.
+# Calling a bound method that has its own name is cheaper than calling a method of an imported
+# object.
 pack_head, unpack_head = HEAD.pack, HEAD.unpack_from
 pack_buffer, unpack_buffer = BUFFER.pack, BUFFER.unpack_from
 
 BUFFER_ALIGN = 64
 REF_BYTES = 16
 NUMBER_ALIGN = 16
-# Up to this size an array inside a container stays in the stream, because its row in the buffer
-# table, alignment and memoryview would cost more than copying it.
+# An array of up to this size inside a container stays in the stream, because its row in the buffer
+# table, its alignment and its memoryview would cost more than copying it.
 INBAND_BYTES_MAX = 1024
 META_BYTES_MAX = 2**32 - 1  # the field in the head is a u32
 
-# Flags of PICKLE. PLAIN: the stream uses no function of ours. ARGS_ONLY: the arguments of a call
-# without keywords. REFS_AT: with a list of places where a ref's index stands for its value.
+# Flags of PICKLE. PLAIN: the stream uses no function of this package. ARGS_ONLY: the value is the
+# arguments of a call without keywords. REFS_AT: the stream also has a list of the places where a
+# ref's index stands for the ref's value.
 PLAIN, ARGS_ONLY, REFS_AT = 1, 2, 4
-# Of PICKLE: the payload ends with the contributors of a reduction, and their number.
+# Flag of PICKLE: the payload ends with the contributors of a reduction, and their number.
 CONTRIBUTORS_AT_END = 8
-MUTABLE = 1  # Of BYTES: it was a bytearray.
-HAS_CONTRIBUTORS = 1  # Of ARRAY.
-HAS_SHORT_FORM = 1  # Of ERROR: a shorter payload of the same failure, and its length, are the end.
-# Of NUMBER: the original Python type; 0 is the numpy scalar given in the description.
+MUTABLE = 1  # flag of BYTES: the value is a bytearray
+HAS_CONTRIBUTORS = 1  # flag of ARRAY
+# Flag of ERROR: the payload ends with a shorter payload of the same failure, and its length.
+HAS_SHORT_FORM = 1
+# Flags of NUMBER: the original Python type; 0 is the numpy scalar given in the description.
 NUMPY_SCALAR, PY_INT, PY_FLOAT, PY_COMPLEX, PY_BOOL, PY_NONE = range(6)
 
 
 class Encoded:
-    """A payload ready for copying: `head` at 0, each of `buffers` at its place in `offsets`.
+    """A payload ready for copying: `head` at offset 0, and `buffers` at the offsets in `offsets`.
 
-    `refs` are the refs inside, in the payload's order; the caller keeps them alive. The buffers
+    `refs` are the refs inside the payload, in its order; the caller keeps them alive. The buffers
     are one-dimensional memoryviews of the value's own memory.
     """
 
@@ -76,7 +79,7 @@ class Encoded:
         self.refs = refs
 
     def tobytes(self) -> bytes:
-        """The whole payload, copied: for small payloads, and for tests."""
+        """A copy of the whole payload, for small payloads and for tests."""
         payload = bytearray(self.nbytes)
         payload[: len(self.head)] = self.head
         for offset, buffer in zip(self.offsets, self.buffers, strict=True):
@@ -100,7 +103,8 @@ class ArrayInfo(NamedTuple):
 
 
 def payload_kind(mem: memoryview) -> int:
-    """PICKLE, ARRAY, BYTES, NUMBER or ERROR. ValueError: not a payload."""
+    """The kind of a payload: PICKLE, ARRAY, BYTES, NUMBER or ERROR. Raises ValueError if `mem` is
+    not a payload."""
     if not len(mem) or mem[0] > ERROR:
         raise malformed(mem)
     return mem[0]
@@ -112,7 +116,7 @@ def malformed(mem: memoryview) -> ValueError:
 
 
 def read_refs(mem: memoryview) -> list[bytes]:
-    """The ids of the refs inside a payload. ValueError: not a payload."""
+    """The ids of the refs inside a payload. Raises ValueError if `mem` is not a payload."""
     nbytes = len(mem)
     end = HEAD.size + REF_BYTES * unpack_head(mem)[3] if nbytes >= HEAD.size else nbytes + 1
     if end > nbytes:
@@ -121,18 +125,14 @@ def read_refs(mem: memoryview) -> list[bytes]:
 
 
 def align(offset: int, to: int = BUFFER_ALIGN) -> int:
-    """The next multiple of `to`, or `offset` itself if it is one."""
+    """The smallest multiple of `to` that is not below `offset`."""
     return (offset + to - 1) // to * to
 
 
-# A pickle stream that is being written, and the buffers and refs beside it.
-#
-# Both picklers write into a PickleStream. The code that moves arrays out of band gets the places of
-# refs from it.
-
-
 class PickleStream:
-    """A pickle stream: its bytes, the buffers beside it, and its refs."""
+    """A pickle stream into which a pickler writes: its bytes, the buffers beside it, and its refs.
+
+    The code that moves arrays out of band gets the indices of refs from it."""
 
     __slots__ = ("buffers", "chunks", "dependencies", "index", "refs", "write")
 
@@ -140,9 +140,9 @@ class PickleStream:
         self.chunks: list[bytes] = []
         self.buffers: list[pickle.PickleBuffer] = []
         self.refs: list[ObjectRef[Any]] = []
-        self.dependencies: dict[ObjectRef[Any], None] = {}  # a set in order
+        self.dependencies: dict[ObjectRef[Any], None] = {}  # an ordered set
         self.index: dict[ObjectRef[Any], int] = {}
-        self.write = self.chunks.append  # picklers write to this object as if it were a file
+        self.write = self.chunks.append  # picklers write to this object as to a file
 
     def index_of(self, ref: ObjectRef[Any]) -> int:
         """The index of `ref` in the payload's list of refs."""
@@ -152,12 +152,13 @@ class PickleStream:
         return index
 
 
-# Copies of buffers for a reader that may write.
+# -- copies of buffers, for a reader that may write
+# ------------------------------------------------
 
 
 def fresh_copy(part: memoryview) -> memoryview:
-    """A copy in fresh memory of this process. Unlike bytearray, numpy asks the kernel for huge
-    pages, and lets other threads run during the copy."""
+    """A copy in new memory of this process. Unlike bytearray, numpy requests huge pages from the
+    kernel, and lets other threads run during the copy."""
     made = np.empty(part.nbytes, np.uint8)
     made[:] = np.frombuffer(part, np.uint8)
     return made.data

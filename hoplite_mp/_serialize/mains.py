@@ -1,10 +1,10 @@
 """The `__main__` of a worker: a module whose globals are those of its driver's `__main__`.
 
-Code in tasks refers to `__main__` by name: pickle looks up classes and functions there, and
-dataclasses and `typing` look up the names in annotations. Workers never run a script, so the module
-only contains definitions that were sent with functions and classes by value. Drivers share workers.
-Each driver has its own module; `sys.modules` contains the module of the driver whose task is
-running.
+Code in tasks refers to `__main__` by name: pickle looks up classes and functions in it, and
+dataclasses and `typing` look up the names in annotations. Workers never run a script, so the
+module contains only definitions that were sent with functions and classes by value. Several
+drivers may share a worker. Each driver has its own module, and `sys.modules` contains the module
+of the driver whose task is running.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MAIN_NAMES = frozenset({"__main__", "__mp_main__"})
-AUDIENCES_MAX = 256  # maximum number of drivers' modules; with more, most drivers have ended
+AUDIENCES_MAX = 256  # maximum number of drivers' modules; if there are more, most drivers are gone
 TEXT_CHARS_MAX = 200  # longer texts are not annotations
 _NAME = re.compile(r"[^\W\d]\w*")
 
@@ -30,8 +30,8 @@ class Main(types.ModuleType):
 
     @property
     def __file__(self) -> str:  # type: ignore[override]
-        """Hidden: otherwise processes that a task spawns would run the script. `inspect` needs it
-        to find the text of a class. Functions see the global variable."""
+        """Hidden, because otherwise processes that a task spawns would run the script. Only
+        `inspect` gets it, to find the text of a class. Functions see the global variable."""
         if sys._getframe(1).f_globals.get("__name__") == "inspect":
             name = vars(self).get("__file__")
             if name is not None:
@@ -56,7 +56,7 @@ class _Mains:
         self.current: Main | None = None  # None: this process is not a worker
         self.output_owner = 0
         self.of_output_owner: dict[int, Main] = {}
-        self.template: Any = None  # keeps the globals of the functions that started this process
+        self.template: Any = None  # keeps the globals of the functions that have started the worker
 
     def install(self, module: Main) -> None:
         """Installs the module as `__main__`."""
@@ -67,8 +67,8 @@ class _Mains:
             sys.modules.pop("__mp_main__", None)
 
     def turn_to(self, module: Main) -> None:
-        """Makes the module `__main__`, now and at the beginning of each later task of the present
-        driver."""
+        """Makes the module `__main__`, now and at the beginning of each later task from the
+        current driver."""
         self.install(module)
         self.of_output_owner.pop(self.output_owner, None)
         self.of_output_owner[self.output_owner] = module
@@ -80,7 +80,7 @@ mains = _Mains()
 
 
 def begin(output_owner: int) -> None:
-    """Installs an empty `__main__` when a worker begins. Definitions arrive later."""
+    """Installs an empty `__main__` when a worker starts. Definitions arrive later."""
     mains.template = sys.modules["__main__"]
     mains.empty = Main("__main__")
     mains.output_owner = output_owner
@@ -89,7 +89,8 @@ def begin(output_owner: int) -> None:
 
 # -- names that code does not load as globals --------------------------------------------------
 
-# Code -> the names in its texts that may be annotations, and the names it may find in `__main__`
+# Code -> the names in its strings that may be annotations, and the names that it may look up in
+# `__main__`
 _names: weakref.WeakKeyDictionary[types.CodeType, tuple[frozenset[str], frozenset[str]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -98,8 +99,8 @@ _names: weakref.WeakKeyDictionary[types.CodeType, tuple[frozenset[str], frozense
 def hidden_names(
     scope: dict[str, Any], code: types.CodeType | None, annotations: Any
 ) -> Iterator[str]:
-    """The globals that code or annotations name without loading them: in the text of an annotation,
-    or as an attribute of `__main__`."""
+    """Yields the globals that code or annotations name without loading them: in the text of an
+    annotation, or as an attribute of `__main__`."""
     in_texts: set[str] = set()
     if type(annotations) is dict:
         in_texts.update(*(_in_text(text) for text in annotations.values() if type(text) is str))
@@ -128,7 +129,7 @@ def _names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
             elif type(const) is str:
                 texts.add(const)
     named = "__main__" in texts or "__main__" in attributes
-    # Only the code of a class or function inside this one has annotations.
+    # Only code that contains the code of a class or function has annotations.
     annotated = frozenset().union(*map(_in_text, texts)) if nested else frozenset[str]()
     return annotated, frozenset(attributes) if named else frozenset()
 
@@ -147,8 +148,8 @@ def _annotates(value: Any) -> bool:
 
 
 def refuse_in_children(context: Any, process: Any) -> None:
-    """Makes multiprocessing refuse to send definitions of `__main__` to children that tasks spawn:
-    such children cannot import these definitions. Forked children have them."""
+    """Makes multiprocessing refuse to send definitions in `__main__` to children that tasks spawn,
+    because such children cannot import these definitions. Forked children have them."""
     for kind in (context.SpawnProcess, context.ForkServerProcess):
         kind._Popen = staticmethod(_refusing(kind._Popen, process))
 
@@ -183,15 +184,15 @@ def _override(process: Any) -> Callable[[Any, Any], Any]:
 
 
 def _spawns(process: Any) -> bool:
-    """Whether the object is pickled for a child that is not a fork. If the pickling pool or queue
-    is unknown, returns whether this process has such children."""
+    """Whether the object is being pickled for a child that is not a fork. If the pool or queue
+    that pickles it is unknown, returns whether this process has such children."""
     context: Any = sys.modules["multiprocessing.context"]
     if context.get_spawning_popen() is not None:
         return True
     to_fork = _goes_to_fork()
     if to_fork is not None:
         return not to_fork
-    process._cleanup()  # forgets children that have ended
+    process._cleanup()  # forgets children that have exited
     return any(map(_is_no_fork, list(process._children)))
 
 
@@ -200,15 +201,15 @@ def _is_no_fork(child: Any) -> bool:
 
 
 def _goes_to_fork() -> bool | None:
-    """Whether the pool or queue that is pickling in this thread belongs to forked children. None:
-    there is neither."""
+    """Whether the pool or queue that is pickling in this thread belongs to forked children. None
+    if neither is pickling in this thread."""
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
         scope = frame.f_globals.get("__name__"), frame.f_code.co_name
         if scope == ("multiprocessing.pool", "_handle_tasks"):
             return not any(map(_is_no_fork, list(frame.f_locals.get("pool", ()))))
         if scope == ("multiprocessing.queues", "_feed"):
-            # Python sets it so that a queue of forks is not sent to other children.
+            # Python sets this attribute so that a queue for forks is not sent to other children.
             found: bool | None = getattr(frame.f_locals.get("queue_sem"), "_is_fork_ctx", None)
             return found
         frame = frame.f_back

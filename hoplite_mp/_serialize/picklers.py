@@ -1,7 +1,7 @@
 """The two picklers that write streams.
 
-The *light* pickler is the standard one in C, with `reducer_override`, which is called for every
-object of a type that C does not support. (`persistent_id` would also work for refs, but costs a
+The *light* pickler is the standard pickler in C. It calls `reducer_override` for every object of a
+type that the C code does not support. (`persistent_id` would work for refs, too, but costs a
 Python call for every element of every list.) The *heavy* pickler is cloudpickle's. It is used only
 if the light pickler fails, usually because of code that readers cannot import.
 """
@@ -26,14 +26,14 @@ MakeScan = Callable[[], Scan]
 
 
 class LightPickler(pickle.Pickler):
-    """Plain pickle, except for refs and arrays. Raises NeedCloudpickle for objects that need
-    cloudpickle."""
+    """The standard pickler, except for refs and arrays. Raises NeedCloudpickle for objects that
+    need cloudpickle."""
 
     by_value = False
-    stream: PickleStream | None = None  # None: refs are written as a foreign pickler would
+    stream: PickleStream | None = None  # None: refs are written as by a foreign pickler
     stop_at_refs = False
-    holds_refs = False  # The value has refs, and they were written as a foreign pickler would.
-    out_of_band: Scan | Borrowed | None = None  # None: no arrays become separate objects.
+    holds_refs = False  # True: the value has refs, which were written as by a foreign pickler
+    out_of_band: Scan | Borrowed | None = None  # None: no arrays become separate objects
     reducer_override = reducer_override
 
 
@@ -44,13 +44,14 @@ def heavy_pickler() -> type[pickle.Pickler]:
 
     for module in by_value_modules.values():
         cloudpickle.register_pickle_by_value(module)
-    # The script, in a process spawned by multiprocessing, and in workers of that process.
+    # The name of the script's module in a process spawned by multiprocessing, and in workers of
+    # that process.
     cloudpickle.cloudpickle._PICKLE_BY_VALUE_MODULES.add("__mp_main__")
 
     class HeavyPickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
         by_value = True
         reduce_by_value = reduce_by_value
-        scan: Scan  # each has one
+        scan: Scan  # set for each pickler
         stream: PickleStream | None = None
         stop_at_refs = False
         holds_refs = False
@@ -67,7 +68,7 @@ def write_stream(
 
     `scan` makes a Scan, which stores large globals of functions as separate objects and adds these
     to the refs. `beside=False`: the globals stay in the stream, and are only marked. Raises the
-    errors of the value's own reducers; RefMet at the first ref if `stop_at_refs`.
+    errors of the value's own reducers, and RefMet at the first ref if `stop_at_refs`.
     """
     stream = PickleStream()
     light = LightPickler(stream, 5, buffer_callback=stream.buffers.append)

@@ -1,6 +1,6 @@
-"""The functions used in pickle streams, and the state that they need during reading.
+"""The functions used in pickle streams, and the state that they need while a stream is read.
 
-These functions need to make refs, and to know whether arrays become writable. A stream cannot
+These functions make refs, and need to know whether arrays must be writable. A stream cannot
 contain this state, so it is in a thread-local `Reading`. The names of the functions begin with
 `load_`, and are part of the payloads.
 """
@@ -61,8 +61,8 @@ class Reading:
         return self._refs[index]
 
     def value(self, index: int) -> Any:
-        """The value of the ref at `index`: the same object, however often the ref occurs in the
-        arguments."""
+        """The value of the ref at `index`. It is the same object, however often the ref occurs in
+        the arguments."""
         if self._resolve is None:
             return self.ref(index)
         if index not in self._values:
@@ -78,7 +78,8 @@ _local = _Local()
 
 
 def load_stream(stream: Any, buffers: Iterable[Any], reading: Reading) -> Any:
-    """Unpickles a stream. Readings nest, because user code may read another object meanwhile."""
+    """Unpickles a stream. Calls nest, because user code may read another object during the
+    unpickling."""
     outer = _local.reading
     _local.reading = reading
     try:
@@ -88,8 +89,8 @@ def load_stream(stream: Any, buffers: Iterable[Any], reading: Reading) -> Any:
 
 
 def load_foreign(stream: Any) -> Any:
-    """Unpickles a stream that is not part of a payload. Its arrays are as plain pickle makes
-    them."""
+    """Unpickles a stream that is not part of a payload. Arrays in it are made as by plain
+    pickle."""
     outer, _local.reading = _local.reading, None
     try:
         return pickle.loads(stream)
@@ -101,22 +102,22 @@ def now() -> Reading:
     """The state of the stream that this thread is reading."""
     reading = _local.reading
     if reading is None:
-        raise pickle.UnpicklingError("this stream is part of a payload of hoplite_mp, not a pickle")
+        raise pickle.UnpicklingError("this stream is part of a hoplite_mp payload, not a pickle")
     return reading
 
 
 def load_ref(index: int) -> ObjectRef[Any]:
-    """Used in streams: a ref that stays a ref."""
+    """Used in streams: returns a ref that stays a ref."""
     return now().ref(index)
 
 
 def load_value(index: int) -> Any:
-    """Used in streams: the value of a ref, which the task receives in place of the ref."""
+    """Used in streams: returns the value of a ref, which the task receives in place of the ref."""
     return now().value(index)
 
 
 def load_same(value: Any) -> Any:
-    """Used in streams: the value itself, e.g. from `by_ref`."""
+    """Used in streams: returns the value itself, for example for `by_ref`."""
     return value
 
 
@@ -134,20 +135,20 @@ class Private:
 
 
 def load_private(step: int) -> None:
-    """Used in streams: begins (1) or ends (-1) a part in which arrays and views get private
-    memory."""
+    """Used in streams: marks the beginning (1) or the end (-1) of a part in which arrays and views
+    get private memory."""
     now().private += step
 
 
-def _writable_now() -> bool:
+def _writablenow() -> bool:
     reading = _local.reading
     return reading is None or reading.writable or reading.private > 0
 
 
 def load_view(data: Any, format: str, shape: tuple[int, ...]) -> memoryview:
-    """Used in streams: a memoryview. It gets private memory if it must be writable."""
+    """Used in streams: makes a memoryview, with private memory if it must be writable."""
     view = memoryview(data)
-    if not _writable_now():
+    if not _writablenow():
         view = view.toreadonly()
     elif view.readonly:
         view = memoryview(bytearray(view))
@@ -161,11 +162,11 @@ def load_array(
     order: str,
     cls: type[Array] = np.ndarray,
 ) -> Array:
-    """Used in streams: an array over `data`. For a subclass `__array_finalize__(None)` is called,
-    as when numpy unpickles one."""
+    """Used in streams: makes an array over `data`. For a subclass, `__array_finalize__(None)` is
+    called, as when numpy unpickles an array."""
     if isinstance(dtype, str):
         dtype = named_dtype(dtype)
-    writable = _writable_now()
+    writable = _writablenow()
     if writable and (type(data) is bytes or (type(data) is memoryview and data.readonly)):
         data = bytearray(data)
     # numpy keeps the *owner* of a memoryview, not an export of it; an array made by frombuffer
@@ -178,14 +179,14 @@ def load_array(
 
 
 def load_array_state(array: Any, state: tuple[Any, Any]) -> None:
-    """Used in streams: sets the state of an array that numpy or its subclass has reduced; then
+    """Used in streams: sets the state of an array that was reduced by numpy or a subclass. Then
     makes the array read-only if the payload's other arrays are."""
     inner, setter = state
     if setter is not None:
         setter(array, inner)
     elif inner is not None:
         array.__setstate__(inner)
-    if not _writable_now() and isinstance(array, np.ndarray):
+    if not _writablenow() and isinstance(array, np.ndarray):
         array.flags.writeable = False
         for part in getattr(array, "__dict__", {}).values():  # a masked array's mask
             if type(part) is np.ndarray and part.base is None:
@@ -193,7 +194,8 @@ def load_array_state(array: Any, state: tuple[Any, Any]) -> None:
 
 
 def load_cached_property(cls: Any, locked: bool) -> Any:
-    """Used in streams: a `functools.cached_property` whose attributes are not filled in yet."""
+    """Used in streams: makes a `functools.cached_property`, whose attributes are filled in
+    later."""
     prop = cls.__new__(cls)
     if locked:
         prop.lock = vars(functools.cached_property(len))["lock"]
@@ -201,19 +203,19 @@ def load_cached_property(cls: Any, locked: bool) -> Any:
 
 
 def load_partialmethod(cls: Any, func: Any, args: Any, keywords: Any) -> Any:
-    """Used in streams: a `functools.partialmethod`."""
+    """Used in streams: makes a `functools.partialmethod`."""
     return cls(func, *args, **keywords)
 
 
 def load_output(name: str) -> Any:
-    """Used in streams: one of the files to which this process prints."""
+    """Used in streams: returns one of the files to which this process prints."""
     return getattr(sys, name)
 
 
 def load_exception(
     cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
 ) -> BaseException:
-    """Used in streams: an exception, made without its class's `__init__`."""
+    """Used in streams: makes an exception without its class's `__init__`."""
     exc = _made(cls, args)
     _set_args(exc, args)
     load_exception_state(exc, state)
@@ -221,8 +223,9 @@ def load_exception(
 
 
 def load_raised(cls: type[BaseException], args: tuple[Any, ...], exact: bool) -> BaseException:
-    """Used in streams: an exception, made by its class or, if the class refuses its own args,
-    without the class's `__init__`. exact: `args` is the value of its attribute `args`."""
+    """Used in streams: makes an exception by calling its class or, if the class does not accept
+    the args, without the class's `__init__`. exact: whether the attribute `args` must be set to
+    `args`."""
     exc: Any
     try:
         exc = cls(*args)
@@ -236,7 +239,8 @@ def load_raised(cls: type[BaseException], args: tuple[Any, ...], exact: bool) ->
 
 
 def load_exception_state(exc: BaseException, state: dict[str, Any]) -> None:
-    """Used in streams: sets the attributes of an exception, even if its class refuses them."""
+    """Used in streams: sets the attributes of an exception, even if its class does not allow
+    that."""
     for name, part in state.items():
         try:
             BaseException.__setattr__(exc, name, part)
@@ -244,14 +248,14 @@ def load_exception_state(exc: BaseException, state: dict[str, Any]) -> None:
             _dict_of(exc)[name] = part
 
 
-# Some classes refuse or redefine these attributes.
+# Access to these attributes, which some classes redefine or do not allow to be set.
 _dict_of = vars(BaseException)["__dict__"].__get__
 _set_args = vars(BaseException)["args"].__set__
 
 
 def _made(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    """An instance, made by the first builtin base whose `__new__` accepts the class, because not
-    every base fits the layout of every derived class."""
+    """An instance of the class, made by the first builtin base whose `__new__` accepts the class.
+    (Not every base fits the layout of every derived class.)"""
     bases: list[Any] = [base for base in cls.__mro__ if base.__module__ == "builtins"]
     for base in bases[:-1]:
         try:
@@ -264,7 +268,8 @@ def _made(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     return Exception.__new__(cls)
 
 
-# The most frequent functions in streams, recognized by their ids, without a lookup by name.
+# The ids of the functions that occur most often in streams. They are recognized by these ids,
+# without a lookup by name.
 OWN_IDS = frozenset(
     map(id, (load_ref, load_value, load_same, load_view, load_array, load_array_state))
 )

@@ -1,8 +1,8 @@
-"""Custom reductions, by class, for objects that plain pickle does not write as required.
+"""Custom reductions by class, for objects that plain pickle does not write as required.
 
-Refs become indices in the payload's list of refs; arrays and views become buffers beside the
-stream; `code` reduces functions and classes. A handler gets the pickler that calls it. It must not
-depend on the kind of the pickler, or on the purpose of the stream.
+Refs become indices into the payload's list of refs; arrays and views become buffers beside the
+stream; `code` reduces functions and classes. A handler gets the pickler that calls it. It must
+depend neither on the kind of the pickler nor on the purpose of the stream.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Resolve:
 
 
 class BareException:
-    """Replaces an exception to be rebuilt without its `__init__`, which refused the exception's own
-    args."""
+    """Replaces an exception that readers rebuild without its `__init__`, because the `__init__`
+    does not accept the exception's own args."""
 
     __slots__ = ("args", "kind", "state")
 
@@ -120,7 +120,7 @@ def _reduce_bare_exception(pickler: Any, mark: BareException) -> Reduced:
 
 def _reduce_exception(pickler: Any, exc: BaseException) -> Reduced:
     """Reduces an exception whose class inherits the reduction of a builtin class. Often the
-    `__init__` of such a class refuses the args that pickle would pass."""
+    `__init__` of such a class does not accept the args that pickle would pass."""
     cls: Any = type(exc)
     reduced: Any = cls.__reduce__(exc)
     if not isinstance(reduced, tuple) or reduced[0] is not cls:
@@ -134,8 +134,9 @@ def _reduce_exception(pickler: Any, exc: BaseException) -> Reduced:
 
 
 def _reduces_as_exception(cls: Any) -> bool:
-    """Whether this is a non-builtin class of exceptions without its own pickling. The errors of
-    this library keep the default, which is shorter, because their `__init__` takes any args."""
+    """Whether this is a non-builtin exception class that does not define its own pickling. The
+    errors of this library keep the default, which is shorter, because their `__init__` takes any
+    args."""
     return (
         issubclass(cls, BaseException)
         and cls.__module__ not in ("builtins", "hoplite_mp")
@@ -150,14 +151,13 @@ def _reduce_global_array(pickler: Any, marker: GlobalArray) -> Reduced:
 
 
 def _reduce_cell(pickler: Any, cell: types.CellType) -> Reduced:
-    """Reduces a variable of a closure, with the value that the sender of the function has
-    compared."""
+    """Reduces a variable of a closure to the value that the scan of the function has compared."""
     if not pickler.by_value:
         raise NeedCloudpickle
     if pickler.scan is None:
-        return NotImplemented  # cloudpickle's dispatch table knows it.
+        return NotImplemented  # cloudpickle's dispatch table has an entry for it
     if (value := pickler.scan.snapshot.get((id(cell), ""), cell)) is cell:
-        return NotImplemented  # Its value was not recorded.
+        return NotImplemented  # the scan has not recorded its value
     from cloudpickle import cloudpickle
 
     if value is UNBOUND:
@@ -175,7 +175,7 @@ _CASTABLE = frozenset("cbB?hHiIlLqQnNfd")
 
 
 def is_bytes_alone(array: Array) -> bool:
-    """Whether bytes, dtype, shape and class describe the array completely."""
+    """Whether the array is completely described by its bytes, dtype, shape and class."""
     dtype = array.dtype
     return not dtype.hasobject and bool(dtype.itemsize) and _reduces_as_ndarray(type(array))
 
@@ -184,8 +184,8 @@ def _reduce_array(pickler: Any, array: Array) -> Reduced:
     cls = type(array)
     dtype = array.dtype
     if not is_bytes_alone(array):
-        # Within the stream, as numpy or the subclass reduces it. The setter makes the result
-        # read-only if the payload's arrays are.
+        # It stays in the stream, as numpy or the subclass reduces it. The setter makes the result
+        # read-only if the payload's other arrays are.
         reduced: Any = array.__reduce_ex__(5)
         if isinstance(reduced, str):
             return reduced
@@ -218,8 +218,8 @@ def _reduces_as_ndarray(cls: type) -> bool:
 
 
 def _reduce_cached_property(pickler: Any, prop: functools.cached_property[Any]) -> Reduced:
-    """Reduces a `cached_property` without its lock (up to Python 3.11), which must be separate in
-    each process."""
+    """Reduces a `cached_property` without its lock (up to Python 3.11), because each process needs
+    its own lock."""
     state = {name: value for name, value in vars(prop).items() if name != "lock"}
     return load_cached_property, (type(prop), "lock" in vars(prop)), state
 
@@ -234,8 +234,8 @@ def _reduce_partialmethod(pickler: Any, method: functools.partialmethod[Any]) ->
 
 
 def _reduce_weak_dict(pickler: Any, found: Any) -> Reduced:
-    """Reduces a weak dictionary to its entries, which stay as long as the reader refers to their
-    keys or values."""
+    """Reduces a weak dictionary to its entries. In the reader, an entry stays as long as the
+    reader refers to its key or value."""
     return type(found), (dict(found),)
 
 
@@ -253,8 +253,8 @@ _REDUCTIONS = frozenset({"__reduce__", "__reduce_ex__", "__getstate__"})
 
 
 def _reduce_file(pickler: Any, file: Any) -> Reduced:
-    """Reduces an output of this process to the same output of the reader. Refuses all other files,
-    because cloudpickle would send the text of the file."""
+    """Reduces an output stream of this process to the same output stream of the reader. Raises
+    TypeError for all other files, because cloudpickle would send the text of the file."""
     for name in OUTPUTS:
         if file is getattr(sys, name, None):
             return load_output, (name,)
@@ -276,10 +276,10 @@ def _is_file(cls: type) -> bool:
     return not any(_REDUCTIONS & vars(base).keys() for base in own)
 
 
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE, which every class made by a class statement has
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE, set for every class made by a class statement
 
 Handler = Callable[[Any, Any], Reduced]
-_ref_types: tuple[type, ...] = (ObjectRef,)  # with the classes registered as Futures
+_ref_types: tuple[type, ...] = (ObjectRef,)  # ObjectRef, and the classes registered as Futures
 _handlers: dict[type, Handler | None] = {}
 _HANDLERS_BY_BASE: tuple[tuple[type | tuple[type, ...], Handler], ...] = (
     (ObjectRef, _reduce_ref),
@@ -316,7 +316,7 @@ def _reduce_inherited(pickler: Any, obj: Any) -> Reduced:
 
 
 def _is_inherited(cls: type) -> bool:
-    """Whether multiprocessing passes instances to a new process by descriptor."""
+    """Whether multiprocessing passes instances to a new process as file descriptors."""
     reduction: Any = sys.modules.get("multiprocessing.reduction")
     if reduction is None:
         return False
@@ -330,9 +330,10 @@ _OF_DESCRIPTORS = tuple(
 
 
 def _learn_handler(cls: type) -> Handler | None:
-    """Determines, once per class, the reduction of its instances; None: pickle's own."""
+    """Determines, once for each class, the function that reduces its instances. None: pickle's own
+    reduction."""
     handler: Handler | None = None
-    handlers = _handlers  # the current ones; a registration starts new ones
+    handlers = _handlers  # a registration replaces this dict by a new one
     if issubclass(cls, _ref_types[1:]):
         handler = _reduce_future
     elif _is_file(cls):
@@ -349,13 +350,13 @@ def _learn_handler(cls: type) -> Handler | None:
         own_reduce_ex = getattr(cls, "__reduce_ex__", None) is not object.__reduce_ex__
         handler = reduce_not_by_name if own_reduce or own_reduce_ex else None
     if len(handlers) >= CLASSES_MAX:
-        handlers.clear()  # otherwise classes that are made at run time would never be freed
+        handlers.clear()  # otherwise, classes that are made at run time would never be freed
     handlers[cls] = handler
     return handler
 
 
 def reducer_override(pickler: Any, obj: Any) -> Reduced:
-    """The method `reducer_override` of both picklers."""
+    """Reduces an object; both picklers have this function as their method `reducer_override`."""
     cls = type(obj)
     try:
         handler = _handlers[cls]
@@ -378,15 +379,15 @@ def ref_types() -> tuple[type, ...]:
 
 
 def register_pickle_by_value(module: types.ModuleType) -> None:
-    """Sends the functions and classes of a module by value, also if they were sent before.
+    """Makes functions and classes of a module be sent by value, even if they were sent before.
 
-    For modules that the other hosts cannot import. Modules that only this program can import, for
-    example from a file outside `sys.path`, are sent by value without registration.
+    Use this for modules that the other hosts cannot import. Modules that only this program can
+    import, for example from a file outside `sys.path`, are sent by value without registration.
 
     Parameters
     ----------
     module : module
-        An imported module; modules below it are included.
+        An imported module. Its submodules are included.
 
     Raises
     ------

@@ -1,8 +1,9 @@
 """Source text of functions by value, for tracebacks in other processes.
 
 A reader may not have the file of a function: a notebook's cell has no file, and a script may be on
-another host. A function therefore contains the text of the top-level statement in which it is
-defined. The reader passes the text to `linecache`, which tracebacks, warnings and `inspect` use.
+another host. Therefore a function by value contains the text of the top-level statement in which
+it is defined. The reader passes the text to `linecache`, which tracebacks, warnings and `inspect`
+use.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import types
 
-# Of longer statements only the function's own lines are sent, cut at this length. Higher: longer
-# streams.
+# If the statement is longer than this, only the function's own lines are sent, cut at this length.
+# Higher: longer streams.
 BLOCK_CHARS_MAX = 64 << 10
 FILES_MAX = 1024  # maximum number of files whose text is kept; the oldest is dropped
 
@@ -24,11 +25,11 @@ Source = tuple[str, int, str]  # file name, number of the first line, text
 
 
 class _Lines(list[str]):
-    """The lines of a file that functions have brought; all other lines are empty."""
+    """The lines of a file, of which only those that were received with functions are not empty."""
 
 
 _files: dict[str, _Lines] = {}
-# Code -> the lines of its file and what `source_of` has found there.
+# Code -> the lines of its file, and the result of `source_of` for these lines.
 _known: weakref.WeakKeyDictionary[types.CodeType, tuple[list[str], Source | None]] = (
     weakref.WeakKeyDictionary()
 )
@@ -57,13 +58,14 @@ def _source(code: types.CodeType, lines: list[str]) -> Source | None:
 
 
 def _own_lines(code: types.CodeType) -> tuple[int, int]:
-    """Numbers of the first and the last line of the code, without the lines of inner functions."""
+    """The numbers of the first and the last line of the code, excluding the lines of inner
+    functions."""
     numbers = [line for _, _, line in code.co_lines() if line]
     return code.co_firstlineno, max(numbers, default=code.co_firstlineno)
 
 
 def _statement(lines: list[str], first: int, last: int) -> tuple[int, int]:
-    """Numbers of the first and the last line of the top-level statement around these lines."""
+    """The numbers of the first and the last line of the top-level statement around these lines."""
     start, end = first, last
     while start > 1 and not _begins(lines[start - 1]):
         start -= 1

@@ -34,15 +34,18 @@ if TYPE_CHECKING:
 MakeRef = Callable[[bytes], ObjectRef[Any]]
 ResolveRef = Callable[[ObjectRef[Any]], Any]
 
-# Types whose instances pickle without any function of ours in the stream.
+# Types whose instances are pickled without any function of this package in the stream.
 ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
 all_atoms = ATOMS.issuperset  # called with types
-# Exceptions that end a program. If a task raises one of them, it becomes the cause of a TaskError.
+# Exceptions that stop a program. If a task raises one of them, it becomes the cause of a
+# TaskError.
 EXITS = (SystemExit, KeyboardInterrupt, GeneratorExit)
-# Errors of failing reducers. A KeyboardInterrupt is more likely a Ctrl-C of the user.
+# The errors that a failing reducer may raise. A KeyboardInterrupt is more likely the user's
+# Ctrl-C.
 UNPICKLABLE = (Exception, SystemExit, GeneratorExit)
 cause_of = vars(BaseException)["__cause__"].__get__  # some classes redefine the attribute
-# Longer containers are pickled, because a check of each item's type costs more.
+# Containers with more items than this go to the picklers, because checking each item's type would
+# take longer.
 PLAIN_ITEMS_MAX = 64
 
 
@@ -58,7 +61,7 @@ def encode_plain(value: Any, flags: int = PLAIN) -> Encoded:
 class NotPicklable(TypeError):
     """A value cannot be pickled; the message is for users."""
 
-    __module__ = "hoplite_mp._serialize"  # As tracebacks show it, and as pickle finds it.
+    __module__ = "hoplite_mp._serialize"  # the name that tracebacks show and pickle looks up
     place = ""  # ": " and the part of the value that fails, if known
 
     @property
@@ -69,7 +72,7 @@ class NotPicklable(TypeError):
 
 
 def failure_within(error: BaseException) -> BaseException:
-    """The exception raised by pickling for a NotPicklable; any other error unchanged."""
+    """For a NotPicklable, the exception that pickling has raised; any other error unchanged."""
     cause = error.__cause__ if issubclass(type(error), NotPicklable) else None
     return error if cause is None else cause
 
@@ -103,13 +106,13 @@ def reworded(error: BaseException, text: str) -> BaseException:
         return made
     try:
         BaseException.add_note(error, text)
-    except Exception:  # the class refuses attributes
+    except Exception:  # the class does not allow attributes
         BaseException.__setattr__(error, "__notes__", [text])
     return error
 
 
 def unpicklable(what: str, value: Any, error: BaseException, place: str = "") -> NotPicklable:
-    """The exception to raise for `value`, with a message for users. `place`: see NotPicklable."""
+    """The exception to raise because `value` cannot be pickled. `place`: see NotPicklable."""
     text = f"cannot pickle {what} of type {type(value).__qualname__!r}: "
     if issubclass(type(error), EXITS):
         text += f"it raised {type(error).__qualname__}: {text_of(error)}"
@@ -133,7 +136,7 @@ E = TypeVar("E", bound=Encoded)
 
 
 def fill(cls: type[E], stream: PickleStream, kind: int, flags: int, prefix: bytes = b"") -> E:
-    """Makes a payload of a written stream."""
+    """Makes a payload from a written stream."""
     buffers = [buffer.raw() for buffer in stream.buffers]
     refs = stream.refs
     meta_len = len(prefix) + sum(map(len, stream.chunks))
@@ -160,7 +163,7 @@ def load_within(
     resolve: ResolveRef | None,
     writable: bool,
 ) -> Any:
-    """Unpickles the stream in the meta, from `skip` on, with its refs and buffers."""
+    """Unpickles the stream that begins `skip` bytes into the meta, with its refs and buffers."""
     _, _, _, n_refs, n_buffers, meta_len = head
     table = HEAD.size + REF_BYTES * n_refs
     meta = table + BUFFER.size * n_buffers

@@ -1,10 +1,10 @@
-"""Tensors of torch: their memory is an out-of-band buffer, and is read in place.
+"""torch tensors: their memory is an out-of-band buffer, and is read in place.
 
 Plain pickle writes a tensor's elements into the stream. torch has no read-only tensors, and warns
 about read-only memory. So a large tensor that is read from the store uses the store's pages, and
-gets a private copy of each page at the first write to it. A tensor that fills its storage is sent
-as this storage, so tensors that share a storage share it after the transfer, too. A tensor that is
-part of a larger storage is copied and sent alone.
+gets a private copy of each page when it first writes to the page. A tensor that fills its storage
+is sent as this storage, so tensors that share a storage still share it after the transfer. A
+tensor that is part of a larger storage is copied and sent alone.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from hoplite_mp._serialize.code import Reduced
 
-# Smaller memory is copied, because a private mapping costs 3 us, and the kernel allows a process
-# only 65 530 of them.
+# Less memory than this is copied, because a private mapping costs 3 us, and the kernel allows a
+# process only 65 530 mappings.
 PRIVATE_BYTES_MIN = 64 << 10
 
 
@@ -39,7 +39,7 @@ class _Memory:
         dtype: np.dtype[Any],
         strides: tuple[int, ...] | None,
     ) -> None:
-        self.owner = owner  # keeps the memory as long as the array lives
+        self.owner = owner  # keeps the memory as long as the array exists
         self.__array_interface__ = {
             "version": 3,
             "shape": shape,
@@ -55,15 +55,15 @@ def memory_of(
     dtype: np.dtype[Any],
     strides: tuple[int, ...] | None = None,
 ) -> np.ndarray[Any, np.dtype[Any]]:
-    """An array over the memory of a tensor or a storage; `strides` in bytes, None if contiguous.
-    `Tensor.numpy()` would make the storage permanently non-resizable."""
+    """An array over the memory of a tensor or a storage. `strides`: in bytes; None if the memory
+    is contiguous. (`Tensor.numpy()` would make the storage permanently non-resizable.)"""
     if 0 in shape:
         return np.empty(shape, dtype)
     return np.asarray(_Memory(owner, shape, dtype, strides))
 
 
 def handler_of(cls: type) -> Callable[[Any, Any], Reduced] | None:
-    """The reduction of instances of a class of torch; None for other classes."""
+    """The function that reduces instances of a torch class; None for other classes."""
     torch: Any = sys.modules.get("torch")
     storage: Any = sys.modules.get("torch.storage")
     if torch is None or storage is None or not hasattr(torch, "Tensor"):  # or it is being imported
@@ -79,7 +79,7 @@ def _reduce_tensor(pickler: Any, tensor: Any) -> Reduced:
     torch: Any = sys.modules["torch"]
     plain = type(tensor) is torch.Tensor and not tensor.__dict__ and not tensor._backward_hooks
     if not plain or not _is_in_memory(tensor):
-        return NotImplemented  # torch reduces it, usually to a tensor or a storage
+        return NotImplemented  # torch's own reduction is used, usually to a tensor or a storage
     requires_grad = tensor.requires_grad
     tensor = tensor.detach().resolve_conj().resolve_neg()
     if tensor.untyped_storage().nbytes() > tensor.numel() * tensor.element_size():
@@ -115,7 +115,7 @@ def _reduce_storage(pickler: Any, storage: Any) -> Reduced:
 def load_tensor(
     storage: Any, dtype: Any, offset: int, shape: Any, stride: Any, requires_grad: bool
 ) -> Any:
-    """Used in streams: a tensor over memory."""
+    """Used in streams: makes a tensor over a storage."""
     import torch
 
     tensor: Any = torch.empty(0, dtype=dtype)
@@ -124,14 +124,14 @@ def load_tensor(
 
 
 def load_typed(storage: Any, dtype: Any) -> Any:
-    """Used in streams: memory of elements of one dtype."""
+    """Used in streams: makes a typed storage over an untyped one."""
     import torch
 
     return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
 
 
 def load_storage(data: Any) -> Any:
-    """Used in streams: a storage of torch over `data`, always writable."""
+    """Used in streams: makes a torch storage over `data`. The storage is always writable."""
     import torch
 
     nbytes = len(data)

@@ -1,9 +1,9 @@
-"""Writes values as payloads, and reads them without a copy: chooses among the kinds.
+"""Writes values as payloads, and reads them without a copy: chooses the kind of payload.
 
-Most objects need no pickle: a few bytes describe an array, bytes or a number. All other objects are
-pickle streams. Writing returns the head and the buffers, which compiled code copies into the store.
-Reading makes arrays that are views of the store's memory. This module must not copy large data
-itself, or depend on the origin of the memory.
+Most objects need no pickle: a few bytes describe an array, bytes or a number. All other objects
+become pickle streams. Writing returns the head and the buffers, which compiled code copies into
+the store. Reading makes arrays that are views of the store's memory. This module must neither copy
+large data itself nor depend on where the memory comes from.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 def encode(value: Any, scan: MakeScan | None = None, beside: bool = True) -> Encoded:
     """The payload of any value. Raises TypeError if the value cannot be pickled.
 
-    `scan` makes a Scan, which stores large globals of functions by value as separate objects, or
-    only marks them if not `beside`.
+    `scan` makes a Scan, which stores large globals of functions by value as separate objects or,
+    without `beside`, only marks them.
     """
     encoder = _ENCODERS.get(type(value))
     encoded = None if encoder is None else encoder(value)
@@ -111,8 +111,8 @@ def _encode_other(value: Any, scan: MakeScan | None, beside: bool) -> Encoded:
 
 
 class Folded:
-    """The result of a reduction by a user's function. Only `value` is stored. `contributors`: the
-    indices of the reduced sources."""
+    """The result of a reduction by a user's function. `contributors`: the indices of the reduced
+    sources. The value that readers get is `value`."""
 
     __slots__ = ("contributors", "value")
 
@@ -125,7 +125,7 @@ class Folded:
 
 
 def _same(value: Any) -> Any:
-    """Used in the pickles of reductions' results."""
+    """Used in the pickles of results of reductions."""
     return value
 
 
@@ -165,7 +165,8 @@ def decode(
     `writable`.
 
     `mem` may be longer than the payload. The views keep the exporter of `mem` alive through the
-    buffer protocol. An ERROR payload raises its exception. ValueError: not a payload.
+    buffer protocol. Raises the exception in an ERROR payload, and ValueError if `mem` is not a
+    payload.
     """
     try:
         kind, flags, _, _, _, meta_len = head = unpack_head(mem)

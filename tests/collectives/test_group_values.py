@@ -155,7 +155,7 @@ def test_none_is_a_value_and_nothing_is_a_mistake(pair: Pair) -> None:
     assert pair.call(lambda g: g.broadcast(None)) == [None, None]
     assert pair.call(lambda g: (g.allgather(None), g.contributors)) == [([None] * 2, (0, 1))] * 2
     found = pair.call(lambda g: g.broadcast(root=1))
-    assert [str(one) for one in found] == ["rank 1: the root of a broadcast must give x"] * 2
+    assert [str(one) for one in found] == ["rank 1: the root of a broadcast must pass x"] * 2
 
 
 def test_a_class_of_the_script_is_carried_by_value(cluster: Cluster) -> None:
