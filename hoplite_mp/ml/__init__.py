@@ -1,7 +1,7 @@
 """Learning on top of the collectives: operators, compressors, optimisers and estimators.
 
-Importing this package needs numpy only. Each name is imported at its first use; estimators need
-scikit-learn then (the extra `ml`).
+Importing this package needs only numpy. Each name is imported when it is first used; estimators
+then need scikit-learn (the extra `ml`).
 """
 
 from sys import modules as _modules

@@ -27,7 +27,8 @@ Mixture = tuple[Array, Array, Array]  # weights, means, Cholesky factors of the 
 
 
 def squared_distances(x: Array, centres: Array) -> Array:
-    """(rows, centres), in the dtype of `x`, never below zero."""
+    """The squared distance of each row from each centre: an array of shape (rows, centres), in the
+    dtype of `x`, never below zero."""
     found = -2.0 * (x @ centres.T)
     found += (x * x).sum(axis=1)[:, None]
     found += (centres * centres).sum(axis=1)[None, :]
@@ -35,7 +36,8 @@ def squared_distances(x: Array, centres: Array) -> Array:
 
 
 def kmeans_sums(centres: Array, x: Array) -> tuple[float, tuple[Array, Array]]:
-    """The `partial` of KMeans: inertia, and of each cluster the number and the sum of its rows."""
+    """The `partial` of KMeans: the inertia, and the number and the sum of the rows in each
+    cluster."""
     distances = squared_distances(x, centres)
     labels = distances.argmin(axis=1)
     members = np.zeros((len(centres), len(x)), x.dtype)
@@ -53,7 +55,8 @@ def kmeans_update(centres: Array, sums: tuple[Array, Array], rows: int) -> Array
 
 
 def log_densities(mixture: Mixture, x: Array) -> Array:
-    """The logarithms of weight times density, (rows, components)."""
+    """The logarithm of weight times density, for each row and component: shape (rows,
+    components)."""
     weights, means, factors = mixture
     found = np.empty((len(x), len(weights)))
     constant = -0.5 * x.shape[1] * math.log(2 * math.pi)
@@ -68,14 +71,15 @@ def log_densities(mixture: Mixture, x: Array) -> Array:
 
 
 def log_sum(logs: Array) -> Array:
-    """log(sum(exp(logs))) of each row, of shape (rows, 1)."""
+    """log(sum(exp(logs))) for each row: shape (rows, 1)."""
     top = logs.max(axis=1, keepdims=True)
     return np.asarray(top + np.log(np.exp(logs - top).sum(axis=1, keepdims=True)))
 
 
 def mixture_sums(mixture: Mixture, x: Array) -> tuple[float, tuple[Array, Array, Array]]:
-    """The `partial` of GaussianMixture: minus the log-likelihood, and of each component the sums of
-    responsibilities, of rows, and of their squares or outer products."""
+    """The `partial` of GaussianMixture: the negative log-likelihood, and three sums for each
+    component: the responsibilities, the rows weighted by them, and the weighted squares (or outer
+    products) of the rows."""
     logs = log_densities(mixture, x)
     total = log_sum(logs)
     shares = np.exp(logs - total)
@@ -116,7 +120,7 @@ class MixtureUpdate:
 
 
 def covariances(factors: Array) -> Array:
-    """From the Cholesky factors of the precisions."""
+    """The covariances, computed from the Cholesky factors of the precisions."""
     if factors.ndim == 2:
         return np.asarray(1.0 / factors**2)
     inverse = np.linalg.inv(factors)

@@ -1,7 +1,7 @@
-"""KMeans and GaussianMixture by proactive updates: EM without waits for whole passes.
+"""KMeans and GaussianMixture with proactive updates: EM that does not wait for whole passes.
 
-Both are estimators of scikit-learn. They run on the current Cluster, a rank for each worker; where
-no Cluster is open, they run in the calling process and start no other process.
+Both are scikit-learn estimators. They run on the current Cluster, with one rank for each worker.
+If no Cluster is open, they run in the calling process and start no other process.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ if TYPE_CHECKING:
 __all__ = ["GaussianMixture", "KMeans"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-SAMPLE = 10_000  # rows that the first centres are chosen from
-FIRST_PASSES = 10  # of KMeans over the sample, for the first state of a mixture
-PREDICT_ROWS = 4096  # rows for which distances are held at a time
+SAMPLE = 10_000  # number of rows from which the first centres are chosen
+FIRST_PASSES = 10  # passes of KMeans over the sample, for the first state of a mixture
+PREDICT_ROWS = 4096  # number of rows whose distances are in memory at a time
 
 
 def _shards(x: Array) -> list[Any]:
-    """The rows in one part for each worker of the current Cluster, in its store."""
+    """The rows, split into one part for each worker of the current Cluster, in the Cluster's
+    store."""
     try:
         cluster = current()
     except ClosedError:
@@ -86,35 +87,36 @@ class KMeans(
     n_clusters : int
         Number of clusters.
     init : "k-means++", "random" or ndarray of shape (n_clusters, n_features)
-        First centres, chosen from at most 10 000 rows.
+        How the first centres are chosen, from at most 10 000 rows; or the first centres.
     max_iter : int
-        Passes over all rows at most.
+        Maximum number of passes over all rows.
     tol : float
-        Stops when a pass lowers the mean squared distance of a row by less than `tol` times the
-        mean variance of the features.
+        Stops when a pass lowers the mean squared distance per row by less than `tol` times the mean
+        variance of the features.
     period : "auto", float or None
-        Seconds between updates of the centres, see `proactive`. On a Cluster only None, an update
-        for each pass (Lloyd's algorithm), gives results that do not depend on timing.
+        Seconds between updates of the centres: see `proactive`. On a Cluster, only None, an update
+        after each pass (Lloyd's algorithm), gives results that do not depend on timing.
     block : int
-        Rows between two looks at the time; without a Cluster, rows between two updates.
+        The number of rows that are processed between two checks of the time; without a Cluster,
+        between two updates.
     random_state : int, RandomState or None
-        For the first centres.
+        The seed for choosing the first centres.
 
     Attributes
     ----------
     cluster_centers_ : ndarray of shape (n_clusters, n_features)
     labels_ : ndarray of shape (n_samples,), int32
     inertia_ : float
-        Sum of squared distances of the rows to their centres.
+        The sum of the squared distances of the rows to their centres.
     n_iter_ : int
-        Passes over all rows, rounded up.
+        The number of passes over all rows, rounded up.
     result_ : ProactiveResult
-        How the centres were reached.
+        The result of `proactive`.
 
     Notes
     -----
-    Source: see `proactive`; the sums of each block are those of incremental EM with hard
-    assignments. A cluster that loses all of its rows keeps its centre.
+    For the source, see `proactive`. The sums of each block are those of incremental EM with hard
+    assignments. A cluster that loses all its rows keeps its centre.
 
     Examples
     --------
@@ -145,10 +147,10 @@ class KMeans(
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Finds the centres of the rows of `X`, of shape (n_samples, n_features)."""
+        """Finds centres for the rows of `X`, which has the shape (n_samples, n_features)."""
         x = validate_data(self, X, dtype=[np.float64, np.float32], order="C")
         _check_rows(x, self.n_clusters, "n_clusters")
-        shift = x.mean(axis=0)  # distances from centres far from zero would lose digits
+        shift = x.mean(axis=0)  # distances to centres far from zero would lose digits
         x = x - shift
         first = self._first(x, shift, check_random_state(self.random_state))
         tol = self.tol * float(x.var(axis=0).mean())
@@ -171,7 +173,7 @@ class KMeans(
                 )
             return np.asarray(given - shift)
         if self.init not in ("k-means++", "random"):
-            raise ValueError(f'init is "k-means++", "random" or an array, not {self.init!r}')
+            raise ValueError(f'init must be "k-means++", "random" or an array, not {self.init!r}')
         rows = x
         if len(x) > max(SAMPLE, self.n_clusters):
             rows = x[rng.choice(len(x), max(SAMPLE, self.n_clusters), replace=False)]
@@ -196,18 +198,18 @@ class KMeans(
         return x - shift, self.cluster_centers_ - shift
 
     def predict(self, X: Any) -> Array:
-        """The number of the nearest centre of each row."""
+        """The index of the nearest centre for each row."""
         labels, _ = self._assign(*self._check_predict(X))
         return labels
 
     def transform(self, X: Any) -> Array:
-        """The distances of each row to the centres, of shape (n_samples, n_clusters)."""
+        """The distances of each row to the centres: shape (n_samples, n_clusters)."""
         x, centres = self._check_predict(X)
         found = [np.sqrt(squared_distances(rows, centres)) for rows in _chunks(x)]
         return np.concatenate(found)
 
     def score(self, X: Any, y: Any = None) -> float:
-        """The negative sum of squared distances to the nearest centres."""
+        """The negative sum of the rows' squared distances to their nearest centres."""
         return -self._assign(*self._check_predict(X))[1]
 
     @property
@@ -216,7 +218,7 @@ class KMeans(
 
 
 class GaussianMixture(DensityMixin, BaseEstimator):
-    """A mixture of Gaussians, fitted by EM whose M step does not wait for a pass over the rows.
+    """A mixture of Gaussians, fitted by EM with M steps that do not wait for a pass over the rows.
 
     Runs on the current Cluster; without one, in this process.
 
@@ -225,17 +227,17 @@ class GaussianMixture(DensityMixin, BaseEstimator):
     n_components : int
         Number of components.
     covariance_type : "full" or "diag"
-        Covariance matrices, or variances alone.
+        Whether covariances are full matrices, or only variances.
     tol : float
-        Stops when a pass raises the mean log-likelihood of a row by less than this.
+        Stops when a pass raises the mean log-likelihood per row by less than this.
     reg_covar : float
-        Added to the variances.
+        Is added to the variances.
     max_iter : int
-        Passes over all rows at most.
+        Maximum number of passes over all rows.
     means_init : ndarray of shape (n_components, n_features) or None
-        First means. None: centres of KMeans on at most 10 000 rows.
+        The first means. None: centres found by KMeans on at most 10 000 rows.
     period, block, random_state
-        As those of `KMeans`.
+        As for `KMeans`.
 
     Attributes
     ----------
@@ -244,15 +246,15 @@ class GaussianMixture(DensityMixin, BaseEstimator):
     covariances_ : ndarray of shape (n_components, n_features[, n_features])
     converged_ : bool
     n_iter_ : int
-        Passes over all rows, rounded up.
+        The number of passes over all rows, rounded up.
     lower_bound_ : float
-        Mean log-likelihood of a row, each as of its last visit.
+        The mean log-likelihood per row, each as computed at the row's last visit.
     result_ : ProactiveResult
-        How the state was reached; its means are relative to the mean of the rows.
+        The result of `proactive`. The means in its state are relative to the mean of the rows.
 
     Notes
     -----
-    All computation is in float64. Source: see `proactive`.
+    All computation is in float64. For the source, see `proactive`.
 
     Examples
     --------
@@ -288,7 +290,9 @@ class GaussianMixture(DensityMixin, BaseEstimator):
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fits the mixture to the rows of `X`, of shape (n_samples, n_features)."""
         if self.covariance_type not in ("full", "diag"):
-            raise ValueError(f'covariance_type is "full" or "diag", not {self.covariance_type!r}')
+            raise ValueError(
+                f'covariance_type must be "full" or "diag", not {self.covariance_type!r}'
+            )
         x = validate_data(self, X, dtype=np.float64, order="C", ensure_min_samples=2)
         _check_rows(x, self.n_components, "n_components")
         shift = x.mean(axis=0)
@@ -307,7 +311,8 @@ class GaussianMixture(DensityMixin, BaseEstimator):
         return self
 
     def _first(self, x: Array, shift: Array, update: MixtureUpdate) -> Mixture:
-        """The M step after a hard assignment of a sample to the first means."""
+        """The first state: an M step after a hard assignment of a sample of the rows to the first
+        means."""
         rng = check_random_state(self.random_state)
         rows = x if len(x) <= SAMPLE else x[rng.choice(len(x), SAMPLE, replace=False)]
         if self.means_init is None:
@@ -341,18 +346,18 @@ class GaussianMixture(DensityMixin, BaseEstimator):
         return log_sum(self._logs(X))[:, 0]
 
     def score(self, X: Any, y: Any = None) -> float:
-        """The mean log-likelihood of a row."""
+        """The mean log-likelihood per row."""
         return float(self.score_samples(X).mean())
 
     def predict_proba(self, X: Any) -> Array:
-        """The share of each component in each row."""
+        """The probability of each component for each row."""
         logs = self._logs(X)
         return np.asarray(np.exp(logs - log_sum(logs)))
 
     def predict(self, X: Any) -> Array:
-        """The number of the most probable component of each row."""
+        """The index of the most probable component for each row."""
         return np.asarray(self._logs(X).argmax(axis=1))
 
     def fit_predict(self, X: Any, y: Any = None) -> Array:
-        """`fit`, then `predict` of the same rows."""
+        """Calls `fit`, and then `predict` for the same rows."""
         return self.fit(X).predict(X)

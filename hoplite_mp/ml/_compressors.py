@@ -1,7 +1,7 @@
-"""Compressors of float32 arrays: codes of fewer bytes, without state.
+"""Compressors of float32 arrays: they make codes of fewer bytes, and have no state.
 
-A compressor encodes a one-dimensional array as a code (bytes), and adds the values of a code to an
-array. `Feedback` keeps the difference of array and code, and sends it later.
+A compressor encodes a one-dimensional array as a code (bytes), and adds the values in a code to an
+array. `Feedback` keeps the difference between the array and the code, and sends it later.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 PAIR = np.dtype([("index", "<u4"), ("value", "<f4")])
 FLOAT16_MAX = float(np.finfo(np.float16).max)
-OVERFULL = 8  # times the fraction: with more entries a new threshold is drawn
-SAMPLED_MIN = 10  # values of a sample that are expected above the threshold
+OVERFULL = 8  # above this multiple of the fraction, the threshold is drawn again
+SAMPLED_MIN = 10  # expected number of values above the threshold in a sample, at least
 
 
 def _check(name: str, value: Any, low: float, high: float, kind: type = float) -> None:
@@ -51,12 +51,12 @@ def _floats(values: Array) -> Array:
 class Compressor:
     """The interface of compressors for `Feedback`. A compressor has no state.
 
-    step, stripe: the number of the call and of the slice, equal where an array is encoded and where
-    its code is added. memory: a dict that the caller keeps for a sequence of arrays, or None.
+    step, stripe: the numbers of the call and of the slice, the same for encoding an array and for
+    adding its code. memory: a dict that the caller keeps for a sequence of arrays, or None.
     """
 
     def prepare(self, values: Array, step: int = 0, memory: dict[str, Any] | None = None) -> None:
-        """Called with a whole array before its slices are encoded."""
+        """Prepares for an array. Called with the whole array before its slices are encoded."""
 
     def encode(
         self, values: Array, step: int = 0, stripe: int = 0, memory: dict[str, Any] | None = None
@@ -77,7 +77,7 @@ class Compressor:
         raise NotImplementedError
 
     def decode(self, code: Array, size: int, step: int = 0, stripe: int = 0) -> Array:
-        """The float32 array of `size` elements that a code stands for."""
+        """The float32 array of `size` elements that a code represents."""
         found = np.zeros(size, np.float32)
         self.add(code, found, step, stripe)
         return found
@@ -91,7 +91,7 @@ def _pairs(values: Array, indices: Array) -> Array:
 
 
 class _Sparse(Compressor):
-    """Codes of (uint32 index, float32 value) pairs."""
+    """A compressor whose codes are pairs of a uint32 index and a float32 value."""
 
     def add(
         self, code: Array, into: Array, step: int = 0, stripe: int = 0, factor: float = 1.0
@@ -101,7 +101,7 @@ class _Sparse(Compressor):
 
 @dataclasses.dataclass(frozen=True)
 class TopK(_Sparse):
-    """Sends the entries of largest magnitude.
+    """Sends the entries with the largest magnitudes.
 
     An array of n elements becomes ⌈fraction·n⌉ pairs of a uint32 index and a float32 value, 8 bytes
     each. `Feedback` applies it to each slice of an array. Aji and Heafield, EMNLP 2017.
@@ -137,22 +137,22 @@ class TopK(_Sparse):
 
 @dataclasses.dataclass(frozen=True)
 class Threshold(_Sparse):
-    """Sends the entries at or above a threshold that is sampled now and then.
+    """Sends the entries at or above a threshold, which is estimated from samples at intervals.
 
-    The threshold is the ⌈fraction·m⌉-th largest magnitude of m sampled entries. It is drawn again
-    in every `refresh`-th step, and when more than 8·fraction of the entries reach it. With a
+    The threshold is the ⌈fraction·m⌉-th largest magnitude of m sampled entries. It is estimated
+    again in every `refresh`-th step, and when more than 8·fraction of the entries reach it. With a
     residual, more than `fraction` of the entries are sent on average, because entries grow until
-    they reach the threshold. The code is as for `TopK`.
-    DCT: Gupta et al., KDD 2021, section 3.
+    they reach the threshold. The code has the same form as that of `TopK`. This is the threshold
+    of DCT: Gupta et al., KDD 2021, section 3.
 
     Parameters
     ----------
     fraction : float
-        The share of the entries that the threshold aims at, from 1e-6 to 1.
+        The target for the share of entries at or above the threshold, from 1e-6 to 1.
     refresh : int, optional
-        Steps between two samples. Default: 1000.
+        The number of steps between two samples. Default: 1000.
     sample : float, optional
-        The share of the entries that is sampled, at least 10/fraction entries. Default: 0.01.
+        The share of the entries that are sampled; at least 10/fraction entries are. Default: 0.01.
 
     Examples
     --------
@@ -178,7 +178,7 @@ class Threshold(_Sparse):
             memory["threshold"] = self._draw(values, step)
 
     def _draw(self, values: Array, step: int) -> float:
-        """The threshold of these values, above 0: zeros are never sent."""
+        """The threshold for these values. It is above 0, so zeros are never sent."""
         count = max(math.ceil(self.sample * values.size), math.ceil(SAMPLED_MIN / self.fraction))
         if count < values.size:
             values = values[elements_of(step, values.size, count)]
@@ -204,19 +204,19 @@ class Threshold(_Sparse):
 
 @dataclasses.dataclass(frozen=True)
 class RandomBlocks(Compressor):
-    """Sends blocks that are drawn from a seed shared by all ranks, so that no indices travel.
+    """Sends blocks that are drawn from a seed shared by all ranks, so that no indices are sent.
 
-    Of ⌈n/block⌉ blocks one in `ratio` is sent, and at least one. The same blocks come back from a
-    stripe's owner, so nothing is lost there. Xie et al., NeurIPS 2020 (GRBS).
+    An array has ⌈n/block⌉ blocks, of which one in `ratio`, but at least one, is sent. The owner of
+    a stripe sends the same blocks back, so it leaves nothing out. Xie et al., NeurIPS 2020 (GRBS).
 
     Parameters
     ----------
     ratio : float
-        How many blocks there are for each one that is sent, from 1 to 1e6.
+        The number of blocks for each block that is sent, from 1 to 1e6.
     seed : int, optional
-        It must be the same on all ranks. Default: 0.
+        The seed, which must be the same on all ranks. Default: 0.
     block : int, optional
-        Elements in a block. Default: 256.
+        The number of elements in a block. Default: 256.
 
     Examples
     --------
@@ -262,28 +262,29 @@ class RandomBlocks(Compressor):
 def _items(code: Array, dtype: Any) -> Array:
     """The elements of a code, at any alignment."""
     if code.nbytes % np.dtype(dtype).itemsize:
-        raise ValueError(f"a code of {code.nbytes} bytes has no whole number of {dtype} elements")
+        raise ValueError(f"a code of {code.nbytes} bytes is not a whole number of {dtype} elements")
     return np.frombuffer(code, dtype)
 
 
 def _check_size(found: int, expected: int) -> None:
     if found != expected:
-        raise ValueError(f"the code has {found} elements, and an array of this size {expected}")
+        raise ValueError(f"the code has {found} elements, but this array needs {expected}")
 
 
 @dataclasses.dataclass(frozen=True)
 class Quantise(Compressor):
-    """Sends integers of few bits, with one float32 scale for each block.
+    """Sends integers with few bits, and one float32 scale for each block.
 
-    x becomes ``round(x / scale)``, with ``scale = max(abs(x)) / (2**(bits-1) - 1)`` in its block:
-    the 8-bit approximations of Dettmers, ICLR 2016, with a scale for each block.
+    x becomes ``round(x / scale)``, where ``scale = max(abs(x)) / (2**(bits-1) - 1)`` in the block
+    of x. These are the 8-bit approximations of Dettmers, ICLR 2016, but with a scale for each
+    block.
 
     Parameters
     ----------
     bits : {8, 4, 2}, optional
-        Bits of an integer. Default: 8.
+        The number of bits in an integer. Default: 8.
     block : int, optional
-        Elements that share a scale. Default: 256.
+        The number of elements that share a scale. Default: 256.
 
     Examples
     --------
@@ -326,7 +327,7 @@ class Quantise(Compressor):
         _reduce.add_quantised(levels, code[: 4 * blocks], into, self.block, factor)
 
     def _pack(self, levels: Array) -> Array:
-        """Several integers in a byte, the first one in its lowest bits."""
+        """Packs several integers into each byte, the first one into its lowest bits."""
         each = 8 // self.bits
         padded = np.zeros((-(-levels.size // each), each), np.uint8)
         padded.reshape(-1)[: levels.size] = levels.view(np.uint8) & ((1 << self.bits) - 1)
@@ -344,7 +345,7 @@ class Quantise(Compressor):
 
 @dataclasses.dataclass(frozen=True)
 class Float16(Compressor):
-    """Sends float16, rounded to nearest even; magnitudes above 65504 become 65504.
+    """Sends float16 values, rounded to nearest even. Magnitudes above 65504 become 65504.
 
     Examples
     --------
@@ -372,16 +373,16 @@ class Float16(Compressor):
 class PowerSGD:
     """Sends a matrix as the product of two thin ones.
 
-    A gradient of shape (a, ...) is a matrix M of a rows and b columns. With Q of the previous step,
-    P = orthogonal(mean of M·Q) and Q = mean of Mᵀ·P; the result is P·Qᵀ. (a + b)·rank float32 are
-    reduced in place of a·b, in two dense reductions. Vectors and numbers, and matrices for which
-    nothing would be saved, are reduced as they are. Vogels et al., NeurIPS 2019, algorithms 1
+    A gradient of shape (a, ...) is a matrix M with a rows and b columns. With Q from the previous
+    step, P = orthogonal(mean of M·Q) and the new Q = mean of Mᵀ·P; the result is P·Qᵀ. Two dense
+    reductions of (a + b)·rank float32 replace one of a·b. Vectors and numbers, and matrices for
+    which nothing would be saved, are reduced unchanged. Vogels et al., NeurIPS 2019, algorithms 1
     and 2.
 
     Parameters
     ----------
     rank : int
-        Columns of P and Q, from 1 to 1024.
+        The number of columns of P and Q, from 1 to 1024.
 
     Examples
     --------
@@ -403,29 +404,29 @@ class PowerSGD:
         return len(shape) > 1 and size > 0 and self.rank * (shape[0] + size // shape[0]) < size
 
     def start(self, shape: tuple[int, ...], seed: int = 0) -> Array:
-        """Q of the first step: (columns, rank), the same for the same seed."""
+        """Q for the first step, of shape (columns, rank). It is the same for the same seed."""
         columns = math.prod(shape[1:])
         return draw_floats(seed, columns * self.rank).reshape(columns, self.rank)
 
     def left(self, matrix: Array, q: Array) -> Array:
-        """orthogonal(M·Q): (rows, rank)."""
+        """orthogonal(M·Q), of shape (rows, rank)."""
         return orthogonal(matrix @ q)
 
     def right(self, matrix: Array, p: Array) -> Array:
-        """Mᵀ·P: (columns, rank)."""
+        """Mᵀ·P, of shape (columns, rank)."""
         found: Array = matrix.T @ p
         return found
 
 
 def orthogonal(p: Array) -> Array:
-    """Orthonormal columns of the same span, by Gram and Schmidt; a dependent column becomes 0.
+    """Orthonormal columns with the same span (Gram-Schmidt). A dependent column becomes 0.
 
-    float64 sums in the order of the elements: the same bits on every CPU."""
+    Sums are float64, in the order of the elements, so every CPU gives the same bits."""
     columns: list[Array] = []
     for at in range(p.shape[1]):
         column = p[:, at].astype(np.float64)
         size = math.sqrt(_dot(column, column))
-        for _ in range(2):  # twice is enough (Giraud et al. 2005)
+        for _ in range(2):  # two passes are enough (Giraud et al. 2005)
             for other in columns:
                 column = column - _dot(column, other) * other
         left = math.sqrt(_dot(column, column))

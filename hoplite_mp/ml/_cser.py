@@ -1,4 +1,4 @@
-"""CSER: distributed SGD that sends few blocks of its updates, and resets its errors."""
+"""CSER: distributed SGD that sends a few blocks of its updates, and resets its errors."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ UPDATE, RESET = 0, 1  # the two draws of a step
 
 
 class CSER:
-    """SGD with momentum whose ranks exchange few blocks of their updates, and reset their errors.
+    """SGD with momentum: ranks exchange a few blocks of their updates, and reset their errors.
 
-    The parameters of a rank are x = y + e. y is the same on all ranks, bit for bit; e is what the
-    rank has not sent of its own updates. A step sends one in `update_ratio` blocks of the update,
-    whose mean goes to y; the rest of the update goes to e. Every `reset_every` steps one in
-    `reset_ratio` blocks of e is sent, its mean goes to y, and it becomes 0. Blocks are drawn from
-    a shared seed, so no indices are sent. Xie et al., NeurIPS 2020, algorithms 2 and 4 (with GRBS).
+    The parameters of a rank are x = y + e. y is the same on all ranks, bit for bit; e is the part
+    of the rank's own updates that it has not sent. A step sends one in `update_ratio` blocks of
+    the update, and adds their mean to y; the rest of the update is added to e. Every `reset_every`
+    steps, one in `reset_ratio` blocks of e is sent; its mean is added to y, and it becomes 0.
+    Blocks are drawn from a shared seed, so no indices are sent. Xie et al., NeurIPS 2020,
+    algorithms 2 and 4 (with GRBS).
 
-    The constructor and `synchronize` are collective as `step` is. All ranks begin with the
+    The constructor, `step` and `synchronize` are collective calls. All ranks begin with the
     parameters of the lowest rank.
 
     Parameters
@@ -37,29 +38,29 @@ class CSER:
     params : list of numpy.ndarray
         float32 or float64, C-contiguous and writable; changed in place. y and e are float32.
     group : Group
-        Nothing else may make calls on it.
+        A Group that is used for nothing else.
     lr, momentum : float
         ``v = momentum * v + grad``, and the update is ``lr * v``. Default of `momentum`: 0.9.
     update_ratio, reset_ratio : float, optional
-        Blocks for each one that is sent, from 1. Default: 64 and 8.
+        The number of blocks for each block that is sent, at least 1. Default: 64 and 8.
     reset_every : int, optional
-        Steps. Default: 8.
+        The number of steps between two resets. Default: 8.
     block : int, optional
-        Elements of a block. Default: 4096.
+        The number of elements in a block. Default: 4096.
     seed : int, optional
-        The same on all ranks. Default: 0.
+        The seed, which must be the same on all ranks. Default: 0.
 
     Raises
     ------
     ValueError
-        A parameter is not in its range, or `params` is not as above.
+        A parameter is out of its range, or an array in `params` is not as described above.
 
     Notes
     -----
-    A step sends 1/update_ratio + 1/(reset_ratio·reset_every) of the bytes of a dense allreduce, on
-    average. If a rank dies, its e is lost. A replacement makes a CSER on a Group of the same name
-    and rank: it receives y before the constructor returns, and begins with e and momentum 0. The
-    method needs shards that are alike: with shards sorted by label the e of the ranks diverge.
+    On average, a step sends 1/update_ratio + 1/(reset_ratio·reset_every) of the bytes of a dense
+    allreduce. If a rank dies, its e is lost. A replacement makes a CSER on a Group with the same
+    name and rank. It receives y before the constructor returns, and begins with e = 0 and momentum
+    0. The method needs shards that are alike: if shards are sorted by label, the ranks' e diverge.
 
     Examples
     --------
@@ -118,17 +119,17 @@ class CSER:
 
     @property
     def y(self) -> Array:
-        """The common parameters, a copy; one float32 array for all of `params`."""
+        """A copy of the common parameters, as one float32 array for all of `params`."""
         return self._y.copy()
 
     @property
     def sent(self) -> int:
-        """Bytes that this rank has sent, as an allreduce by slices sends them."""
+        """The number of bytes that this rank has sent, for allreduces by slices."""
         return self._sent
 
     @property
     def received(self) -> int:
-        """Bytes that this rank has received, as an allreduce by slices sends them."""
+        """The number of bytes that this rank has received, for allreduces by slices."""
         return self._received
 
     @property
@@ -142,13 +143,13 @@ class CSER:
         Parameters
         ----------
         grads : list of numpy.ndarray
-            This rank's gradients at its own parameters; shapes as `params`.
+            This rank's gradients at its own parameters, with the shapes of `params`.
 
         Raises
         ------
         ValueError
-            The shapes are not those of `params`; on every rank: the ranks' parameters, ratios or
-            blocks differ. The step has then changed nothing.
+            The shapes are not those of `params`. On every rank: the ranks' parameters, ratios or
+            blocks differ. In both cases the step has changed nothing.
         """
         shapes = [np.shape(one) for one in grads]
         if shapes != [one.shape for one in self._params]:
@@ -158,9 +159,9 @@ class CSER:
         self._show()
 
     def synchronize(self) -> None:
-        """Makes the parameters the same on all ranks: y takes the mean of all e, which become 0.
+        """Makes the parameters the same on all ranks: adds the mean of all e to y, and resets e.
 
-        A dense allreduce; for the end of a training, or before an evaluation.
+        This is a dense allreduce. Call it at the end of training, or before an evaluation.
         """
         self._operations.run(self._reset_all)
         self._show()
@@ -207,7 +208,7 @@ class CSER:
     # -- state -------------------------------------------------------------------------------------
 
     def _show(self) -> None:
-        """Writes x into the parameters."""
+        """Writes x = y + e into the parameters."""
         x, at = self._y + self._e, 0
         for param in self._params:
             param[...] = x[at : at + param.size].reshape(param.shape)
@@ -219,7 +220,9 @@ class CSER:
     def _take(self, state: tuple[int, Array]) -> None:
         t, y = state
         if y.size != self._y.size:
-            raise RuntimeError(f"the others have {y.size} parameters, and this rank {self._y.size}")
+            raise RuntimeError(
+                f"the other ranks have {y.size} parameters, but this rank has {self._y.size}"
+            )
         self._t, self._y = t, y
         self._e, self._v = np.zeros_like(y), np.zeros_like(y)
 

@@ -19,19 +19,20 @@ __all__ = ["Feedback"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 OPS = ("sum", "mean")
-HEAD = struct.Struct("<16sH")  # what the call is about, and the length of a complaint
-STEP = struct.Struct("<Q")  # of the sender, before its code in a call with a deadline
+HEAD = struct.Struct("<16sH")  # a digest of the call, and the length of the error text that follows
+STEP = struct.Struct("<Q")  # the sender's step, before its code, in a call with a deadline
 COMPLAINT_MAX = 500
 
 
 @dataclasses.dataclass
 class _Stream:
-    """A rank's state of one name."""
+    """A rank's state for the arrays of one name."""
 
-    residual: Array | None = None  # of the whole array; None: zeros
-    notes: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the compressor
+    residual: Array | None = None  # residual of the whole array; None: zeros
+    notes: dict[str, Any] = dataclasses.field(default_factory=dict)  # the compressor's memory
     step: int = 0
-    # Of the stripe's owner; they go when the members change.
+    # The residual of the slice that this rank owns, and the compressor's memory for the slice. Both
+    # are dropped when the members change.
     owned: Array | None = None
     owner_notes: dict[str, Any] = dataclasses.field(default_factory=dict)
     factor: Array | None = None  # Q of PowerSGD
@@ -40,30 +41,30 @@ class _Stream:
 class Feedback:
     """Allreduce of compressed arrays over a Group, with error feedback.
 
-    Each rank adds to its array what earlier calls have not sent of the array of that name, and
-    sends the code of each slice to the slice's owner; every rank owns one slice. An owner adds the
-    codes, adds what its own earlier codes have left out, and sends the code of the result to all.
-    Each rank keeps what its code leaves out (its residual) for the next call. Seide et al.,
+    Each rank keeps a residual for each name: the part of its earlier arrays that its codes have
+    left out. In a call, a rank adds the residual to its array, and sends the code of each slice to
+    the slice's owner; every rank owns one slice. An owner adds up the codes, adds what its own
+    earlier codes have left out, and sends the code of the result to all ranks. Seide et al.,
     Interspeech 2014; Karimireddy et al., ICML 2019; both directions as in Tang et al., ICML 2019
     (DoubleSqueeze). `PowerSGD` makes two dense reductions instead.
 
     Parameters
     ----------
     group : Group
-        Nothing else may make calls on it.
+        A Group that is used for nothing else.
     compressor : TopK, Threshold, RandomBlocks, Quantise, Float16 or PowerSGD
-        The same on all ranks.
+        The compressor, which must be the same on all ranks.
 
     Notes
     -----
-    A call gives the same bits on all ranks, and has the same contributors. If a rank dies in the
-    middle, the others make the call again without it: its array counts in no result that others
-    have. If a call raises, nothing is sent or lost: the residuals are those before the call.
+    A call has the same result, bit for bit, and the same contributors on all ranks. If a rank dies
+    during a call, the others repeat the call without it, so its array is in no rank's result. If a
+    call raises an exception, the residuals are the same as before the call.
 
-    A rank that is replaced makes a new Feedback on a Group of the same name and rank; its residuals
-    begin with zeros, and it takes part in the call that the others are making. When the members
-    change, the slices move, and the residuals of their owners are dropped: what is lost is what one
-    code has left out for each name.
+    A replacement for a dead rank makes a new Feedback on a Group with the same name and rank. Its
+    residuals start as zeros, and it takes part in the call that the others are making. When the
+    members change, slices get other owners, and the owners' residuals are dropped: for each name,
+    the part that one code has left out is lost.
 
     Examples
     --------
@@ -93,7 +94,7 @@ class Feedback:
     def sent(self) -> int:
         """Bytes of codes that this rank has sent to others, in all calls so far.
 
-        For the dense reductions of `PowerSGD` the bytes of an allreduce by slices.
+        For the dense reductions of `PowerSGD`, these are the bytes of an allreduce by slices.
         """
         return self._sent
 
@@ -132,26 +133,29 @@ class Feedback:
         Parameters
         ----------
         name : str
-            Arrays of one name have one residual. The same calls in the same order on all ranks.
+            Arrays with the same name share a residual. All ranks make the same calls in the same
+            order.
         grad : numpy.ndarray
-            float32 or float64, of the same shape on every rank; float64 is rounded to float32.
+            A float32 or float64 array, of the same shape on every rank; float64 is rounded to
+            float32.
         op : {"mean", "sum"}, optional
             Default: "mean".
         num, deadline : int and float (seconds), optional
-            As for `Group.allreduce`: late ranks are left out. The new residual of such a rank is
-            its old one plus its whole array. Each rank sends its code to all others, and there are
-            no owners. `PowerSGD` raises ValueError. Default: wait for all ranks.
+            As for `Group.allreduce`: late ranks are left out. The whole array of a late rank is
+            added to its residual. Each rank sends its code to all others, and there are no owners.
+            `PowerSGD` raises ValueError. Default: wait for all ranks.
 
         Returns
         -------
         numpy.ndarray
-            A new array with the shape and the dtype of `grad`, the same bits on every rank.
+            A new array with the shape and the dtype of `grad`. It has the same bits on every rank.
 
         Raises
         ------
         ValueError
-            On every rank: the ranks' names, shapes, dtypes, ops or compressors differ, or an array
-            has a value that is not finite, or not the shape of earlier calls of that name.
+            On every rank: the ranks' names, shapes, dtypes, ops or compressors differ, an array
+            has a value that is not finite, or its size differs from that of earlier arrays of that
+            name.
         PeerLostError
             The Group is strict, and a rank has died.
 
@@ -168,7 +172,7 @@ class Feedback:
             complaint = f"op={op!r}: it must be one of {', '.join(OPS)}"
         elif grad.dtype not in (np.float32, np.float64):
             complaint = f"{name!r} has dtype {grad.dtype}, not float32 or float64"
-        # Also a wrong call is made, because the other ranks wait for it.
+        # Even an invalid call is made, because the other ranks wait for it.
         flat = np.zeros(grad.size, np.float32)
         if not complaint:
             flat[:] = grad.reshape(-1)
@@ -180,7 +184,7 @@ class Feedback:
         return total.reshape(grad.shape).astype(grad.dtype, copy=False)
 
     def _reduce(self, name: str, grad: Array, flat: Array, op: str, complaint: str) -> Array:
-        """One attempt at a call; nothing is kept unless it succeeds."""
+        """Makes one attempt at a call. Changes the state only if the attempt succeeds."""
         stream = self._streams.get(name) or _Stream()
         self._streams[name] = stream
         complaint = complaint or _complaint(name, flat, stream)
@@ -203,7 +207,7 @@ class Feedback:
     def _reduce_bounded(
         self, name: str, grad: Array, flat: Array, op: str, complaint: str, num: Any, deadline: Any
     ) -> Array:
-        """A call that leaves late ranks out. Nothing is kept unless it succeeds."""
+        """Makes a call that leaves late ranks out. Changes the state only if the call succeeds."""
         stream = self._streams.setdefault(name, _Stream())
         compressor, step = self.compressor, stream.step
         complaint = complaint or _complaint(name, flat, stream)
@@ -254,7 +258,7 @@ class Feedback:
         self._count([part for at, part in enumerate(parts) if at != rank], received)
         mine = self._agree(received)
 
-        # This rank's own slice.
+        # Folds the slice that this rank owns.
         at = members.index(rank)
         folded = np.zeros(stripes[at].size, np.float32)
         for member in members:
@@ -280,7 +284,8 @@ class Feedback:
         return total
 
     def _agree(self, received: list[Any]) -> dict[int, Array]:
-        """The codes by rank, if all ranks make the same call."""
+        """The codes by rank. Raises ValueError if a rank reports an error, or the calls of the
+        ranks differ."""
         codes, heads = {}, {}
         for rank in self._operations.members:
             found = np.asarray(received[rank])
@@ -294,7 +299,7 @@ class Feedback:
         if different:
             raise ValueError(
                 "Feedback.allreduce: the ranks' names, shapes, dtypes, ops or compressors differ; "
-                f"those of {_listed(different)} are not those of rank {min(heads)}"
+                f"{_listed(different)} and rank {min(heads)} differ"
             )
         return codes
 
@@ -322,13 +327,13 @@ class Feedback:
         if q is None:
             seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "big")
             q = compressor.start(matrix.shape, seed + stream.step)
-        # The mean, so that the columns of P are of the size of the gradient's.
+        # The mean, so that the columns of P have the same magnitude as those of the gradient.
         p = orthogonal(self._dense(matrix @ q, "mean"))
         own = compressor.right(matrix, p)
         q = self._dense(own, op)
         residual = matrix - p @ own.T
         total = np.zeros_like(matrix)
-        for at in range(p.shape[1]):  # element by element: the same bits on every CPU
+        for at in range(p.shape[1]):  # element by element, so every CPU gives the same bits
             total += p[:, at, None] * q[None, :, at]
         stream.residual, stream.factor = residual.reshape(-1), q
         stream.step += 1
@@ -350,7 +355,7 @@ class Feedback:
 
 
 def _complaint(name: str, flat: Array, stream: _Stream) -> str:
-    """The error in this rank's array; empty if there is none."""
+    """The text of the error in this rank's array; empty if there is none."""
     if not np.isfinite(flat).all():
         return f"{name!r} has values that are not finite"
     if stream.residual is not None and stream.residual.size != flat.size:

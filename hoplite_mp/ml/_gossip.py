@@ -1,10 +1,10 @@
 """Gossip: ranks mix their arrays with the arrays of a few partners, over reliable links.
 
-In each call, a rank sends its array to the partners of this round. A pair of ranks is mixed if both
-of its arrays have arrived before the deadline. A small allgather at the end of each call
+In each call, a rank sends its array to its partners in this round. A pair of ranks is mixed if
+both of its arrays have arrived before the deadline. A small allgather at the end of each call
 distributes the list of these pairs and the times of their transfers. From the list all ranks
-compute the same mixing matrix, so that the mean over the ranks does not change, and the same plan
-of the next round.
+compute the same mixing matrix, which leaves the mean over the ranks unchanged, and the same plan
+for the next round.
 """
 
 from __future__ import annotations
@@ -32,54 +32,54 @@ __all__ = ["Gossip"]
 Array = np.ndarray[Any, np.dtype[Any]]
 TOPOLOGIES = ("reliable", "ring", "random")
 TAG = 1 << 20  # messages of round r have the tag TAG + r % TAG
-RELIABLE = 0.5  # least probability of an edge that is used
+RELIABLE = 0.5  # edges with a lower probability are not used
 SPREAD = 0.5  # standard deviation of the logarithm of a transfer's time
-SPREAD_GROWS = 0.1  # of it, for each second since the edge was last used
-FORGET_S = 15.0  # after which an edge that was not used counts as the median of all
-SHARE = 0.8  # of the deadline that is planned for
-LATE = 4.0  # deadlines that a transfer counts as, if it was not in time
-LOOK_S = 0.05  # between two checks whether partners have died
-DECAY = 0.7  # weight of the round before in the graph whose connectivity is maximised
+SPREAD_GROWS = 0.1  # increase of this deviation for each second since the edge was last used
+FORGET_S = 15.0  # an edge that was not used for this long counts like the median of all edges
+SHARE = 0.8  # share of the deadline for which transfers are planned
+LATE = 4.0  # a transfer that was late counts as if it had taken this many deadlines
+LOOK_S = 0.05  # seconds between two checks whether partners have died
+DECAY = 0.7  # weight of the previous round in the graph whose connectivity is maximised
 
 
 class Gossip:
     """Decentralised averaging over the links that meet a deadline.
 
-    Every rank makes the same calls. The first call joins: it takes an allgather more.
+    Every rank makes the same calls. The first call makes an additional allgather.
 
     Parameters
     ----------
     group : Group
-        The ranks; other calls of the Group may be made between two calls of `mix`. A message that
-        no other receive of the Group should match has a tag from 2**20 to 2**21.
+        The ranks. Between two calls to `mix`, the Group may be used for other calls. `mix` sends
+        messages with tags from 2**20 to 2**21; no other receive in the Group may match them.
     deadline : float
         Seconds that a round waits for arrays.
     topology : "reliable", "ring" or "random"
-        "reliable": edges by the measured probability that a transfer arrives in time, decomposed
-        into matchings, of which those are used that maximise the algebraic connectivity of the
-        graph of this and the last rounds within the deadline. "ring": the living neighbours by
-        rank. "random": one matching, another one in each round.
+        "reliable": edges are ordered by the measured probability that a transfer arrives in time,
+        and decomposed into matchings. The matchings are chosen that fit into the deadline and
+        maximise the algebraic connectivity of the graph of this and the last rounds. "ring": the
+        partners are the living neighbours by rank. "random": a new random matching in each round.
     seed : int
-        Of the random topology; equal on all ranks.
+        The seed of the random topology, which must be the same on all ranks.
 
     Attributes
     ----------
     partners_ : tuple of int
-        Ranks whose arrays were mixed in the last call.
+        The ranks whose arrays were mixed with this rank's array in the last call.
     planned_ : tuple of int
-        Ranks with which the next call will exchange arrays.
+        The ranks with which the next call will exchange arrays.
 
     Raises
     ------
     ValueError
-        An argument is out of range; in `mix`, on every rank: shapes or dtypes differ.
+        An argument is out of range. From `mix`, on every rank: shapes or dtypes differ.
 
     Notes
     -----
-    Differences from the sources: MATCHA draws matchings at random with probabilities that maximise
-    the connectivity of the expected graph; here they are chosen for the graph of this and the last
-    rounds, whose weights decay. The small allgather is a barrier, so a rank that computes for
-    longer holds up the others; late transfers do not.
+    Differences from the sources: MATCHA draws matchings at random, with probabilities that
+    maximise the connectivity of the expected graph. This class chooses matchings for the graph of
+    this and the last rounds, whose weights decay. The small allgather is a barrier, so a rank that
+    computes for longer delays the others; late transfers do not.
 
     Sources: Wang, Sahu, Yang, Joshi, Kar: MATCHA (2019), matchings and connectivity; Xiao, Boyd:
     Fast linear iterations for distributed averaging (2004), Metropolis weights; RoADTrain, links
@@ -113,23 +113,23 @@ class Gossip:
         self.partners_: tuple[int, ...] = ()
         self.planned_: tuple[int, ...] = ()
         self._sent = 0
-        self._round = -1  # of the next exchange; -1: this rank has not joined
-        self._seconds = np.full(group.size, np.nan)  # of the last transfer from each rank
-        self._age = np.full(group.size, np.inf)  # seconds since then
+        self._round = -1  # number of the next exchange; -1: this rank has not joined
+        self._seconds = np.full(group.size, np.nan)  # duration of the last transfer from each rank
+        self._age = np.full(group.size, np.inf)  # seconds since that transfer
         self._recent = np.zeros((group.size, group.size))
         self._last = time.monotonic()
         self._late: list[tuple[int, int]] = []  # (rank, tag) of arrays that were not in time
 
     @property
     def sent(self) -> int:
-        """Bytes of arrays that this rank has sent so far."""
+        """The number of bytes in arrays that this rank has sent so far."""
         return self._sent
 
     def mix(self, x: Any) -> Array:
-        """A weighted mean of this rank's array and those of its partners, a new array.
+        """Returns a weighted mean of this rank's array and its partners' arrays, as a new array.
 
-        x: an array of floats, of the same shape and dtype on all ranks. The sum over the ranks that
-        take part is that of what they gave, up to rounding."""
+        x: an array of floats, of the same shape and dtype on all ranks. The sum of the results over
+        the participating ranks equals the sum of their arrays, up to rounding."""
         given = np.asarray(x)
         if not np.issubdtype(given.dtype, np.floating):
             raise ValueError(f"mix takes an array of floats, not of {given.dtype}")
@@ -149,7 +149,8 @@ class Gossip:
     # -- a round ---------------------------------------------------------------------------------
 
     def _exchange(self, given: Array) -> dict[int, Array]:
-        """Sends to the partners. Returns the arrays that arrive before the deadline, by rank."""
+        """Sends the array to the partners. Returns the arrays that arrive before the deadline, by
+        rank."""
         tag = TAG + self._round % TAG
         begun = time.monotonic()
         self._age += begun - self._last
@@ -166,11 +167,11 @@ class Gossip:
         while missing:
             left = begun + self.deadline - time.monotonic()
             try:
-                # Of a round only its partners have sent something with this tag.
+                # Only the partners in this round have sent messages with this tag.
                 found, source = self.group.recv(
                     None, tag, timeout=min(max(left, 0.0), LOOK_S), with_source=True
                 )
-            except PeerLostError:  # of all others
+            except PeerLostError:  # all other ranks have died or left
                 break
             except HopliteTimeoutError:
                 missing &= set(self.group.alive)
@@ -181,13 +182,13 @@ class Gossip:
             missing.discard(source)
             self._seconds[source], self._age[source] = time.monotonic() - begun, 0.0
         for partner in set(self.planned_) - arrived.keys():
-            # How much longer it takes is not known.
+            # It is not known how much longer this transfer takes.
             self._seconds[partner], self._age[partner] = LATE * self.deadline, 0.0
             self._late.append((partner, tag))
         return arrived
 
     def _drop_late(self) -> None:
-        """Receives and discards late messages of earlier rounds."""
+        """Receives and discards late messages from earlier rounds."""
         for late in list(self._late):
             try:
                 self.group.recv(*late, timeout=0)
@@ -198,7 +199,8 @@ class Gossip:
             self._late.remove(late)
 
     def _gather(self, given: Array, arrived: tuple[int, ...]) -> list[Any]:
-        """The rows of all living ranks; None for the others. ValueError: shapes differ."""
+        """The rows of all living ranks; None for the others. Raises ValueError if shapes or dtypes
+        differ."""
         what = (given.shape, given.dtype.str)
         own = (what, self._round, arrived, self._seconds, self._age, self._recent)
         rows: list[Any] = self.group.allgather(own)
@@ -209,7 +211,8 @@ class Gossip:
         return rows
 
     def _settle(self, rows: list[Any], edges: list[Edge] | None = None) -> None:
-        """Plans the next round from the rows of all ranks. edges: None for a rank that joins."""
+        """Plans the next round from the rows of all ranks. edges: the pairs that were mixed; None
+        if this rank is joining."""
         there = [rank for rank, row in enumerate(rows) if row is not None]
         newest = max(rows[rank][1] for rank in there)
         leader = next(rank for rank in there if rows[rank][1] == newest)
@@ -217,7 +220,7 @@ class Gossip:
         self._recent = DECAY * (rows[leader][5] + laplacian(mixed, self.group.size))
         self._round = newest + 1
         for rank, row in enumerate(rows):
-            if row is None or row[1] < newest:  # what was measured of it belongs to a dead process
+            if row is None or row[1] < newest:  # its measurements are those of a dead process
                 self._seconds[rank] = np.nan
         pairs = self._plan(rows, there)
         self.planned_ = tuple(
@@ -247,26 +250,27 @@ class Gossip:
 
 
 def reliability(seconds: Array, age: Array, deadline: float) -> tuple[Array, Array]:
-    """Expected seconds of an exchange, and its probability to be over in time, for each pair.
+    """For each pair, the expected seconds of an exchange, and the probability that it is in time.
 
-    seconds: of the last transfer, nan if there was none; age: seconds since then; both of shape
-    (receiver, sender). The logarithm of the time is taken as normal, around the last measurement;
-    without one, and the more the older it is, around the median of all."""
+    seconds: the duration of the last transfer, nan if there was none; age: the seconds since then;
+    both of shape (receiver, sender). The logarithm of the time is assumed to be normal. Its mean is
+    between the last measurement and the median of all measurements, and nearer to the median the
+    older the measurement is; without a measurement, it is the median."""
     known = seconds[np.isfinite(seconds)]
     median = float(np.median(known)) if known.size else 0.5 * deadline
-    median = min(median, 0.5 * deadline)  # an edge that is not known is always worth a try
+    median = min(median, 0.5 * deadline)  # so that an edge without measurements is always tried
     weight = np.where(np.isfinite(seconds), np.exp(-age / FORGET_S), 0.0)
     logs = np.log(np.maximum(np.where(np.isfinite(seconds), seconds, median), 1e-6))
     mean = weight * logs + (1 - weight) * math.log(max(median, 1e-6))
     spread = SPREAD + SPREAD_GROWS * np.minimum(np.where(np.isfinite(age), age, FORGET_S), FORGET_S)
-    mean = np.maximum(mean, mean.T)  # both directions are needed
+    mean = np.maximum(mean, mean.T)  # an exchange needs both directions
     spread = np.maximum(spread, spread.T)
     score = (math.log(deadline) - mean) / spread
     return np.exp(mean), np.vectorize(lambda z: 0.5 * math.erfc(-z / math.sqrt(2.0)))(score)
 
 
 def _edges_in_both_directions(rows: list[Any]) -> list[Edge]:
-    """The pairs of ranks that have both received the other's array."""
+    """The pairs of ranks of which each has received the other's array."""
     return [
         (a, b)
         for a, row in enumerate(rows)

@@ -1,4 +1,4 @@
-"""Rows of a table in parts on several hosts, sorted there by group."""
+"""The rows of a table, in parts on several hosts, each of which is sorted by group."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["Parts", "merge", "select", "split_rows"]
 
 
 class Parts:
-    """Parts of a table, each on one host. Tasks on that host read the part.
+    """The parts of a table. Each part is on one host, and is read by tasks on that host.
 
-    raw: (X, y, groups) of each part, as values or refs. After `describe`: `groups`, sorted,
-    `classes`, sorted, `counts` of rows by (group, class), and the number of columns."""
+    raw: (X, y, groups) for each part, as values or refs. `describe` sets `groups` and `classes`
+    (sorted), `counts` (the number of rows for each group and class) and `n_features`."""
 
     def __init__(self, tasks: HostTasks, raw: list[Any], hosts: list[str], intercept: bool) -> None:
         self.tasks, self.raw, self.hosts, self.intercept = tasks, raw, hosts, intercept
@@ -56,11 +56,11 @@ class Parts:
         self.prepared = [self._prepared(at) for at in range(len(self.raw))]
 
     def sum(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The sum over all parts of the array that a function returns for each."""
+        """The sum, over all parts, of the arrays that the function returns for a part."""
         return self._retry(lambda: self.tasks.sum(self._each_prepared(function, *args)))
 
     def _retry(self, call: Callable[[], Any]) -> Any:
-        """The result of the call, which is repeated when a host is lost."""
+        """The result of the call, which is repeated if a host is lost."""
         for _ in range(len(self.hosts) + 1):
             try:
                 return call()
@@ -71,7 +71,7 @@ class Parts:
         raise lost
 
     def move(self) -> bool:
-        """Moves parts of lost hosts to other hosts. Returns whether a host was lost."""
+        """Assigns the parts of lost hosts to other hosts. Returns whether a host was lost."""
         living = [host for host in self.tasks.hosts() if self._is_alive(host)]
         if not living:
             raise errors.NodeLostError("all hosts with workers are lost")
@@ -83,7 +83,8 @@ class Parts:
         return bool(lost)
 
     def _is_alive(self, host: str) -> bool:
-        """Whether the host runs a task: the list of hosts may still have one that was just lost."""
+        """Whether the host still runs tasks. (The list of hosts may still contain a host that was
+        just lost.)"""
         try:
             self.tasks.results([self.tasks.submit(host, abs, 0)])
         except (errors.NodeLostError, errors.ObjectLostError):
@@ -104,7 +105,7 @@ class Parts:
 
 
 def _labels(part: Any) -> tuple[Any, Any, int]:
-    """The groups and classes of a part, and its number of columns; checks the part."""
+    """Checks a part. Returns its groups, its classes and its number of columns."""
     x, y, groups = (np.asarray(one) for one in part)
     if x.ndim != 2 or y.ndim != 1 or groups.ndim != 1 or not len(x) == len(y) == len(groups):
         raise ValueError(
@@ -117,7 +118,7 @@ def _labels(part: Any) -> tuple[Any, Any, int]:
 
 
 def _prepare(part: Any, groups: Any, classes: Any, intercept: bool) -> GroupedRows:
-    """The part's rows sorted by group, with a column of ones if there is an intercept."""
+    """The part's rows, sorted by group, with a column of ones if there is an intercept."""
     x, y, given = part
     codes = np.searchsorted(groups, np.asarray(given))
     order = np.argsort(codes, kind="stable")
@@ -128,14 +129,14 @@ def _prepare(part: Any, groups: Any, classes: Any, intercept: bool) -> GroupedRo
 
 
 def _counts(part: GroupedRows) -> Any:
-    """Rows by group and class (0, 1)."""
+    """The number of rows for each group and class (0 and 1)."""
     total = np.diff(part.bounds)
     hits = np.diff(np.concatenate([[0.0], np.cumsum(part.y)])[part.bounds]).astype(int)
     return np.stack([total - hits, hits], axis=1)
 
 
 def select(part: GroupedRows, groups: Any) -> GroupedRows:
-    """The rows of some groups of a part, which get the numbers from 0 on."""
+    """The rows of some groups in a part. The groups are renumbered from 0."""
     pieces = [slice(part.bounds[group], part.bounds[group + 1]) for group in groups]
     lengths = [piece.stop - piece.start for piece in pieces]
     x = np.concatenate([part.x[:0], *(part.x[piece] for piece in pieces)])
@@ -144,7 +145,7 @@ def select(part: GroupedRows, groups: Any) -> GroupedRows:
 
 
 def merge(parts: list[GroupedRows]) -> GroupedRows:
-    """One part of all rows of several parts with the same groups."""
+    """Merges several parts with the same groups into one part."""
     count = len(parts[0].bounds) - 1
     x, y, lengths = [], [], []
     for group in range(count):
@@ -160,7 +161,8 @@ def merge(parts: list[GroupedRows]) -> GroupedRows:
 
 
 def split_rows(tasks: HostTasks, x: Any, y: Any, groups: Any) -> tuple[list[Any], list[str]]:
-    """Parts of arrays of the caller's, one for each worker, and their hosts."""
+    """Splits the caller's arrays into one part for each worker. Returns the parts and their
+    hosts."""
     places = [host for host, workers in tasks.hosts().items() for _ in range(workers)]
     if not places:
         raise errors.NodeLostError(NO_WORKERS)

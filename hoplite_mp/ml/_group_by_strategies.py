@@ -1,7 +1,4 @@
-"""How the models of all groups are fitted: by tasks, by data, or with accumulated gradients.
-
-Also the cost model that chooses between these strategies.
-"""
+"""The strategies that fit the models of all groups, and the cost model that chooses one of them."""
 
 from __future__ import annotations
 
@@ -21,13 +18,14 @@ if TYPE_CHECKING:
 __all__ = ["STRATEGIES", "Problem", "estimate", "fit"]
 
 STRATEGIES = ("accumulate", "data", "task")
-PASSES = 8  # of Newton's method, for the cost model: it needs 6 to 12 on most data
+PASSES = 8  # number of passes that the cost model assumes; Newton's method mostly needs 6 to 12
 PROBE_ROWS, PROBE_BYTES = 2000, 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Which models to fit. groups: the group of each model, in rising order; penalties: 1/C."""
+    """The models to fit. groups: the group of each model, in ascending order; penalties: 1/C for
+    each model."""
 
     groups: Any
     penalties: Any
@@ -37,7 +35,7 @@ class Problem:
     max_iter: int
 
     def of(self, chosen: Any) -> Problem:
-        """Only these models."""
+        """The same problem with only the chosen models."""
         return dataclasses.replace(
             self, groups=self.groups[chosen], penalties=self.penalties[chosen]
         )
@@ -48,11 +46,11 @@ class Problem:
         )
 
 
-Fitted = tuple[Any, Any, Any]  # of each model: coefficients, iterations, whether it has converged
+Fitted = tuple[Any, Any, Any]  # for each model: coefficients, iterations, whether it has converged
 
 
 def fit(strategy: str, parts: Parts, problem: Problem) -> Fitted:
-    """All models by one strategy."""
+    """Fits all models with one strategy."""
     if strategy == "accumulate":
         return _accumulate(parts, problem)
     if strategy == "data":
@@ -67,7 +65,8 @@ def fit(strategy: str, parts: Parts, problem: Problem) -> Fitted:
 
 
 def _accumulate(parts: Parts, problem: Problem) -> Fitted:
-    """One communication for each pass over the rows of all groups."""
+    """Fits all models together, with one communication for each pass over the rows of all
+    groups."""
     fits = problem.begin()
     while fits.active.any():
         fits.advance(parts.sum(sums, *fits.candidates()))
@@ -75,7 +74,7 @@ def _accumulate(parts: Parts, problem: Problem) -> Fitted:
 
 
 def _by_data(parts: Parts, problem: Problem) -> Fitted:
-    """One group after another, each on all hosts."""
+    """Fits the models of one group after another, each on all hosts."""
     found = [
         _accumulate(parts, problem.of(problem.groups == group))
         for group in np.unique(problem.groups)
@@ -84,7 +83,7 @@ def _by_data(parts: Parts, problem: Problem) -> Fitted:
 
 
 def _by_tasks(parts: Parts, problem: Problem) -> Fitted:
-    """Each group's rows are sent to one worker, which fits the group's models."""
+    """Sends each group's rows to one worker, which fits the group's models."""
     tasks = parts.tasks
     places = [host for host, workers in tasks.hosts().items() for _ in range(workers)]
     futures, orders = [], []
@@ -111,7 +110,7 @@ def _joined(found: list[Fitted], problem: Problem) -> Fitted:
 
 
 def _fit_here(rows: list[Any], problem: Problem) -> Fitted:
-    """The models of some groups whose rows are all here."""
+    """Fits the models of some groups in this worker, which has all rows of these groups."""
     part = merge(rows)
     fits = problem.begin()
     while fits.active.any():
@@ -120,7 +119,8 @@ def _fit_here(rows: list[Any], problem: Problem) -> Fitted:
 
 
 def assign(parts: Parts, problem: Problem, workers: int) -> list[Any]:
-    """The groups of each worker, in rising order: the largest first, to the least loaded."""
+    """The groups for each worker, in ascending order. The largest group is assigned first, each
+    one to the worker with the least load."""
     models = np.bincount(problem.groups, minlength=len(parts.groups))
     work = parts.counts.sum(axis=1) * models
     loads, found = np.zeros(workers), [list[int]() for _ in range(workers)]
@@ -136,10 +136,10 @@ def assign(parts: Parts, problem: Problem, workers: int) -> list[Any]:
 
 
 def estimate(parts: Parts, problem: Problem) -> dict[str, float]:
-    """Expected seconds of each strategy.
+    """The estimated seconds that each strategy takes.
 
-    Three figures are measured: seconds of a pass for one row and model, of a communication without
-    data, and of a byte. The number of passes is assumed."""
+    Three values are measured: the seconds of a pass for one row and one model, of a communication
+    without data, and for each byte. The number of passes is assumed."""
     row_s = _row_s(parts, problem)
     round_s, byte_s = _communication(parts)
     workers = sum(parts.tasks.hosts().values())
@@ -158,7 +158,8 @@ def estimate(parts: Parts, problem: Problem) -> dict[str, float]:
 
 
 def _row_s(parts: Parts, problem: Problem) -> float:
-    """Seconds of a pass for one row and one model, measured here with random numbers."""
+    """The seconds of a pass for one row and one model, measured in this process with random
+    numbers."""
     x = np.random.default_rng(0).normal(size=(PROBE_ROWS, problem.p))
     part = GroupedRows(x, (x[:, 0] > 0).astype(float), np.array([0, PROBE_ROWS]))
     sums(part, np.zeros(1, int), np.zeros((1, problem.p)))
@@ -168,7 +169,8 @@ def _row_s(parts: Parts, problem: Problem) -> float:
 
 
 def _communication(parts: Parts) -> tuple[float, float]:
-    """Seconds of a communication of all hosts without data, and of a byte more."""
+    """The seconds of a communication between all hosts without data, and the seconds for each
+    byte."""
     parts.sum(_zeros, 1)  # the first one also starts workers
     begun = time.perf_counter()
     parts.sum(_zeros, 1)

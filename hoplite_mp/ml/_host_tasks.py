@@ -1,7 +1,7 @@
 """Tasks of estimators, on hosts of the current cluster or in the calling process.
 
 Estimators use the cluster of `hoplite_mp.current()`. Without an open cluster they compute in the
-calling process, as estimators of scikit-learn do with `n_jobs=None`.
+calling process, as scikit-learn's estimators do with `n_jobs=None`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ NO_WORKERS = "no host of the cluster has workers: add_workers() adds some"
 
 
 class HostTasks(Protocol):
-    """The interface: stores values on hosts, and runs tasks there."""
+    """The interface: stores values on hosts, and runs tasks on them."""
 
     def hosts(self) -> dict[str, int]:
-        """The living hosts with workers: id to number of workers."""
+        """The living hosts that have workers: host id -> number of workers."""
 
     def put(self, value: Any, hosts: Sequence[str]) -> Any:
         """Stores a value, with copies on these hosts. Returns an argument for `submit`."""
@@ -38,10 +38,10 @@ class HostTasks(Protocol):
         """Runs `function(*args)` on that host. Returns a Future, which may be an argument."""
 
     def watch(self, future: Any) -> None:
-        """Adds a Future to those that `completed` returns."""
+        """Adds a Future to the Futures that `completed` returns."""
 
     def completed(self) -> Any:
-        """Waits for the next watched Future that is done."""
+        """Waits until another watched Future is done, and returns it."""
 
     def cancel(self) -> None:
         """Cancels the watched Futures that are not done."""
@@ -50,7 +50,7 @@ class HostTasks(Protocol):
         """The results of these Futures, in their order."""
 
     def sum(self, futures: Sequence[Any]) -> Any:
-        """The sum of the arrays that these Futures return, the same bits at each call."""
+        """The sum of the arrays that these Futures return. It has the same bits in each call."""
 
 
 class ClusterTasks:
@@ -75,7 +75,7 @@ class ClusterTasks:
         options = {"priority": priority} if priority else {}
         try:
             return self.cluster.options(node=host, **options).submit(function, *args)
-        except errors.NodeLostError as error:  # before the call; arguments must be Futures of ours
+        except errors.NodeLostError as error:  # the host is gone; `submit` must return a Future
             return self.cluster.submit(_fail, error)
 
     def watch(self, future: Any) -> None:
@@ -91,7 +91,7 @@ class ClusterTasks:
                 raise ValueError("no Future is watched")
             try:
                 future = next(self._completions)
-            except StopIteration:  # a watched Future was added after the end of the iterator
+            except StopIteration:  # a Future was watched after the iterator had ended
                 self._completions = as_completed(list(self._watched))
                 continue
             if future in self._watched:
@@ -111,7 +111,8 @@ class ClusterTasks:
         return self.cluster.get(self.cluster.reduce(list(futures), reproducible=True))
 
     def host_of(self, ref: Any, number: int) -> str:
-        """A host with workers that holds the object when it is ready, or else one in rotation."""
+        """A host with workers that holds the object when it is ready. If there is none, any host
+        with workers, in rotation by `number`."""
         self.cluster.wait([ref])
         hosts = list(self.hosts())
         if not hosts:
@@ -121,7 +122,7 @@ class ClusterTasks:
 
 
 class InlineTasks:
-    """Runs tasks immediately in the calling process. Its hosts are names only."""
+    """Runs tasks immediately in the calling process. Its hosts are only names."""
 
     def __init__(self, hosts: int = 1) -> None:
         self._hosts = {f"inline{number}": 1 for number in range(hosts)}
@@ -171,7 +172,7 @@ def _resolved(value: Any) -> Any:
 
 
 def host_tasks() -> HostTasks:
-    """The tasks of the current cluster; without one, of the calling process."""
+    """Tasks on the current cluster or, if no cluster is open, in the calling process."""
     try:
         return ClusterTasks(current())
     except errors.ClosedError:

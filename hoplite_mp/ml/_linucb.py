@@ -1,7 +1,7 @@
-"""FedLinUCB: agents of a linear bandit that share their observations with few messages.
+"""FedLinUCB: agents of a linear bandit share their observations with few messages.
 
-An agent sends its observations to the server only when they would change the confidence region by
-a constant factor of volume. The server is an actor. Agents do not wait for each other.
+An agent sends its observations to the server only when they would change the volume of the
+confidence region by a constant factor. The server is an actor. Agents do not wait for each other.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["FedLinUCB", "LinUCBServer"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-RESTARTS = 8  # of the server
-RETRIES = 8  # of a call to it
-EXCHANGE_S = 60.0  # wait for the server, restarts included
+RESTARTS = 8  # maximum number of restarts of the server
+RETRIES = 8  # maximum number of retries of a call to the server
+EXCHANGE_S = 60.0  # timeout of an exchange with the server, including its restarts
 
 
 class LinUCBServer:
-    """The sums of all agents' observations. `FedLinUCB.serve` makes an actor of it."""
+    """The server, which has the sums of all agents' observations. `FedLinUCB.serve` runs it as an
+    actor."""
 
     __module__ = "hoplite_mp.ml"
 
@@ -35,11 +36,10 @@ class LinUCBServer:
         self.rounds = 0
 
     def exchange(self, gram: Array, moment: Array, rounds: int) -> tuple[Array, Array]:
-        """Adds an agent's sums of x xᵀ and of reward times x; the sums of all agents."""
+        """Adds an agent's sums of x xᵀ and of reward times x. Returns the sums over all agents."""
         if gram.shape != self.gram.shape or moment.shape != self.moment.shape:
             raise ValueError(
-                f"the server has {len(self.moment)} features, the agent {len(moment)}: "
-                "they must be equal"
+                f"the server has {len(self.moment)} features, but the agent has {len(moment)}"
             )
         self.gram += gram
         self.moment += moment
@@ -55,36 +55,38 @@ class FedLinUCB:
     """An agent of an asynchronous federated linear bandit.
 
     The expected reward of an arm is linear in its features. The agent chooses the arm with the
-    highest upper confidence bound by the sums of its last download. It communicates only if its
-    own observations since then raise the determinant of the Gram matrix by a factor of more than
-    1 + alpha. Numbers are float64.
+    highest upper confidence bound, computed from the sums that it downloaded last. It communicates
+    only if its own observations since then raise the determinant of the Gram matrix by a factor of
+    more than 1 + alpha. Numbers are float64.
 
-    ``messages`` counts the messages to the server and from it, two for each exchange; ``sent`` and
-    ``received`` are the bytes of the arrays in them.
+    ``messages`` is the number of messages to and from the server, two for each exchange. ``sent``
+    and ``received`` are the numbers of bytes in the arrays of these messages.
 
     Parameters
     ----------
     n_features : int
-        Features of an arm, d.
+        The number of features of an arm.
     alpha : float
-        How much the determinant must grow before the agent communicates; 0: with every observation.
+        How much the determinant must grow before the agent communicates. 0: it communicates after
+        every observation.
     beta : float
-        Width of exploration: the bound is the estimate plus beta times the deviation of the arm.
+        The width of exploration: the bound is the estimate plus beta times the arm's deviation.
     ridge : float
-        Regularisation of the estimate, above 0.
+        The regularisation of the estimate, above 0.
     server : Actor, LinUCBServer or None
-        What `serve` returned, which all agents share; tasks may be given it. None: the agent is
-        alone, and learns from its own observations by the same rule.
+        The server that `serve` has returned, which all agents share. It can be an argument of
+        tasks. None: the agent is alone, and learns only from its own observations, by the same
+        rule.
 
     Raises
     ------
     ValueError
-        An argument is out of range, or an array has another shape than the one given here.
+        An argument is out of range, or an array has the wrong shape.
     ActorLostError
-        The server could not be restarted. The agent keeps the observations that the server had not
+        The server could not be restarted. The agent keeps the observations that the server has not
         confirmed.
     HopliteTimeoutError
-        The server has not answered within 60 s. The next exchange waits for the same answer.
+        The server has not replied within 60 s. The next exchange waits for the same reply.
 
     Notes
     -----
@@ -126,7 +128,7 @@ class FedLinUCB:
         self.server = LinUCBServer(n_features) if server is None else server
         self.messages = self.sent = self.received = 0
         self._gram, self._moment = np.zeros((n_features, n_features)), np.zeros(n_features)
-        self._rounds = 0  # observations in these two, which the server does not have
+        self._rounds = 0  # number of observations in these two sums; the server lacks them
         self._pending: tuple[tuple[Array, Array, int], Future[Any]] | None = None
         self._chosen: Array | None = None
         self._download(np.zeros_like(self._gram), np.zeros(n_features))
@@ -139,19 +141,19 @@ class FedLinUCB:
         node: Node | None = None,
         restarts: int = RESTARTS,
     ) -> Actor:
-        """Starts the server as an actor of the current Cluster. Its state survives its process and
-        host.
+        """Starts the server as an actor on the current Cluster. Its state survives the loss of its
+        process or host.
 
-        name: for `Cluster.get_actor`. node: the actor's host; the actor then cannot move to
-        another host. restarts: the number of deaths that the actor survives. Raises ClosedError if
-        no Cluster is open."""
+        name: the name for `Cluster.get_actor`. node: the actor's host; the actor then cannot move
+        to another host. restarts: the number of deaths that the actor survives. Raises ClosedError
+        if no Cluster is open."""
         options: dict[str, Any] = {"name": name, "restarts": restarts, "checkpoint": 1}
         if node is not None:
             options["node"] = node
         return current().options(retries=RETRIES, **options).actor(LinUCBServer, n_features)
 
     def bounds(self, arms: Any) -> Array:
-        """The upper confidence bound of each arm; arms: of shape (arms, n_features)."""
+        """The upper confidence bound of each arm. arms: an array of shape (arms, n_features)."""
         arms = np.asarray(arms, np.float64)
         if arms.ndim != 2 or arms.shape[1] != self.n_features or not len(arms):
             raise ValueError(f"arms have shape (arms, {self.n_features}), not {arms.shape}")
@@ -159,18 +161,18 @@ class FedLinUCB:
         return np.asarray(arms @ self._estimate + self.beta * np.sqrt(np.maximum(spread, 0.0)))
 
     def choose(self, arms: Any) -> int:
-        """The index of the arm with the highest bound, the first one of equal ones."""
+        """The index of the arm with the highest bound; of several such arms, the first."""
         best = int(self.bounds(arms).argmax())
         self._chosen = np.array(np.asarray(arms, np.float64)[best])
         return best
 
     def update(self, reward: float, arm: Any = None) -> bool:
-        """Observes the reward of `arm`, by default of the one chosen last; communicates if needed.
+        """Observes the reward of `arm` (default: the arm chosen last), and communicates if needed.
 
-        Returns whether it has communicated."""
+        Returns whether the agent has communicated."""
         x = self._chosen if arm is None else np.asarray(arm, np.float64)
         if x is None:
-            raise ValueError("no arm was chosen yet: give `arm`")
+            raise ValueError("no arm was chosen yet: pass `arm`")
         if x.shape != (self.n_features,):
             raise ValueError(f"an arm has shape ({self.n_features},), not {x.shape}")
         self._gram += np.outer(x, x)
@@ -195,9 +197,8 @@ class FedLinUCB:
         try:
             gram, moment = answer.result(EXCHANGE_S)
         except Exception:
-            if (
-                answer.done()
-            ):  # the server is lost or has raised an error, and has confirmed nothing
+            # Once done, the server is lost or has raised an error, and has confirmed nothing.
+            if answer.done():
                 self._pending = None
                 self._gram += given[0]
                 self._moment += given[1]

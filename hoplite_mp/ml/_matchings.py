@@ -1,7 +1,7 @@
-"""Graphs of gossip: matchings, algebraic connectivity, Metropolis weights. Pure functions.
+"""Pure functions on the graphs of gossip: matchings, algebraic connectivity, Metropolis weights.
 
-Every rank computes these from the same numbers and must come to the same result, so ties are
-broken by rank, and values that are compared are rounded first.
+Every rank calls them with the same numbers and must get the same result. So ties are broken by
+rank, and values are rounded before they are compared.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ __all__ = [
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Edge = tuple[int, int]  # the lower rank first
-DIGITS = 9  # to which values are rounded before they are compared
-EXHAUSTIVE_MAX = 8  # matchings of which all subsets are compared
+DIGITS = 9  # number of digits to which values are rounded before they are compared
+EXHAUSTIVE_MAX = 8  # maximum number of matchings whose subsets are all compared
 
 
 def matchings(quality: Array, ranks: Sequence[int], least: float = 0.0) -> list[list[Edge]]:
     """The pairs of `ranks` whose quality is above `least`, decomposed into matchings, best first.
 
-    quality: symmetric, (size, size). Each edge goes, in falling order of quality, into the first
-    matching in which both of its ranks are free. That takes at most 2 Δ - 1 matchings, where Δ is
-    the largest degree; no two edges of one matching share a rank."""
+    quality: symmetric, (size, size). No two edges in a matching share a rank. The edges are
+    assigned in descending order of quality, each to the first matching in which both of its ranks
+    are free. There are at most 2 Δ - 1 matchings, where Δ is the largest degree."""
     edges = [pair for pair in itertools.combinations(sorted(ranks), 2) if quality[pair] > least]
     edges.sort(key=lambda pair: (-round(float(quality[pair]), DIGITS), _distance(pair, len(ranks))))
     found: list[list[Edge]] = []
@@ -52,13 +52,14 @@ def matchings(quality: Array, ranks: Sequence[int], least: float = 0.0) -> list[
 
 
 def _distance(pair: Edge, count: int) -> tuple[int, int, int]:
-    """Orders equal edges so that neighbours on a ring come first: perfect matchings result."""
+    """A sort key for edges of equal quality. Neighbours on a ring come first, which leads to
+    perfect matchings."""
     low, high = pair
     return (min(high - low, count - high + low), low, high)
 
 
 def laplacian(edges: Iterable[Edge], size: int, weights: Array | None = None) -> Array:
-    """The Laplacian of a graph, with the weights of its edges if given."""
+    """The Laplacian of a graph, with weighted edges if `weights` is given."""
     found = np.zeros((size, size))
     for a, b in edges:
         weight = 1.0 if weights is None else float(weights[a, b])
@@ -70,8 +71,8 @@ def laplacian(edges: Iterable[Edge], size: int, weights: Array | None = None) ->
 
 
 def algebraic_connectivity(of: Array, ranks: Sequence[int] | None = None) -> float:
-    """The second smallest eigenvalue of a Laplacian, restricted to these ranks; 0 if the graph is
-    not connected."""
+    """The second smallest eigenvalue of a Laplacian that is restricted to these ranks; 0 if the
+    graph is not connected."""
     if ranks is not None:
         of = of[np.ix_(ranks, ranks)]
     if len(of) < 2:
@@ -87,18 +88,20 @@ def choose_matchings(
     ranks: Sequence[int],
     weights: Array | None = None,
 ) -> list[int]:
-    """The candidates to use: those of highest connectivity within the time budget.
+    """Chooses the candidates with the highest connectivity within the time budget.
 
-    seconds: of each candidate. recent: Laplacian of the last rounds, decayed, to which that of the
-    chosen ones is added: one matching alone never connects more than two ranks, several rounds of
-    different ones do. weights: probabilities of the edges. Of equal ones the shortest time counts.
-    If none fits, the fastest one is chosen. All subsets are compared if there are few; else the
-    candidates are added greedily."""
+    seconds: the duration of each candidate. recent: the decayed Laplacian of the last rounds, to
+    which the Laplacian of the chosen candidates is added. (A single matching connects only pairs
+    of ranks, but different matchings in several rounds connect more.) weights: the probabilities
+    of the edges. Among choices with equal connectivity, the fastest is taken. If no candidate fits
+    into the budget, the fastest candidate is chosen. If there are few candidates, all subsets are
+    compared; otherwise candidates are added greedily."""
     size = len(recent)
     parts = [laplacian(one, size, weights) for one in candidates]
 
     def score(chosen: Iterable[int]) -> tuple[float, float]:
-        """Connectivity, then the trace: of graphs that are not connected, more edges."""
+        """The connectivity, and then the trace, which prefers more edges in graphs that are not
+        connected."""
         total = recent + sum((parts[number] for number in chosen), np.zeros((size, size)))
         return algebraic_connectivity(total, ranks), round(float(np.trace(total)), DIGITS)
 
@@ -128,7 +131,7 @@ def choose_matchings(
 
 
 def metropolis_weights(edges: Iterable[Edge], size: int) -> Array:
-    """The mixing matrix: symmetric, not negative, rows and columns sum to 1.
+    """The mixing matrix: symmetric and not negative, with rows and columns that sum to 1.
 
     The weight of an edge is 1 / (1 + the larger degree of its ranks)."""
     found = np.zeros((size, size))

@@ -1,9 +1,9 @@
-"""Operations of several calls of a Group, among ranks that die and are replaced.
+"""Operations that consist of several Group calls, among ranks that die and are replaced.
 
 All ranks that finish an operation have made it with the same members. If a rank dies during an
-operation, the other ranks make the operation again. The first call of a new rank matches no call of
-an operation, so it fails on every rank. Then the new rank receives the common state, and all ranks
-make the operation again. An operation must not change the state of its rank before it returns.
+operation, the other ranks repeat the operation. The first call of a new rank matches no call in an
+operation, so it fails on every rank. Then the new rank receives the common state, and all ranks
+repeat the operation. An operation must not change the state of its rank before it returns.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ __all__ = ["MemberOperations"]
 
 R = TypeVar("R")
 JOIN = "join an operation of hoplite_mp.ml"
-TRIES = 8  # of one operation whose calls fail on every rank
+TRIES = 8  # maximum number of attempts at an operation whose calls fail on every rank
 
 
 class _Again(Exception):
-    """The operation has to be made again. `error`: the Group's error, if there is one."""
+    """The operation must be repeated. `error`: the Group's error, if there is one."""
 
     def __init__(self, error: ValueError | None = None) -> None:
         self.error = error
 
 
 class MemberOperations:
-    """The operations of one rank on a Group that has no other calls.
+    """The operations of one rank on a Group that is used for nothing else.
 
-    give: the common state, for a new rank. take: replaces this rank's state by it. changed: called
-    when the members have changed.
+    give: returns the common state, for a new rank. take: replaces this rank's state by a state that
+    `give` has returned. changed: is called when the members have changed.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class MemberOperations:
     ) -> None:
         self.group = group
         self.members: tuple[int, ...] = ()
-        self.number = 0  # how many operations the members have finished, plus 1; 0: not a member
+        self.number = 0  # 1 + the number of finished operations; 0: this rank is not a member
         self._give, self._take, self._changed = give, take, changed
 
     def run(self, operation: Callable[[], R]) -> R:
-        """Makes an operation until its calls have the same members."""
+        """Repeats an operation until all its calls have the same members. Returns its result."""
         if not self.number:
             self.join()
         failures = 0
@@ -72,11 +72,11 @@ class MemberOperations:
     def call(
         self, collective: Callable[..., R], *args: Any, may_shrink: bool = False, **kwargs: Any
     ) -> R:
-        """Makes a call of the Group within an operation. may_shrink: the result is valid without
+        """Makes a Group call within an operation. may_shrink: whether the result is valid without
         the ranks that have died."""
         try:
             result = collective(*args, **kwargs)
-        except ValueError as error:  # on every rank; a new rank, or a mistake
+        except ValueError as error:  # raised on every rank: there is a new rank, or a mistake
             raise _Again(error) from None
         if isinstance(result, list) and any(_is_join(one) for one in result):
             raise _Again(ValueError("a rank joins again and again"))
@@ -87,22 +87,22 @@ class MemberOperations:
         return result
 
     def join(self, *, take_always: bool = False) -> None:
-        """Agrees on the members; the new ones receive the state. take_always: also where all are
-        new, so that all begin with the state of the lowest rank."""
+        """Agrees on the members. New members receive the state. take_always: even if all are new,
+        so that all begin with the state of the lowest rank."""
         error: Exception = ValueError("the ranks make different calls")
         for _ in range(TRIES):
             try:
                 seen = self.group.allgather((JOIN, self.number))
                 present = self.group.contributors
                 if not all(_is_join(seen[rank]) for rank in present):
-                    continue  # the others were in the middle of an operation
+                    continue  # other ranks were in the middle of an operation
                 newest = max(seen[rank][1] for rank in present)
                 current = [rank for rank in present if seen[rank][1] == newest]
                 if len(current) < len(present) or (take_always and not newest):
                     self._share(min(current), newest)
-            except ValueError as found:  # one more has come in the middle
+            except ValueError as found:  # another rank has joined in between
                 error = found
-            except PeerLostError:  # the rank that was to give the state has died
+            except PeerLostError:  # the rank that has to send the state has died
                 if self.group.strict:
                     raise
             else:

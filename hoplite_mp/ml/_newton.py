@@ -1,7 +1,8 @@
-"""Newton's method for many logistic regressions at once, each on the rows of one group.
+"""Newton's method for many logistic regressions at once, each for the rows of one group.
 
-Rows are on several hosts. Each host sums, over its rows, the loss, the gradient and the Hessian of
-every model (`sums`); the sums are added up, and `NewtonFits` takes one step for all models.
+The rows are on several hosts. Each host sums the loss, the gradient and the Hessian of every model
+over its rows (`sums`). The hosts' sums are added up, and `NewtonFits` takes one step for all
+models.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import numpy as np
 
 __all__ = ["GroupedRows", "NewtonFits", "length_of_sums", "sums"]
 
-HALVINGS_MAX = 40  # of one step
+HALVINGS_MAX = 40  # maximum number of times that a step is halved
 SUFFICIENT_DECREASE = 1e-4  # Armijo's constant
-DAMPING = 1e-12  # relative to the largest second derivative; moves no optimum
+DAMPING = 1e-12  # relative to the largest second derivative; does not move the optimum
 
 
 @dataclasses.dataclass(frozen=True)
 class GroupedRows:
-    """Rows sorted by group: x (rows, p) float64, y (rows,) of 0.0 and 1.0, and the rows
-    bounds[g]:bounds[g + 1] of each group g."""
+    """Rows sorted by group. x: float64, (rows, p); y: 0.0 or 1.0, (rows,); bounds: group g has the
+    rows bounds[g]:bounds[g + 1]."""
 
     x: Any
     y: Any
@@ -29,15 +30,15 @@ class GroupedRows:
 
 
 def length_of_sums(p: int) -> int:
-    """How many numbers `sums` has for one model of p coefficients."""
+    """The number of values that `sums` returns for one model with p coefficients."""
     return 1 + p + p * (p + 1) // 2
 
 
 def sums(part: GroupedRows, groups: Any, coefficients: Any) -> Any:
-    """Sums over a part's rows for each model: loss, gradient, and upper triangle of the Hessian.
+    """The loss, gradient and upper triangle of the Hessian of each model, summed over the rows.
 
-    groups: the group of each model, in rising order. coefficients: (models, p). Returns float64 of
-    shape (models, 1 + p + p * (p + 1) / 2). The loss is the negative log-likelihood in nats."""
+    groups: the group of each model, in ascending order. coefficients: (models, p). Returns float64
+    of shape (models, 1 + p + p * (p + 1) / 2). The loss is the negative log-likelihood in nats."""
     p = coefficients.shape[1]
     upper = np.triu_indices(p)
     found = np.zeros((len(groups), length_of_sums(p)))
@@ -59,11 +60,11 @@ def sums(part: GroupedRows, groups: Any, coefficients: Any) -> Any:
 
 
 class NewtonFits:
-    """The models' coefficients, and one damped step of Newton's method after another.
+    """The models' coefficients, which damped steps of Newton's method improve.
 
-    groups: (models,) in rising order. penalties: (models,), the factor 1/C of half the squared
-    norm. intercept: the last coefficient is not penalised. tol: a model is done when the next step
-    would lower its objective by less than `tol` nats."""
+    groups: (models,), in ascending order. penalties: (models,), the factor 1/C of half the squared
+    norm. intercept: whether the last coefficient is an intercept, which is not penalised. tol: a
+    model is done when the next step would lower its objective by less than `tol` nats."""
 
     def __init__(
         self, groups: Any, penalties: Any, p: int, intercept: bool, tol: float, max_iter: int
@@ -76,7 +77,7 @@ class NewtonFits:
         self.coefficients = np.zeros((models, p))
         self.steps = np.zeros((models, p))
         self.scales = np.ones(models)
-        self.slopes = np.zeros(models)  # decrease of the objective that a full step promises
+        self.slopes = np.zeros(models)  # expected decrease of the objective by a full step
         self.objectives = np.full(models, np.inf)
         self.iterations = np.zeros(models, int)
         self.halvings = np.zeros(models, int)
@@ -84,18 +85,18 @@ class NewtonFits:
         self.active = np.ones(models, bool)
 
     def candidates(self) -> tuple[Any, Any]:
-        """Groups and coefficients of the models that `advance` needs sums for."""
+        """The groups and coefficients of the models for which `advance` needs sums."""
         on = self.active
         return self.groups[on], self.coefficients[on] - self.scales[on, None] * self.steps[on]
 
     def advance(self, found: Any) -> None:
-        """Takes the sums for `candidates`, over all rows."""
+        """Accepts or shortens the steps. found: the sums for `candidates`, over all rows."""
         on = np.flatnonzero(self.active)
         _, tried = self.candidates()
         p = tried.shape[1]
         penalties = self.penalties[on]
         objectives = found[:, 0] + 0.5 * (penalties * tried**2).sum(axis=1)
-        slack = 1e-12 * np.abs(objectives)  # rounding of the sums
+        slack = 1e-12 * np.abs(objectives)  # allows for rounding errors of the sums
         enough = self.objectives[on] - SUFFICIENT_DECREASE * self.scales[on] * self.slopes[on]
         better = objectives <= enough + slack
         self._shorten(on[~better])
@@ -118,13 +119,13 @@ class NewtonFits:
         self._end(kept)
 
     def _shorten(self, models: Any) -> None:
-        """The step was too long, or rounding hides any progress."""
+        """Halves the steps of these models: they were too long, or rounding hides any progress."""
         self.scales[models] /= 2
         self.halvings[models] += 1
         self.active[models[self.halvings[models] > HALVINGS_MAX]] = False
 
     def _end(self, models: Any) -> None:
-        """Models whose next step is small take it, and are done."""
+        """Makes the next step of models for which it is small. These models are done."""
         small = models[self.slopes[models] / 2 <= self.tol]
         self.coefficients[small] -= self.steps[small]
         self.converged[small] = True

@@ -1,4 +1,4 @@
-"""Reduction in falling order of norm, until what is missing is small."""
+"""A reduction in descending order of norm, which stops when the remaining arrays are small."""
 
 from __future__ import annotations
 
@@ -24,40 +24,43 @@ def ordered_reduce(
     xi: float = 0.25,
     to: Node | int | None = None,
 ) -> ObjectRef[Any]:
-    """Sums the arrays of largest norm, until the others cannot matter much.
+    """Sums the arrays with the largest norms, until the others cannot change the sum much.
 
-    Arrays are sent to one node in falling order of norm. It ends when the sum of the norms that
-    were not sent is at most `xi` times the norm of the sum of those sent. An array that is not
-    needed moves over no link. Chen, Sadler and Blum 2020, section III (the server's rule).
+    Arrays are sent to one node in descending order of norm. The reduction stops when the norms of
+    the remaining arrays add up to at most `xi` times the norm of the sum so far. Arrays that are
+    not needed are not sent. Chen, Sadler and Blum 2020, section III (the server's rule).
 
     Parameters
     ----------
     refs : list of ObjectRef or Future
-        Arrays of one shape and dtype. All are waited for, because their norms are.
+        Arrays of the same shape and dtype. The function waits for all of them, because it waits
+        for their norms.
     norms : list of ObjectRef, Future or float
-        The Euclidean norm of each array. Compute them where the arrays are.
+        The Euclidean norm of each array. Compute the norms on the hosts of the arrays.
     xi : float, optional
-        At least 0, where 0 sends every array whose norm is not 0. Default: 0.25.
+        At least 0; with 0, every array whose norm is not 0 is sent. Default: 0.25.
     to : Node or int, optional
-        Where the arrays are summed, and the result is placed. Default: the caller's node.
+        The node on which the arrays are summed, and the result is placed. Default: the caller's
+        node.
 
     Returns
     -------
     ObjectRef
-        The sum; its `contributors` are the indices of the arrays that were sent, once it is ready.
+        The sum. Once it is ready, its `contributors` gives the indices of the arrays that were
+        sent.
 
     Raises
     ------
     ValueError
-        There are no refs, or not as many norms; a norm is negative or not finite; `xi` is negative;
-        `to` is not one node.
+        There are no refs, or the number of norms differs; a norm is negative or not finite; `xi`
+        is negative; `to` is a list.
     Exception
-        Whatever a failed ref among `refs` or `norms` has failed with.
+        The exception of a failed ref among `refs` or `norms`.
 
     Notes
     -----
-    It saves least where the shards of the ranks are alike, which makes the norms alike, and nothing
-    where the gradients cancel each other (shards sorted by label).
+    It saves little if the ranks' shards are alike, because then the norms are alike. It saves
+    nothing if the gradients cancel each other (shards sorted by label).
 
     Examples
     --------
@@ -85,8 +88,8 @@ def ordered_reduce(
         raise ValueError("norms must be finite and not negative")
     place: Any = cluster.here if to is None else to
     order = np.argsort(-found, kind="stable").tolist()
-    left = [*np.cumsum(found[order][::-1])[::-1].tolist(), 0.0]  # of order[k:]
-    # |sum| is at most the sum of the norms: fewer cannot suffice.
+    left = [*np.cumsum(found[order][::-1])[::-1].tolist(), 0.0]  # left[k]: norms of order[k:]
+    # |sum| is at most the sum of the norms, so fewer arrays cannot suffice.
     sent = next(k for k in range(1, len(order) + 1) if _is_enough(left[k], left[0] - left[k], xi))
     partial: Any = None
     moved = 0
@@ -99,7 +102,7 @@ def ordered_reduce(
         if sent == len(order) or _is_enough(left[sent], norm.result(), xi):
             break
         sent += 1
-    # A ref that has failed takes the place of those not sent, so indices are those of `refs`.
+    # A failed ref replaces each ref that was not sent, so that the indices are those of `refs`.
     failed = cluster.put(0)
     cluster.delete(failed)
     chosen = set(order[:sent])
@@ -112,7 +115,7 @@ def _is_enough(left: float, norm: float, xi: float) -> bool:
 
 
 def _add(partial: Array | None, new: list[Array]) -> Array:
-    """The sum in float64, whose norm is that of the sum of all."""
+    """The sum so far, in float64."""
     total = np.zeros(np.shape(new[0]), np.float64) if partial is None else partial.copy()
     for one in new:
         total += one

@@ -1,10 +1,10 @@
-"""Proactive data-parallel updates: partial sums accumulate while the model is updated.
+"""Proactive data-parallel updates: the model is updated while partial sums are being computed.
 
 Each rank visits the blocks of its rows in turn, and keeps the latest partial sums of each block. A
-collection adds the sums of all ranks at their current positions, and every rank updates its copy of
-the state from the totals. Ranks continue to compute during a collection. The totals are equal on
-all ranks. So the states are equal, bit for bit, and all ranks make the same decisions: the next
-period, and when to stop.
+collection adds up the sums that the ranks have at that time, and every rank updates its copy of
+the state from the totals. Ranks continue to compute during a collection. The totals are the same
+on all ranks, so the states are equal, bit for bit, and all ranks decide equally on the next period
+and on when to stop.
 """
 
 from __future__ import annotations
@@ -33,24 +33,25 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Sums = Any  # an array, or a tuple of arrays
 
 STATE_TAG = 1
-WINDOW = 4  # collections between two looks at the progress
-BETTER = 1.05  # a period replaces another if its progress is by this factor faster
-SETTLED = 64  # collections before other periods are tried again
-LEVELS = 20  # periods are at most 2 ** LEVELS blocks
-FIRST_LEVEL_MAX = 4  # of the first period, which the duration of one collection decides
-EPSILON = 1e-9  # of a pass: a sum of shares may miss the end of a pass by a rounding error
-LAST_S = 1.0  # wait for ranks that end with the first one
+WINDOW = 4  # number of collections over which progress is measured
+BETTER = 1.05  # a period replaces another if its progress is faster by this factor
+SETTLED = 64  # number of collections before other periods are tried again
+LEVELS = 20  # the longest period is 2 ** LEVELS blocks
+FIRST_LEVEL_MAX = 4  # largest level of the first period, which depends on a collection's duration
+EPSILON = 1e-9  # in passes: a sum of shares may miss the end of a pass by a rounding error
+LAST_S = 1.0  # how long to wait for the other ranks after the first one has returned
 
 
 @dataclasses.dataclass(frozen=True)
 class ProactiveResult:
-    """What `proactive` returns.
+    """The result of `proactive`.
 
-    state: the last state. loss: mean of a row, each as of its last visit. rows, passes: rows
-    visited, and the same in passes over all rows. rounds: updates of the state. period: the last
-    one in s; 0.0 is an update after each block, None one after each pass. converged: whether `tol`
-    was reached. history: after each update, seconds since the start, the loss, and the state if
-    `states=True` was given, else None."""
+    state: the last state. loss: the mean loss of the rows, each as computed at its last visit.
+    rows, passes: the number of rows visited, and the same as a number of passes over all rows.
+    rounds: the number of updates. period: the last period in seconds; 0.0 means an update after
+    each block, None an update after each pass. converged: whether `tol` was reached. history: for
+    each update, the seconds since the start, the loss, and the state if `states=True` was given,
+    otherwise None."""
 
     state: Any
     loss: float
@@ -88,25 +89,26 @@ def proactive(
     passes: float = 100,
     states: bool = False,
 ) -> ProactiveResult:
-    """Minimises a sum over rows by updates that do not wait for passes over all rows.
+    """Minimises a sum over rows, with updates that do not wait for passes over all rows.
 
-    There is one rank for each shard, in a task of the current Cluster; where none is open, all
-    shards are visited in this process, with an update after each block (or each pass). The sums of
-    a block are replaced when the block is visited again, so the totals are those of all rows
-    visited so far, each at a recent state (incremental EM).
+    There is one rank for each shard, in a task on the current Cluster. If no Cluster is open, this
+    process visits all shards, with an update after each block (or each pass). When a block is
+    visited again, its new sums replace the old ones. So the totals cover all rows visited so far,
+    each at a recent state (incremental EM).
 
     Parameters
     ----------
     partial : callable
-        ``partial(state, rows) -> (loss, sums)``. `rows` is a block of a shard; `loss` its loss,
-        summed over the rows; `sums` an array or a tuple of arrays of real numbers, also summed over
-        the rows, with the same shapes for every block.
+        ``partial(state, rows) -> (loss, sums)``. `rows` is a block of a shard. `loss` is the loss,
+        summed over the rows. `sums` is an array or a tuple of arrays of real numbers, also summed
+        over the rows, with the same shapes for every block.
     shards : sequence
-        The rows, by rank: arrays, tuples of arrays of equal length, or refs of such. Rows are
-        along the first axis.
+        The rows of each rank: an array, a tuple of arrays of equal length, or a ref to one of
+        these. Rows are along the first axis.
     update : callable
-        ``update(state, sums, rows) -> state``, from the totals in float64 and their number of rows.
-        It must depend on its arguments only: every rank calls it.
+        ``update(state, sums, rows) -> state`` computes the next state from the totals (float64)
+        and their number of rows. It must depend only on its arguments, because every rank calls
+        it.
     state : object
         The first state. It is pickled, and is not changed in place.
     period : float, "auto" or None
@@ -114,13 +116,13 @@ def proactive(
         most progress per second. None: a collection after each pass over all rows
         (bulk-synchronous), which is the only choice whose result does not depend on timing.
     block : int
-        Rows of a block. The sums of each block are kept.
+        The number of rows in a block. The sums of each block are kept.
     tol : float
-        Stops when a pass lowers the mean loss of a row by less than this.
+        Stops when a pass lowers the mean loss per row by less than this.
     passes : float
-        Stops after so many passes over all rows.
+        Stops after this number of passes over all rows.
     states : bool
-        Whether `history` has the states.
+        Whether `history` contains the states.
 
     Returns
     -------
@@ -134,14 +136,14 @@ def proactive(
 
     Notes
     -----
-    A rank that dies is replaced. Its rows are missing in the totals until the replacement, which
-    receives the state from another rank, has visited them again; `proactive` does not return before
-    that.
+    A rank that dies is replaced. The replacement receives the state from another rank. The rank's
+    rows are missing from the totals until the replacement has visited them again; `proactive` does
+    not return before that.
 
     Source: Zhao, Zhou, Gao: A Proactive Data-Parallel Framework for Machine Learning (BDCAT 2021),
-    asynchronous variant. There a parameter server collects; here the ranks do, by allreduce.
-    Replaced sums: Neal, Hinton: A view of the EM algorithm that justifies incremental variants
-    (1998).
+    asynchronous variant. In the paper a parameter server collects the sums; here the ranks do,
+    with allreduce. Replaced sums: Neal, Hinton: A view of the EM algorithm that justifies
+    incremental variants (1998).
 
     Examples
     --------
@@ -156,9 +158,9 @@ def proactive(
         raise ValueError("proactive needs at least one shard")
     seconds = period if isinstance(period, (int, float, np.number)) else -1
     if period is not None and period != "auto" and not 0 <= seconds < math.inf:
-        raise ValueError(f'period is "auto", None or seconds, not {period!r}')
+        raise ValueError(f'period must be "auto", None or a number of seconds, not {period!r}')
     if int(block) < 1:
-        raise ValueError(f"a block has at least one row, not {block}")
+        raise ValueError(f"block must be at least 1 row, not {block}")
     if not passes > 0:
         raise ValueError(f"passes must be above 0, not {passes}")
     job = _Job(partial, update, state, period, int(block), float(tol), float(passes), states)
@@ -170,14 +172,14 @@ def proactive(
 
 
 class _Rows:
-    """The rows of a rank in blocks, and the latest sums of each block."""
+    """The rows of a rank, in blocks, and the latest sums of each block."""
 
     def __init__(self, job: _Job, shards: Sequence[Any]) -> None:
         self._job = job
         self._blocks = [one for shard in shards for one in _blocks(shard, job.block)]
         self._shapes: list[tuple[int, ...]] | None = None  # None: `sums` is an array itself
         self._single = True
-        self._latest: Array | None = None  # a row for each block: sums, loss, rows
+        self._latest: Array | None = None  # for each block: its sums, its loss, its number of rows
         self._total = np.zeros(0)
         self._next = 0
         self.count = sum(rows for rows, _ in self._blocks)
@@ -205,7 +207,7 @@ class _Rows:
         self.processed += rows
         self.current += 1
         self._next = (self._next + 1) % len(self._blocks)
-        if self._next == 0:  # rounding errors of the differences end here
+        if self._next == 0:  # removes the accumulated rounding errors of the differences
             self._total = self._latest.sum(axis=0)
 
     def total(self) -> Array:
@@ -213,7 +215,7 @@ class _Rows:
         return self._total
 
     def shape_like(self, state: Any) -> int:
-        """The length of `total`, found out with a block if none was visited yet."""
+        """The length of `total`. If no block was visited yet, visits one to find out."""
         if self._latest is None:
             self.visit(state)
             self._clear()
@@ -227,11 +229,12 @@ class _Rows:
 
     @property
     def exhausted(self) -> bool:
-        """Whether all blocks were visited at this state: another visit would change nothing."""
+        """Whether all blocks were visited at this state, so that another visit would change
+        nothing."""
         return self.current >= len(self._blocks)
 
     def unflatten(self, flat: Array) -> Sums:
-        """The sums as `partial` returned them."""
+        """The sums in the form in which `partial` returns them."""
         assert self._shapes is not None
         ends = list(itertools.accumulate(math.prod(shape) for shape in self._shapes))
         parts = np.split(flat[: ends[-1]], ends[:-1])
@@ -240,13 +243,16 @@ class _Rows:
 
 
 def _blocks(shard: Any, block: int) -> Iterator[tuple[int, Any]]:
-    """(rows, values) of each block of a shard. A block has rows from all over the shard, so that
-    the first update of sorted rows is not one of a single class."""
+    """Yields the number of rows and the values of each block of a shard. A block has rows from all
+    over the shard, so that the first update does not see a single class if the rows are sorted."""
     several = isinstance(shard, tuple)
     arrays = [np.asarray(one) for one in (shard if several else (shard,))]
     lengths = {one.shape[0] if one.ndim else 0 for one in arrays}
     if len(lengths) != 1 or 0 in lengths:
-        raise ValueError(f"a shard has rows, in all of its arrays as many: not {sorted(lengths)}")
+        raise ValueError(
+            "the arrays of a shard must have the same number of rows, at least one, not "
+            f"{sorted(lengths)}"
+        )
     count = -(-lengths.pop() // block)
     for begin in range(count):
         parts = tuple(one[begin::count] for one in arrays)
@@ -265,19 +271,21 @@ class _Control:
         self.loss = math.inf
         self.done = self.converged = False
         self.history: list[tuple[float, float, Any]] = []
-        self._checked = (0.0, math.inf)  # passes and loss at the last look for convergence
+        self._checked = (0.0, math.inf)  # passes and loss at the last check for convergence
         self._search = _Search() if job.period == "auto" else None
 
     @property
     def period(self) -> float | None:
-        """Seconds until the next collection begins; None: until a pass is over."""
+        """Seconds until the next collection begins. None: it begins at the end of a pass."""
         return self._search.period if self._search is not None else self._job.period  # type: ignore[return-value]
 
     def advance(
         self, loss: float, of: float, there: float, processed: float, complete: bool = True
     ) -> None:
-        """After an update. loss, of: of the rows in the totals. there: rows of all ranks that took
-        part. complete: no rank was missing. While one is, passes do not count, and nothing ends."""
+        """Records an update. loss, of: the loss and the number of the rows in the totals. there:
+        the number of rows of all ranks that took part. processed: the number of rows visited since
+        the last update. complete: whether no rank was missing. While a rank is missing, passes are
+        not counted, and the fit does not stop."""
         self.rounds += 1
         self.loss = loss / of
         self.rows += round(processed)
@@ -294,7 +302,8 @@ class _Control:
         self.done = self.converged or self.passes >= self._job.passes - EPSILON
 
     def pace(self, whole: bool, elapsed: float, collecting: float, block: float) -> None:
-        """Means over the ranks: seconds of the round, of its collection, of a block."""
+        """Records durations, which are means over the ranks: seconds of the round, of its
+        collection, and of a block. whole: whether all rows are in the totals."""
         self.seconds += elapsed
         if self._search is not None:
             self._search.advance(self.loss if whole else math.inf, elapsed, collecting, block)
@@ -312,20 +321,20 @@ class _Control:
 
 
 class _Search:
-    """Finds the period with the most progress per second among block times 2 ** level.
+    """Finds the period with the most progress per second, among multiples 2 ** level of a block.
 
-    Progress slows down by itself, so a candidate is compared with the mean of the windows before
-    and after it."""
+    Progress slows down by itself, so a candidate's window is compared with the mean of the windows
+    before and after it."""
 
     def __init__(self) -> None:
-        self.level = -1  # of the best period known
-        self._trial: int | None = None  # the level that is compared with it
+        self.level = -1  # level of the best period known
+        self._trial: int | None = None  # the level that is compared with the best level
         self._step = 1
         self._failed = 0  # directions in which no better level was found
         self._block = 0.0
         self._windows: list[float] = []
         self._left = WINDOW
-        self._begin = (math.inf, 0.0)  # loss and time at the begin of the window
+        self._begin = (math.inf, 0.0)  # loss and time at the beginning of the window
         self._at = 0.0
 
     @property
@@ -334,7 +343,7 @@ class _Search:
         return self._block * 2.0 ** max(level, 0)
 
     def advance(self, loss: float, elapsed: float, collecting: float, block: float) -> None:
-        """After a collection; loss: inf before all rows are in the totals."""
+        """Records a collection. loss: infinite until all rows are in the totals."""
         self._at += elapsed
         if self.level < 0:
             self._block = block
@@ -358,7 +367,7 @@ class _Search:
             before, candidate, after = self._windows[-3:]
             if candidate > BETTER * (before + after) / 2:
                 self.level, self._failed = self.level + self._step, 0
-                # The windows so far belong to other levels than the one to be compared next.
+                # The windows so far belong to levels other than the one to be compared next.
                 self._windows = []
                 return
             self._step, self._failed = -self._step, self._failed + 1
@@ -374,7 +383,7 @@ class _Search:
 
 
 def _inline(job: _Job, shards: Sequence[Any]) -> ProactiveResult:
-    """All ranks in this process: there is nothing to collect, so nothing to wait for."""
+    """Runs all ranks in this process, without collections."""
     rows, control, state = _Rows(job, shards), _Control(job), job.state
     while not control.done:
         begun = time.perf_counter()
@@ -391,14 +400,14 @@ def _inline(job: _Job, shards: Sequence[Any]) -> ProactiveResult:
 
 
 def _on_cluster(cluster: Any, job: _Job, shards: Sequence[Any]) -> ProactiveResult:
-    """One task for each rank. All ranks that end return the same."""
+    """Runs one task for each rank. All ranks that finish return the same result."""
     name, size = f"proactive-{uuid.uuid4().hex}", len(shards)
     held = cluster.put(job)
     members = [
         cluster.submit(_member, name, size, rank, held, shard) for rank, shard in enumerate(shards)
     ]
     try:
-        # A rank that was replaced after the others' end would wait for them in vain.
+        # A rank that is replaced after the other ranks have returned would wait for them in vain.
         first = next(iter(as_completed(members)))
         found: ProactiveResult = first.result()
         cluster.wait(members, timeout=LAST_S)
@@ -409,7 +418,7 @@ def _on_cluster(cluster: Any, job: _Job, shards: Sequence[Any]) -> ProactiveResu
 
 
 def _member(name: str, size: int, rank: int, job: _Job, shard: Any) -> ProactiveResult:
-    """A rank, in a task."""
+    """Runs a rank, in a task."""
     with current().group(name, size, rank) as group:
         return _Member(group, job, shard).run()
 
@@ -427,14 +436,14 @@ class _Member:
 
     def run(self) -> ProactiveResult:
         self._collect(overlap=False)  # a replaced rank gets the state before it computes
-        self._collecting_s = 0.0  # this one has waited for the ranks to start
+        self._collecting_s = 0.0  # the first collection has waited for the ranks to start
         while not self._control.done:
             self._accumulate(self._control.period)
             self._collect(overlap=self._job.period is not None)
         return self._control.result(self._state, self._control.period)
 
     def _accumulate(self, period: float | None) -> None:
-        """At least one block."""
+        """Visits blocks for `period` seconds, or until all are visited; at least one block."""
         begun, visited = time.monotonic(), 0
         while True:
             self._rows.visit(self._state)
@@ -445,7 +454,8 @@ class _Member:
         self._block_s = passed / visited
 
     def _collect(self, *, overlap: bool) -> None:
-        """One allreduce of totals, then the update. overlap: computes meanwhile."""
+        """Makes one allreduce of the totals, and then the update. overlap: whether to visit blocks
+        during the allreduce."""
         begun = time.monotonic()
         processed, self._rows.processed = self._rows.processed, 0
         rounds = np.zeros(self._group.size)
@@ -466,8 +476,8 @@ class _Member:
         self._rows.current = 0
 
     def _apply(self, sums: Array, about: Array) -> None:
-        """The update. Ranks that have missed updates get the state from the first one that has
-        made all of them."""
+        """Makes the update. Ranks that have missed updates get the state from the first rank that
+        has made all of them."""
         there, processed, elapsed, collecting, block = about[:5]
         rounds, ranks = about[5:], self._group.contributors
         newest = rounds.max()
@@ -491,11 +501,11 @@ class _Member:
     def _send(self, rank: int) -> None:
         try:
             self._group.send((self._state, self._control), rank, STATE_TAG)
-        except PeerLostError:  # it has died again
+        except PeerLostError:  # the rank has died again
             return
 
     def _receive(self, leader: int) -> None:
-        """If the leader dies, the next collection has another one."""
+        """Receives the state. If the leader dies, the next collection has another leader."""
         try:
             self._state, self._control = self._group.recv(leader, STATE_TAG)
         except PeerLostError:

@@ -1,10 +1,10 @@
-"""Grows decision trees over columns that lie on several hosts.
+"""Grows decision trees over a table whose columns are on several hosts.
 
-A node of many rows is a column task: each host returns the best split of its columns. One holder of
-the winning column keeps the bitmap of the node's rows, from which the children's tasks read it. A
-node of few rows is a subtree task: one host gathers the node's rows of all columns, and builds the
-subtree. Row numbers never pass through the driver. Large nodes are processed breadth first.
-Subtrees are processed depth first, a limited number at a time.
+A tree node with many rows becomes a column task: each host returns the best split by its columns.
+One holder of the winning column keeps the bitmap of the node's rows, and the children's tasks read
+it there. A tree node with few rows becomes a subtree task: one host gathers the node's rows in all
+columns, and builds the subtree. Row numbers never pass through the driver. Large nodes are
+processed breadth first. Subtrees are processed depth first, a limited number at a time.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 __all__ = ["ColumnStore", "TreeGrowth"]
 
-SUBTREES_AHEAD = 2  # subtree tasks under way for each worker
-URGENT = 1  # priority of column tasks: they lead to further tasks
-LOSSES_MAX = 100  # failed tasks of one node, which may have had many at a time
-EPSILON = np.finfo("double").eps  # a smaller impurity is none, as in scikit-learn
+SUBTREES_AHEAD = 2  # number of running or queued subtree tasks for each worker
+URGENT = 1  # priority of column tasks, which lead to further tasks
+LOSSES_MAX = 100  # failed tasks of one tree node, which may have many tasks at a time
+EPSILON = np.finfo("double").eps  # a lower impurity counts as 0, as in scikit-learn
 LEAF, UNDEFINED = -1, -2
 
 
 class ColumnStore:
-    """The columns of a table, each on `replicas` hosts, and targets and weights on all hosts.
+    """The columns of a table, each on `replicas` hosts, and the targets and weights on all hosts.
 
     x: float32, (rows, columns). y: numbers, (rows,). weights: float64, (rows,), or None."""
 
@@ -56,7 +56,7 @@ class ColumnStore:
             self.holders.append(chosen)
 
     def look_for_losses(self) -> None:
-        """Drops lost hosts. Columns without a holder are stored on other hosts."""
+        """Drops lost hosts. Assigns columns without a holder to other hosts."""
         living = self.tasks.hosts()
         self.hosts = {name: self.hosts[name] for name in self.hosts if name in living}
         if not self.hosts:
@@ -67,7 +67,8 @@ class ColumnStore:
             self.holders[number] = left or [names[number % len(names)]]
 
     def shares(self, numbers: Iterable[int], prefer: str | None = None) -> dict[str, list[int]]:
-        """Which host works on which of these columns: holders, evenly; `prefer` where it can."""
+        """Divides these columns among their holders: host -> columns. A column goes to `prefer` if
+        this host holds it; the others are divided evenly."""
         found: dict[str, list[int]] = {}
         for number in numbers:
             holders = self.holders[number]
@@ -85,7 +86,7 @@ class ColumnStore:
 
 @dataclasses.dataclass(eq=False)
 class _TreeNode:
-    """A node of a growing tree. `record` and `value` are scikit-learn's."""
+    """A node of a growing tree. `record` and `value` have scikit-learn's form."""
 
     growing: _GrowingTree
     parent: _TreeNode | None
@@ -96,8 +97,8 @@ class _TreeNode:
     record: Any = None
     value: Any = None
     children: tuple[_TreeNode, _TreeNode] | None = None
-    subtree: tuple[int, Any, Any] | None = None  # its depth, records, values
-    bitmap: Any = None  # the rows that go left, where a holder of the column keeps them
+    subtree: tuple[int, Any, Any] | None = None  # the subtree's depth, records and values
+    bitmap: Any = None  # Future of the bitmap of the rows that go left, on `bitmap_host`
     bitmap_host: str = ""
     order: Any = None  # columns in the order in which they are tried
     tried: int = 0
@@ -114,7 +115,7 @@ class _GrowingTree:
 
 @dataclasses.dataclass(eq=False)
 class _ColumnTask:
-    """The search for a node's split: answers are collected from several hosts."""
+    """The search for a tree node's split, which collects answers from several hosts."""
 
     node: _TreeNode
     missing: int = 0
@@ -127,14 +128,14 @@ class TreeGrowth:
         self.store = store
         self.tasks = store.tasks
         self.subtree_rows = subtree_rows
-        # Future -> the column task or node, and the columns that were asked about
+        # Future -> the column task or tree node, and the columns that are searched
         self.asked: dict[Any, tuple[_ColumnTask | _TreeNode, list[int]]] = {}
-        self.subtrees: list[_TreeNode] = []  # not begun
-        self.load: dict[str, int] = dict.fromkeys(store.hosts, 0)  # rows of subtrees under way
+        self.subtrees: list[_TreeNode] = []  # subtrees that have not begun
+        self.load: dict[str, int] = dict.fromkeys(store.hosts, 0)  # rows of subtrees in progress
         self.places: dict[Any, tuple[str, int]] = {}  # Future of a subtree -> host, rows
 
     def grow(self, samples: Sequence[tuple[Sample, Rules, int]]) -> list[Any]:
-        """scikit-learn's `Tree` for each (sample, rules, seed)."""
+        """Grows a tree for each (sample, rules, seed). Returns them as scikit-learn's `Tree`s."""
         trees = []
         for sample, rules, seed in samples:
             tree = _GrowingTree(sample, rules)
@@ -180,7 +181,7 @@ class TreeGrowth:
     # -- nodes -----------------------------------------------------------------------------------
 
     def _begin(self, node: _TreeNode) -> None:
-        """A node whose impurity is known, or the root."""
+        """Begins a tree node whose impurity is known, or the root."""
         rules = node.growing.rules
         if node.record is not None and _is_leaf(node, rules):
             return
@@ -194,14 +195,14 @@ class TreeGrowth:
         self._try_more(_ColumnTask(node))
 
     def _try_more(self, task: _ColumnTask) -> None:
-        """Requests the best split of the next `max_features` columns."""
+        """Requests the best split by one of the next `max_features` columns."""
         node = task.node
         numbers = node.order[node.tried : node.tried + node.growing.rules.max_features]
         node.tried += len(numbers)
         self._search(task, numbers.tolist())
 
     def _search(self, task: _ColumnTask, numbers: list[int]) -> None:
-        """Requests the best splits of these columns from their holders."""
+        """Requests the best splits by these columns from their holders."""
         node, store = task.node, self.store
         growing, path = node.growing, self._path(node)
         for host, share in store.shares(numbers).items():
@@ -215,7 +216,8 @@ class TreeGrowth:
                 self._watch(future, task, part)
 
     def _compare(self, task: _ColumnTask, answer: tuple[float, int, Any, Any]) -> None:
-        """One more answer; with the last one the node is split, or is a leaf."""
+        """Processes an answer. After the last answer, the tree node is split, or becomes a
+        leaf."""
         node = task.node
         if node.best is None or (-answer[0], answer[1]) < (-node.best[0], node.best[1]):
             node.best = answer
@@ -225,7 +227,7 @@ class TreeGrowth:
         node.record, node.value = records[0].copy(), values[0]
         rules = node.growing.rules
         if node.parent is None and _is_leaf(node, rules):
-            return  # only the search has told the root's impurity
+            return  # the root's impurity was not known before the search
         if np.isneginf(gain):
             if node.tried < rules.n_features:
                 node.best = None
@@ -247,7 +249,8 @@ class TreeGrowth:
             self._begin(child)
 
     def _path(self, node: _TreeNode) -> list[tuple[Any, bool]]:
-        """The bitmaps of a node's ancestors, from the root; those of lost hosts are made again."""
+        """The bitmaps of a tree node's ancestors, from the root. Bitmaps that were lost with a
+        host are computed again."""
         if node.parent is None:
             return []
         path, parent, store = self._path(node.parent), node.parent, self.store
@@ -264,12 +267,14 @@ class TreeGrowth:
     # -- subtrees --------------------------------------------------------------------------------
 
     def _begin_subtrees(self) -> None:
-        """The deepest are in front; no more at a time than keep the workers busy."""
+        """Begins subtrees, the latest first, but no more at a time than are needed to keep the
+        workers busy."""
         while self.subtrees and len(self.places) < SUBTREES_AHEAD * sum(self.store.hosts.values()):
             self._grow_subtree(self.subtrees.pop())
 
     def _grow_subtree(self, node: _TreeNode) -> None:
-        """On the host with the least to do; the other hosts send it the rows that it lacks."""
+        """Starts a subtree task on the host with the least load. The other hosts send the columns
+        that it lacks."""
         store, growing = self.store, node.growing
         host = min(store.hosts, key=lambda name: self.load[name] / store.hosts[name])
         path = self._path(node)
@@ -298,7 +303,8 @@ class TreeGrowth:
 
 
 def _is_leaf(node: _TreeNode, rules: Rules) -> bool:
-    """Whether scikit-learn's builder would not look for a split of this node."""
+    """Whether scikit-learn's builder would make this tree node a leaf without a search for a
+    split."""
     n_rows = int(node.record["n_node_samples"])
     return bool(
         node.depth >= rules.max_depth
@@ -310,15 +316,15 @@ def _is_leaf(node: _TreeNode, rules: Rules) -> bool:
 
 
 def _assemble(growing: _GrowingTree) -> Any:
-    """The tree with its nodes in preorder, as scikit-learn's builder numbers them."""
+    """The tree, with its nodes in preorder, as in scikit-learn's builder."""
     assert growing.root is not None
     records: list[Any] = []
     values: list[Any] = []
     deepest, count = 0, 0
-    waiting: list[tuple[_TreeNode, Any]] = [(growing.root, None)]  # with the parent's record
+    waiting: list[tuple[_TreeNode, Any]] = [(growing.root, None)]  # (node, its parent's record)
     while waiting:
         node, above = waiting.pop()
-        node.bitmap = None  # freed now: nodes refer to each other
+        node.bitmap = None  # frees the bitmap now, because reference cycles keep the nodes alive
         if above is not None:
             above["left_child" if node.is_left else "right_child"] = count
         if node.subtree is not None:

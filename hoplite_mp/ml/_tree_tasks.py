@@ -1,8 +1,8 @@
-"""Tasks of hosts for a decision tree: best splits, the rows of children, and subtrees.
+"""The tasks that hosts run for a decision tree: best splits, the rows of children, and subtrees.
 
-The splits are found by scikit-learn's own splitter and criteria, one column at a time. A tree node
-is described by its path: for each ancestor the packed bitmap over the ancestor's rows that says
-which of them go left, and whether this node is on the left.
+scikit-learn's own splitter and criteria find the splits, one column at a time. A tree node is
+described by its path: for each ancestor, a packed bitmap of the ancestor's rows that go left, and
+whether this node is on the left.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ __all__ = ["Rules", "Sample", "best_split", "divide", "grow_subtree", "take"]
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """When and how nodes are split; the meanings and units are those of scikit-learn.
+    """The rules that decide when and how nodes are split, with scikit-learn's meanings and units.
 
-    n_classes: 0 for regression. min_weight_leaf: a weight, and total_weight that of all rows."""
+    n_classes: 0 for regression. min_weight_leaf: an absolute weight. total_weight: the weight of
+    all rows."""
 
     criterion: str
     n_classes: int
@@ -51,7 +52,8 @@ class Rules:
         decrease: float,
         seed: int,
     ) -> Any:
-        """A tree over these rows, of at most that depth, by scikit-learn's depth-first builder."""
+        """A tree of at most that depth over these rows, made by scikit-learn's depth-first
+        builder."""
         if self.n_classes:
             criterion = CRITERIA_CLF[self.criterion](1, np.array([self.n_classes], np.intp))
         else:
@@ -67,7 +69,8 @@ class Rules:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """The rows that a tree is grown from: all, or `drawn` rows with replacement from a seed."""
+    """The rows from which a tree is grown: all rows, or `drawn` rows that are drawn with
+    replacement from a seed."""
 
     n_rows: int
     seed: int | None = None
@@ -84,7 +87,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True)
 class _NodeRows:
-    """Rows of a node, their targets and weights, as scikit-learn takes them."""
+    """The rows of a node, with their targets and weights in the form that scikit-learn needs."""
 
     rows: Any
     y: Any
@@ -99,7 +102,7 @@ class _NodeRows:
 
 
 def _rows(sample: Sample, weights: Any, path: Any) -> Any:
-    """Row numbers of a node in rising order. Rows without weight take part nowhere."""
+    """The row numbers of a node, in ascending order. Rows without weight belong to no node."""
     rows = np.arange(sample.n_rows) if weights is None else np.flatnonzero(weights)
     for bits, left in path:
         goes_left = np.unpackbits(bits, count=len(rows)).view(bool)
@@ -113,9 +116,9 @@ def best_split(
 ) -> tuple[float, int, Any, Any]:  # fmt: skip
     """The best split of a node by one of these columns, whose numbers in the table are `numbers`.
 
-    Returns the gain, the column's number, and scikit-learn's records and values of the node and its
-    two children. Of equal gains the lowest number counts. No split: the gain is minus infinity, and
-    there is the record of the node alone."""
+    Returns the gain, the column's number, and scikit-learn's records and values of the node and
+    its two children. Among equal gains, the lowest column number wins. If there is no split, the
+    gain is minus infinity, and only the node itself has a record."""
     node = _NodeRows.of(sample, y, weights, path)
     best: tuple[float, int, Any, Any] | None = None
     x = np.empty((len(node.rows), 1), np.float32)
@@ -133,7 +136,7 @@ def best_split(
 
 
 def _gain(nodes: Any) -> float:
-    """Weighted decrease of the impurity by the first split of a tree."""
+    """The weighted decrease of the impurity through the first split of a tree."""
     if len(nodes) == 1:
         return -np.inf
     parts = nodes["weighted_n_node_samples"] * nodes["impurity"]
@@ -141,13 +144,13 @@ def _gain(nodes: Any) -> float:
 
 
 def divide(column: Any, threshold: float, sample: Sample, weights: Any, path: Any) -> Any:
-    """The packed bitmap of a node's rows whose value in that column is at most the threshold."""
+    """The packed bitmap of the node's rows whose value in the column is at most the threshold."""
     rows = _rows(sample, sample.weights(weights), path)
     return np.packbits(column[rows] <= np.float64(threshold))
 
 
 def take(columns: Sequence[Any], sample: Sample, weights: Any, path: Any) -> Any:
-    """The rows of a node in these columns: float32, in Fortran's order."""
+    """The values of a node's rows in these columns: float32, in Fortran order."""
     rows = _rows(sample, sample.weights(weights), path)
     taken = np.empty((len(rows), len(columns)), np.float32, order="F")
     for at, column in enumerate(columns):
@@ -159,10 +162,11 @@ def grow_subtree(
     local: tuple[Sequence[int], Sequence[Any]], taken: Sequence[tuple[Sequence[int], Any]],
     rules: Rules, depth: int, seed: int, sample: Sample, y: Any, weights: Any, path: Any,
 ) -> tuple[int, Any, Any]:  # fmt: skip
-    """The subtree below a node at that depth: its own depth, and scikit-learn's records and values.
+    """Builds the subtree below a node at that depth. Returns the subtree's own depth, and its
+    records and values in scikit-learn's form.
 
-    local: numbers of the columns that this host holds, and the columns. taken: numbers, and the
-    node's rows of other columns, from `take` on other hosts."""
+    local: the numbers of the columns that this host holds, and these columns. taken: the numbers of
+    other columns, and the node's rows in them, as returned by `take` on other hosts."""
     node = _NodeRows.of(sample, y, weights, path)
     x = np.empty((len(node.rows), rules.n_features), np.float32, order="F")
     for number, column in zip(*local, strict=True):
@@ -172,7 +176,8 @@ def grow_subtree(
     weight = float(len(x) if node.weights is None else node.weights.sum())
     tree = rules.build(
         x, node.y, node.weights, depth=rules.max_depth - depth, max_features=rules.max_features,
-        # scikit-learn relates the decrease to the weight of all rows that it was given.
+        # scikit-learn relates the decrease to the weight of the rows that it gets, not of all
+        # rows.
         decrease=rules.min_impurity_decrease * (rules.total_weight / weight), seed=seed,
     )  # fmt: skip
     state = tree.__getstate__()

@@ -1,7 +1,7 @@
-"""Exact decision trees whose columns lie on several hosts.
+"""Exact decision trees over a table whose columns are on several hosts.
 
 The estimators are subclasses of scikit-learn's, with the same attributes after `fit`: `tree_` is a
-tree of scikit-learn, so that prediction, export, pruning and importances are scikit-learn's own.
+scikit-learn tree, so prediction, export, pruning and importances are scikit-learn's own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OWN_CONSTRAINTS = {
 
 
 class _ColumnTrees:
-    """The base of the estimators."""
+    """The base class of the estimators."""
 
     subtree_rows: int
     replicas: int
@@ -48,7 +48,8 @@ class _ColumnTrees:
         return tags
 
     def _table(self, X: Any, y: Any, sample_weight: Any, classifies: bool) -> tuple[Any, Any, Any]:
-        """Valid columns, targets as small numbers, and weights or None; sets `classes_`."""
+        """Checks the data. Returns the columns, the targets as small numbers, and the weights or
+        None. Sets `classes_`."""
         self._validate_params()  # type: ignore[attr-defined]
         X, y = validate_data(self, X, y, dtype=np.float32, y_numeric=not classifies)
         if sample_weight is not None:
@@ -68,7 +69,7 @@ class _ColumnTrees:
         return X, codes.astype(np.min_scalar_type(self.n_classes_ - 1)), sample_weight
 
     def _rules(self, n_rows: int, total_weight: float, classifies: bool) -> Rules:
-        """The parameters in absolute numbers, as scikit-learn computes them."""
+        """The parameters as absolute numbers, computed as in scikit-learn."""
         params: Any = self
         least, split = params.min_samples_leaf, params.min_samples_split
         if not isinstance(least, Integral):
@@ -93,7 +94,7 @@ class _ColumnTrees:
         return TreeGrowth(store, self.subtree_rows).grow(samples)
 
     def _fit_one(self, X: Any, y: Any, sample_weight: Any, classifies: bool) -> None:
-        """Sets `tree_` of a single tree."""
+        """Grows a single tree, and sets `tree_`."""
         params: Any = self
         X, y, weights = self._table(X, y, sample_weight, classifies)
         total = float(len(X) if weights is None else weights.sum())
@@ -105,7 +106,7 @@ class _ColumnTrees:
 
 
 def _max_features(asked: Any, n_features: int) -> int:
-    """As scikit-learn reads it."""
+    """The number of columns that `max_features` means in scikit-learn."""
     if asked is None:
         return n_features
     if asked == "sqrt":
@@ -120,14 +121,14 @@ def _max_features(asked: Any, n_features: int) -> int:
 class DecisionTreeClassifier(_ColumnTrees, sklearn.tree.DecisionTreeClassifier):
     """A classification tree, grown by all hosts of the current cluster.
 
-    The tree is scikit-learn's: the same nodes wherever a node's best split is unique, with the same
-    thresholds and the same conversion of X to float32. Among splits of equal gain the choice may
-    differ. Without an open cluster the tree is grown in the calling process. The loss of a host
-    does not change the result. Missing values, sparse input, several outputs and `max_leaf_nodes`
-    are not supported.
+    The tree is scikit-learn's, with the same thresholds and the same conversion of X to float32,
+    wherever a node's best split is unique. Among splits of equal gain the choice may differ.
+    Without an open cluster the tree is grown in the calling process. The loss of a host does not
+    change the result. Missing values, sparse input, several outputs and `max_leaf_nodes` are not
+    supported.
 
-    The algorithm is TreeServer's (Yan et al., ICDE 2022): nodes of many rows are split by the hosts
-    that hold the columns, and small ones are built as subtrees by one host.
+    The algorithm is TreeServer's (Yan et al., ICDE 2022): a node with many rows is split by the
+    hosts that hold the columns. The whole subtree of a small node is built by one host.
 
     Parameters
     ----------
@@ -139,8 +140,8 @@ random_state, min_impurity_decrease, class_weight, ccp_alpha
     subtree_rows : int, default=10_000
         A node with more rows is split by all hosts together, a smaller one by one host.
     replicas : int, default=2
-        How many hosts have a copy of each column. More copies: fewer bytes over the links while the
-        tree is grown, and more memory.
+        The number of hosts that have a copy of each column. More copies mean fewer bytes over the
+        links while the tree is grown, and more memory.
 
     Examples
     --------
@@ -193,11 +194,11 @@ random_state, min_impurity_decrease, class_weight, ccp_alpha
         Parameters
         ----------
         X : array-like of shape (rows, columns)
-            Converted to float32. NaN and infinity: ValueError.
+            Converted to float32. NaN and infinity raise ValueError.
         y : array-like of shape (rows,)
-            Classes: numbers or text.
+            The classes, as numbers or text.
         sample_weight : array-like of shape (rows,), optional
-            Not negative. Rows of weight zero are left out.
+            Weights, at least 0. Rows with weight 0 are left out.
 
         Raises
         ------
@@ -213,8 +214,8 @@ random_state, min_impurity_decrease, class_weight, ccp_alpha
 class DecisionTreeRegressor(_ColumnTrees, sklearn.tree.DecisionTreeRegressor):
     """A regression tree, grown by all hosts of the current cluster.
 
-    As `DecisionTreeClassifier`. Sums of targets depend on their order, so values and impurities of
-    nodes equal scikit-learn's up to rounding.
+    Otherwise like `DecisionTreeClassifier`. Sums of targets depend on the order of the additions,
+    so values and impurities of nodes equal scikit-learn's up to rounding.
 
     Parameters
     ----------
@@ -272,7 +273,7 @@ random_state, min_impurity_decrease, ccp_alpha
         self.replicas = replicas
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DecisionTreeRegressor:
-        """Grows the tree; as `DecisionTreeClassifier.fit`, with numbers as y."""
+        """Grows the tree, like `DecisionTreeClassifier.fit`, but y are numbers."""
         self._fit_one(X, y, sample_weight, False)
         return self
 
@@ -280,11 +281,12 @@ random_state, min_impurity_decrease, ccp_alpha
 class RandomForestClassifier(_ColumnTrees, sklearn.ensemble.RandomForestClassifier):
     """A random forest, grown by all hosts of the current cluster.
 
-    Each tree is grown from a sample of the rows that the hosts draw from the tree's seed, and each
-    node looks at `max_features` columns, as in scikit-learn. The random numbers differ, so the
-    trees differ from scikit-learn's, with the same accuracy. The same `random_state` gives the
-    same trees on any number of hosts, also if a host is lost. With `replicas` as large as the
-    number of hosts and `subtree_rows` as large as the number of rows each tree is one task.
+    As in scikit-learn, each tree is grown from a random sample of the rows, and `max_features`
+    columns are searched at each node. The hosts draw the sample from the tree's seed. The random
+    numbers differ from scikit-learn's, so the trees differ, but have the same accuracy. The same
+    `random_state` gives the same trees on any number of hosts, even if a host is lost. If
+    `replicas` is the number of hosts and `subtree_rows` is the number of rows, each tree is one
+    task.
 
     Parameters
     ----------
@@ -294,7 +296,7 @@ class RandomForestClassifier(_ColumnTrees, sklearn.ensemble.RandomForestClassifi
 max_features, bootstrap, max_samples, random_state, min_impurity_decrease
         As in scikit-learn.
     class_weight : {"balanced"} or dict, optional
-        As in scikit-learn. A row's weight multiplies the number of times that it is drawn.
+        As in scikit-learn. A row's weight multiplies the number of times that the row is drawn.
     subtree_rows : int, default=10_000
         A node with more rows is split by all hosts together, a smaller one by one host.
     replicas : int, default=2
@@ -352,7 +354,7 @@ max_features, bootstrap, max_samples, random_state, min_impurity_decrease
         self.replicas = replicas
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> RandomForestClassifier:
-        """Grows the trees; as `DecisionTreeClassifier.fit`."""
+        """Grows the trees, like `DecisionTreeClassifier.fit`."""
         X, y, weights = self._table(X, y, sample_weight, True)
         n_rows = len(X)
         drawn = self._drawn(n_rows)
@@ -372,12 +374,13 @@ max_features, bootstrap, max_samples, random_state, min_impurity_decrease
         return self
 
     def _validate_X_predict(self, X: Any) -> Any:
-        """scikit-learn asks its trees, which accept NaN."""
+        """Checks X in place of scikit-learn's method, which uses the trees' check, and these
+        accept NaN."""
         check_is_fitted(self)
         return validate_data(self, X, dtype=np.float32, reset=False)
 
     def _drawn(self, n_rows: int) -> int:
-        """How many rows a tree is grown from."""
+        """The number of rows from which a tree is grown."""
         if not self.bootstrap:
             if self.max_samples is not None:
                 raise ValueError("max_samples needs bootstrap=True")
@@ -387,12 +390,12 @@ max_features, bootstrap, max_samples, random_state, min_impurity_decrease
         if isinstance(self.max_samples, Integral):
             asked = int(self.max_samples)
             if asked > n_rows:
-                raise ValueError(f"max_samples is {asked}: there are {n_rows} rows")
+                raise ValueError(f"max_samples is {asked}, but there are only {n_rows} rows")
             return asked
         return max(round(n_rows * float(self.max_samples)), 1)
 
     def _tree(self, grown: Any, rules: Rules, seed: int) -> Any:
-        """One of `estimators_`, as scikit-learn has them: its classes are numbers."""
+        """A tree for `estimators_`. As in scikit-learn, its classes are numbers."""
         names = [name for name in self.estimator_params if name != "random_state"]
         params = {name: getattr(self, name) for name in names}
         tree = sklearn.tree.DecisionTreeClassifier(random_state=seed, **params)

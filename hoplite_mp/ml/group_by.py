@@ -1,7 +1,8 @@
 """One model for each group of rows, fitted for all groups together.
 
-The idea is Kingpin's (Li and Kumar, PVLDB 2021): a pass over the rows computes the gradients of
-all groups' models before one communication (gradient accumulation parallelism).
+The idea is that of Kingpin (Li and Kumar, PVLDB 2021): one pass over the rows computes the
+gradients of the models of all groups, before a single communication (gradient accumulation
+parallelism).
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ __all__ = ["GroupBy", "Logistic", "LogisticModel"]
 
 @dataclasses.dataclass(frozen=True)
 class Logistic:
-    """Logistic regression of two classes with an L2 penalty, as scikit-learn's LogisticRegression.
+    """Logistic regression for two classes with an L2 penalty, like scikit-learn's.
 
     Parameters
     ----------
     C : float, default=1.0
-        The inverse of the penalty's strength: C times the sum of the losses, plus half the squared
-        norm of the coefficients, is minimised.
+        The inverse of the penalty's strength. The objective is C times the sum of the losses, plus
+        half the squared norm of the coefficients.
     fit_intercept : bool, default=True
         Whether there is an intercept, which is not penalised.
     tol : float, default=1e-8
         A model is done when the next step of Newton's method would lower its objective by less than
         `tol` nats.
     max_iter : int, default=50
-        Steps of Newton's method. A pass sends `(p + 1) * (p + 2) / 2` float64 for each model with p
-        coefficients, so the method suits tens of columns.
+        Maximum number of steps of Newton's method. A pass sends `(p + 1) * (p + 2) / 2` float64
+        for each model with p coefficients, so the method suits tens of columns.
     """
 
     C: float = 1.0
@@ -59,20 +60,20 @@ class Logistic:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LogisticModel:
-    """A fitted model of one group.
+    """A fitted model for one group.
 
     Attributes
     ----------
     params : dict
-        The values of `param_grid` that it was fitted with.
+        The values from `param_grid` with which the model was fitted.
     classes_ : ndarray
-        The classes of the group, sorted. With one class the model is constant.
+        The classes in the group, sorted. If there is only one class, the model is constant.
     coef_, intercept_ : ndarray of shape (1, columns) and (1,)
         As in scikit-learn; zeros if the model is constant.
     n_iter_ : int
-        Steps of Newton's method.
+        The number of steps of Newton's method.
     n_rows_ : int
-        How many rows the group has.
+        The number of rows in the group.
     """
 
     params: dict[str, Any]
@@ -83,7 +84,7 @@ class LogisticModel:
     n_rows_: int
 
     def decision_function(self, X: Any) -> Any:
-        """Scores: above 0 for the second class. X: (rows, columns); float64 of shape (rows,)."""
+        """The score of each row of X, which is above 0 for the second class: float64, (rows,)."""
         x = np.asarray(X, float)
         if x.ndim != 2 or x.shape[1] != self.coef_.shape[1]:
             raise ValueError(f"X must be (rows, {self.coef_.shape[1]}): it is {x.shape}")
@@ -91,7 +92,7 @@ class LogisticModel:
         return scores
 
     def predict_proba(self, X: Any) -> Any:
-        """Probabilities of `classes_`: float64 of shape (rows, classes)."""
+        """The probabilities of `classes_` for each row: float64, (rows, classes)."""
         scores = self.decision_function(X)
         if len(self.classes_) == 1:
             return np.ones((len(scores), 1))
@@ -99,7 +100,7 @@ class LogisticModel:
         return np.stack([1.0 - second, second], axis=1)
 
     def predict(self, X: Any) -> Any:
-        """The more probable class of each row."""
+        """The more probable class for each row."""
         scores = self.decision_function(X)
         if len(self.classes_) == 1:
             return np.repeat(self.classes_, len(scores))
@@ -107,21 +108,23 @@ class LogisticModel:
 
 
 class GroupBy:
-    """Fits one model for each group of rows, and for each combination of hyper-parameters.
+    """Fits a model for each group of rows and each combination of hyper-parameters.
 
-    Rows stay on the hosts where they are. Strategies: "accumulate" computes the sums for the models
-    of all groups in one pass, and communicates once for each pass; "data" fits one group after
-    another on all hosts; "task" sends each group's rows to one worker. "auto" estimates the seconds
-    of each and takes the cheapest. All strategies fit the same models, up to rounding. Without an
-    open cluster the calling process computes. A lost host does not change the result as long as the
-    rows can be read elsewhere.
+    Rows stay on the hosts where they are, except with "task". There are three strategies:
+    "accumulate" computes the sums for the models of all groups in one pass, and communicates once
+    for each pass; "data" fits one group after another on all hosts; "task" sends each group's rows
+    to one worker. "auto" estimates the seconds that each strategy takes, and uses the fastest. All
+    strategies fit the same models, up to rounding. Without an open cluster the calling process
+    computes. The loss of a host does not change the result if the rows can be read from another
+    host.
 
     Parameters
     ----------
     model : Logistic
         The kind of model, and its hyper-parameters.
     param_grid : mapping of str to sequence, optional
-        Values of hyper-parameters; `C` may vary. Each group gets a model for each combination.
+        Values of hyper-parameters; only `C` may vary. Each group gets a model for each
+        combination.
     strategy : {"auto", "accumulate", "data", "task"}, default="auto"
         How the models are fitted.
 
@@ -170,18 +173,19 @@ class GroupBy:
         Parameters
         ----------
         X : array-like of shape (rows, columns), or a list of refs or Futures of such arrays
-            Without NaN and infinity. With refs each part is processed where it is.
-        y : array-like of shape (rows,), or a list as X
-            At most two classes in all.
-        groups : array-like of shape (rows,), or a list as X
-            The group of each row: numbers or text.
+            The table, without NaN and infinity. With refs, each part is processed on the host that
+            holds it.
+        y : array-like of shape (rows,), or a list like X
+            The classes; at most two in all.
+        groups : array-like of shape (rows,), or a list like X
+            The group of each row, as numbers or text.
 
         Raises
         ------
         ValueError
-            Shapes that do not fit, values that are not finite, or more than two classes.
+            Shapes do not match, a value is not finite, or there are more than two classes.
         NodeLostError, ObjectLostError
-            Rows were lost with a host.
+            Rows were lost with a host, and no other host has them.
         """
         tasks = host_tasks()
         raw, hosts = _parts_of(tasks, X, y, groups)
@@ -255,7 +259,7 @@ def _combinations(grid: Mapping[str, Sequence[Any]] | None) -> list[dict[str, An
 
 
 def _parts_of(tasks: Any, x: Any, y: Any, groups: Any) -> tuple[list[Any], list[str]]:
-    """Parts of (X, y, groups), and the host of each."""
+    """The parts of (X, y, groups), and the host of each part."""
     if not _is_refs(x):
         arrays = [np.asarray(one) for one in (x, y, groups)]
         lengths = [len(one) if one.ndim else -1 for one in arrays]

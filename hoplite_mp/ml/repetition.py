@@ -11,10 +11,10 @@ __all__ = ["Repetition"]
 class Repetition:
     """Assigns shards to workers so that any n - s workers hold all shards (Tandon et al., 2017).
 
-    The workers form groups of s + 1, and all workers of a group compute the same s + 1 of the n
-    shards. The sum of one result of each group is the exact sum over all shards, whichever s
-    workers are slow or fail: ``c.reduce(refs, one_of=code.groups)``. Each worker does s + 1 times
-    the work.
+    The workers form groups of s + 1, and all workers in a group compute the same s + 1 of the n
+    shards. So the sum over all shards needs only one result from each group, whichever s workers
+    are slow or fail: ``c.reduce(refs, one_of=code.groups)``. Each worker does s + 1 times the
+    work.
 
     This is the fractional repetition code of Tandon, Lei, Dimakis and Karampatziakis, *Gradient
     Coding: Avoiding Stragglers in Distributed Learning*, ICML 2017, section 4. Their cyclic code
@@ -25,7 +25,7 @@ class Repetition:
     n : int
         The number of workers, and of shards.
     s : int
-        The number of workers that may be slow or fail, 0 or more; s + 1 divides n.
+        The number of workers that may be slow or fail, at least 0; s + 1 must divide n.
 
     Raises
     ------
@@ -66,8 +66,8 @@ class Repetition:
         return tuple(tuple(range(at, at + size)) for at in range(0, self.n, size))
 
     def shards(self, rank: int) -> tuple[int, ...]:
-        """The shards, of 0 to n - 1, that the worker `rank` computes. ValueError: there is no such
-        rank."""
+        """The shards that the worker `rank` computes, from 0 to n - 1. Raises ValueError if there
+        is no such rank."""
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.n:
             raise ValueError(f"Repetition: rank={rank!r} must be from 0 to {self.n - 1}")
         return self.groups[rank // (self.s + 1)]

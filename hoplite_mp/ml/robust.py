@@ -1,8 +1,8 @@
 """Robust reductions: operators that bound the effect of faulty inputs.
 
-An input is faulty if its data or arithmetic is: flipped bits, NaN, a bad shard, wrong code. The
-process that folds a slice is trusted. Pass an operator as `op` to `allreduce` or `reduce` of a
-Group or a Cluster, with arrays of float32 or float64.
+An input is faulty if its data or the computation of it is faulty: flipped bits, NaN, a bad shard,
+wrong code. The process that folds a slice is trusted. Pass an operator as `op` to `allreduce` or
+`reduce` of a Group or a Cluster, with float32 or float64 arrays.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
 __all__ = ["GeometricMedian", "Krum", "Median", "Score", "TrimmedMean"]
 
-INPUTS_MAX = 1024  # of an order statistic: the kernel's work area grows with their number
-CHUNK = 1 << 15  # elements whose float32 products are added up before float64 takes the sum
+# Maximum number of inputs of an order statistic: the kernel's work area grows with their number.
+INPUTS_MAX = 1024
+CHUNK = 1 << 15  # number of elements whose float32 products are added up before a float64 sum
 
 
 def _order_mean(slices: Sequence[Array], low: int, high: int) -> Array:
-    """The mean of the sorted values low to high - 1 of each coordinate; NaN sorts last."""
+    """For each coordinate, the mean of the sorted values from low to high - 1. NaN sorts last."""
     result = np.empty(slices[0].shape, slices[0].dtype)
     addresses = [one.__array_interface__["data"][0] for one in slices]
     destination = result.__array_interface__["data"][0]
@@ -39,12 +40,13 @@ def _order_mean(slices: Sequence[Array], low: int, high: int) -> Array:
 
 
 def _dot(a: Array, b: Array) -> float:
-    """The inner product, with float64 sums of chunks."""
+    """The inner product. The products in each chunk are added up first, and then the chunks in
+    float64."""
     return sum(float(a[at : at + CHUNK] @ b[at : at + CHUNK]) for at in range(0, len(a), CHUNK))
 
 
 def _mean(slices: Sequence[Array], weights: Sequence[float]) -> Array:
-    """The weighted mean; inputs of weight 0 are not read. The weights' sum is positive."""
+    """The weighted mean. Inputs with weight 0 are not read. The sum of the weights is positive."""
     total = np.zeros(slices[0].shape, np.float64)
     for one, weight in zip(slices, weights, strict=True):
         if weight:
@@ -61,8 +63,9 @@ def _check_order(name: str, inputs: int) -> None:
 class Median(SliceOperator):
     """The median of each coordinate (Yin et al., ICML 2018).
 
-    With an even number of inputs the mean of the two middle values. A NaN sorts after every number,
-    so fewer NaN than half of the inputs do not make the result NaN. All inputs are contributors.
+    If the number of inputs is even, this is the mean of the two middle values. NaN sorts after
+    every number, so the result is not NaN if fewer than half of the inputs are NaN. All inputs are
+    contributors.
 
     Examples
     --------
@@ -77,7 +80,7 @@ class Median(SliceOperator):
 
     def fold(self, slices: Sequence[Array], begin: int) -> Fold:
         count = len(slices)
-        yield from ()  # no sums are needed
+        yield from ()  # this operator needs no sums
         return _order_mean(slices, (count - 1) // 2, count // 2 + 1), tuple(range(count))
 
 
@@ -85,12 +88,13 @@ class Median(SliceOperator):
 class TrimmedMean(SliceOperator):
     """The mean of each coordinate without its f smallest and f largest values (Yin et al., 2018).
 
-    A NaN counts as a largest value. All inputs are contributors.
+    NaN counts as the largest value. All inputs are contributors.
 
     Parameters
     ----------
     f : int
-        How many values are left out on each side, 0 or more; at least 2 f + 1 inputs are needed.
+        The number of values that are left out on each side, at least 0. At least 2 f + 1 inputs
+        are needed.
 
     Raises
     ------
@@ -117,16 +121,16 @@ class TrimmedMean(SliceOperator):
 class Krum(SliceOperator):
     """The mean of the m inputs that are closest to their neighbours (Blanchard et al., NIPS 2017).
 
-    The score of an input is the sum of its n - f - 2 smallest squared distances to other inputs;
-    the m inputs with the smallest scores are accepted, of equal ones the first. The accepted inputs
-    are the contributors.
+    The score of an input is the sum of its n - f - 2 smallest squared distances to other inputs.
+    The m inputs with the smallest scores are accepted; among equal scores, the first. The accepted
+    inputs are the contributors.
 
     Parameters
     ----------
     f : int
-        How many inputs may be faulty; at least 2 f + 3 inputs are needed.
+        The number of inputs that may be faulty. At least 2 f + 3 inputs are needed.
     m : int, optional
-        How many inputs are accepted, 1 to n - f - 2. Default: 1.
+        The number of inputs that are accepted, 1 to n - f - 2. Default: 1.
 
     Raises
     ------
@@ -170,7 +174,7 @@ class Krum(SliceOperator):
         if not np.isfinite(scores[best]).all():
             raise ReduceError(
                 f"Krum: {int(np.isfinite(scores).sum())} of {count} inputs have finite distances "
-                f"to {count - self.f - 2} others, and m={self.m}"
+                f"to {count - self.f - 2} others, but m={self.m}"
             )
         return tuple(int(i) for i in np.sort(best))
 
@@ -179,13 +183,14 @@ class Krum(SliceOperator):
 class GeometricMedian(SliceOperator):
     """The point with the smallest sum of distances to the inputs (Pillutla et al., RFA, 2022).
 
-    Weiszfeld's iteration from the coordinate median; an iteration costs one small exchange. Inputs
-    with NaN or infinite values get weight 0. All inputs are contributors.
+    Computed with Weiszfeld's iteration, which starts at the coordinate median; each iteration
+    costs one small exchange. Inputs with NaN or infinite values get weight 0. All inputs are
+    contributors.
 
     Parameters
     ----------
     iterations : int, optional
-        How many iterations, 1 or more. Default: 8.
+        The number of iterations, at least 1. Default: 8.
 
     Raises
     ------
@@ -208,7 +213,8 @@ class GeometricMedian(SliceOperator):
 
     def fold(self, slices: Sequence[Array], begin: int) -> Fold:
         count = len(slices)
-        # An input is finite if this sum is: it has no NaN, and no infinite value survives `* 0`.
+        # An input is finite if this sum is finite, because NaN and infinite values times 0 are
+        # NaN.
         with np.errstate(all="ignore"):
             sums = yield np.array([float((one * 0).sum()) for one in slices])
         usable = np.flatnonzero(np.isfinite(sums))
@@ -230,7 +236,7 @@ class GeometricMedian(SliceOperator):
             moved = _mean(chosen, weights)
             here = len(chosen) - int(apart.sum())
             if here:
-                # The point is an input, which draws it back (Vardi and Zhang, PNAS 2000).
+                # The point coincides with inputs, which pull it back (Vardi and Zhang, PNAS 2000).
                 pull = (moved.astype(np.float64) - point) * math.fsum(weights)
                 (norm,) = yield np.array([_dot(pull, pull)])
                 back = min(1.0, here / math.sqrt(norm)) if norm else 1.0
@@ -241,27 +247,28 @@ class GeometricMedian(SliceOperator):
 
 @dataclasses.dataclass(frozen=True)
 class Score(SliceOperator):
-    """The mean of the gradients that agree with one on held-out samples (Zeno++, ICML 2020).
+    """The mean of the gradients that agree with a gradient on held-out samples (Zeno++, ICML 2020).
 
-    A gradient g is scaled to the norm of v. It is accepted if, after that,
+    A gradient g is scaled to the norm of v. The scaled gradient is accepted if
     ``lr <v, g> - rho |g|^2 + lr eps >= 0``. The accepted inputs are the contributors.
 
     Parameters
     ----------
     v : numpy.ndarray
-        The gradient on held-out samples, equal on all ranks, with the inputs' shape and dtype.
+        The gradient on held-out samples, which must be the same on all ranks. It has the shape and
+        dtype of the inputs.
     lr : float
         The learning rate, positive.
     rho : float, optional
-        The weight of the norm, 0 or more. Default: 0.001.
+        The weight of the norm, at least 0. Default: 0.001.
     eps : float, optional
         The tolerated loss of progress. Default: 0.0.
 
     Raises
     ------
     ValueError
-        `lr` or `rho` is not allowed; from the reduction: v differs between ranks, or from the
-        inputs' shape or dtype.
+        `lr` or `rho` is not allowed. From the reduction: v differs between ranks, or its shape or
+        dtype differs from that of the inputs.
     ReduceError
         From the reduction: no gradient is accepted.
     """
@@ -288,7 +295,7 @@ class Score(SliceOperator):
 
     def check(self, inputs: int, shape: tuple[int, ...]) -> None:
         if self.v.shape != shape:
-            raise ValueError(f"Score: v has shape {self.v.shape}, and the inputs have {shape}")
+            raise ValueError(f"Score: v has shape {self.v.shape}, but the inputs have {shape}")
 
     def fold(self, slices: Sequence[Array], begin: int) -> Fold:
         v = self.v.reshape(-1)[begin : begin + len(slices[0])].astype(slices[0].dtype, copy=False)

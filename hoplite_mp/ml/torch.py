@@ -1,7 +1,7 @@
 """Compressed gradients for torch's DistributedDataParallel, as a communication hook.
 
 ``model.register_comm_hook(FeedbackState(group, TopK(0.001)), feedback_hook)`` replaces the
-allreduce of each bucket of gradients. It works over process groups of CPU tensors: "hoplite",
+allreduce of each bucket of gradients. It works with process groups for CPU tensors: "hoplite" and
 "gloo".
 """
 
@@ -29,7 +29,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class _RanksOfTorch:
-    """The calls of a Group that `Feedback` makes, over a process group whose ranks do not die."""
+    """The Group calls that `Feedback` needs, made on a process group whose ranks do not die."""
 
     strict = True
 
@@ -51,7 +51,8 @@ class _RanksOfTorch:
         return [one[:size].numpy() for one, size in zip(parts, sizes, strict=True)]
 
     def alltoall(self, parts: list[Array]) -> list[Array]:
-        """By send and recv: Gloo has no alltoall of parts of several sizes in all its releases."""
+        """Implemented with send and recv, because not all releases of Gloo have an alltoall for
+        parts of different sizes."""
         sizes = self._sizes([part.nbytes for part in parts])
         received = [torch.empty(size, dtype=torch.uint8) for size in sizes]
         received[self.rank] = _tensor(parts[self.rank])
@@ -73,7 +74,7 @@ class _RanksOfTorch:
         return found
 
     def _sizes(self, mine: list[int]) -> list[int]:
-        """How many bytes each rank sends to this one."""
+        """The number of bytes that each rank sends to this rank."""
         sent = torch.tensor(mine, dtype=torch.int64)
         rows = [torch.empty_like(sent) for _ in range(self.size)]
         dist.all_gather(rows, sent, group=self._group)
@@ -85,14 +86,14 @@ def _tensor(x: Array) -> torch.Tensor:
 
 
 class FeedbackState:
-    """What `feedback_hook` keeps on a rank: a Feedback over the ranks of a process group.
+    """The state of `feedback_hook` on one rank: a Feedback over the ranks of a process group.
 
     Parameters
     ----------
     group : torch.distributed.ProcessGroup or None
-        None: the default process group. Its ranks do not die: a death ends the training.
+        None: the default process group. If a rank dies, the training stops.
     compressor : TopK, Threshold, RandomBlocks, Quantise, Float16 or PowerSGD
-        The same on all ranks.
+        The compressor, which must be the same on all ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, compressor: Compressor | PowerSGD) -> None:
@@ -120,13 +121,13 @@ def feedback_hook(
     ----------
     state : FeedbackState
     bucket : torch.distributed.GradBucket
-        float32 or float64, on the CPU. torch may rebuild its buckets once, after the first step;
-        residuals belong to the shapes of a bucket, and begin with zeros for those that are new.
+        float32 or float64, on the CPU. torch may rebuild its buckets once, after the first step.
+        Residuals belong to the shapes of a bucket, and start as zeros for new shapes.
 
     Returns
     -------
     torch.futures.Future
-        Of the bucket's buffer, with the result in it. It is done.
+        A completed Future of the bucket's buffer, which contains the result.
 
     Raises
     ------
@@ -135,7 +136,7 @@ def feedback_hook(
     """
     buffer = bucket.buffer()
     with torch.no_grad():
-        if isinstance(state.feedback.compressor, PowerSGD):  # which needs the matrices
+        if isinstance(state.feedback.compressor, PowerSGD):  # it needs the matrices
             for at, one in enumerate(bucket.gradients()):
                 name = f"{bucket.index()}.{at} {tuple(one.shape)}"
                 one.copy_(torch.from_numpy(state.feedback.allreduce(name, one.numpy())))
@@ -148,7 +149,7 @@ def feedback_hook(
     return future
 
 
-# torch compares these with its classes, so they may not be text.
+# torch compares these annotations with its classes, so they must not be strings.
 feedback_hook.__annotations__.update(
     {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
 )

@@ -115,7 +115,7 @@ def test_sent_and_received_are_the_bytes_of_the_codes(cluster: Cluster) -> None:
     ("wrong", "match"),
     [
         (lambda f, g: f.allreduce("v", np.ones(4)), "names, shapes, dtypes, ops or compressors"),
-        (lambda f, g: f.allreduce("w", np.ones(5)), "rank 1 are not those of rank 0"),
+        (lambda f, g: f.allreduce("w", np.ones(5)), "rank 1 and rank 0 differ"),
         (lambda f, g: f.allreduce("w", np.ones(4, np.float32)), "dtypes"),
         (lambda f, g: f.allreduce("w", np.ones(4), "sum"), "differ"),
         (lambda f, g: f.allreduce("w", np.array([1, np.nan, 1, 1])), "rank 1: 'w' has values that"),

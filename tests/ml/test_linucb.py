@@ -161,5 +161,5 @@ def test_arrays_of_other_shapes_are_refused() -> None:
             agent.choose(arms)
     with pytest.raises(ValueError, match="an arm has shape"):
         agent.update(1.0, np.zeros(4))
-    with pytest.raises(ValueError, match="2 features, the agent 3"):
+    with pytest.raises(ValueError, match="2 features, but the agent has 3"):
         ml.FedLinUCB(3, alpha=0, server=LinUCBServer(2)).update(1.0, np.ones(3))

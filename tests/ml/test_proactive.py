@@ -115,5 +115,5 @@ def test_an_exception_of_one_rank_is_raised(cluster: hoplite_mp.Cluster) -> None
 
 @pytest.mark.parametrize("period", ["often", -1, math.inf, [1]])
 def test_unsuitable_period_is_refused(period: Any) -> None:
-    with pytest.raises(ValueError, match=r'period is "auto", None or seconds, not '):
+    with pytest.raises(ValueError, match=r'period must be "auto", None or a number of seconds'):
         ml.proactive(lambda state, rows: (0.0, 1), [ROWS], mean_of, 0.0, period=period)
