@@ -204,9 +204,9 @@ def test_dtypes_that_numpy_lacks_are_moved(cluster: Cluster) -> None:
 def test_what_is_refused(cluster: Cluster) -> None:
     def body(pg: ProcessGroup, rank: int) -> None:
         options = with_op(dist.AllreduceOptions(), OP.SUM)
-        with pytest.raises(TypeError, match=r"dense tensors of the CPU, not one of .*sparse_coo"):
+        with pytest.raises(TypeError, match=r"dense tensors on the CPU, not one of .*sparse_coo"):
             pg.broadcast([torch.eye(3).to_sparse()], dist.BroadcastOptions())
-        with pytest.raises(TypeError, match=r"dense tensors of the CPU, not one of .* meta"):
+        with pytest.raises(TypeError, match=r"dense tensors on the CPU, not one of .* meta"):
             pg.allreduce([torch.empty(3, device="meta")], options)
         with pytest.raises(ValueError, match="needs 3 outputs, one for each rank: 2"):
             pg.allgather([[torch.empty(1)] * 2], [torch.empty(1)])

@@ -1,8 +1,8 @@
-"""torch on a cluster of this library: a process group, and training that survives deaths.
+"""torch on a hoplite_mp cluster: a process group, and training that survives deaths.
 
 `dist.init_process_group("hoplite", ...)` works in every process that has a cluster, as a member of
-`Cluster.spmd` or by `Cluster(address=...)`, and in ranks of one host without a cluster. An
-installed package needs no import for it. Importing this module also registers the backend.
+`Cluster.spmd` or through `Cluster(address=...)`, and in ranks on one host without a cluster. If
+the package is installed, this needs no import. Importing this module also registers the backend.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ register()
 
 
 def __getattr__(name: str) -> Any:
-    """Imports DistributedDataParallel at its first use, because that takes 1.5 s."""
+    """Imports DistributedDataParallel when it is first used, because the import takes 1.5 s."""
     if name != "DistributedDataParallel":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from hoplite_mp.integrations.torch._data_parallel import DistributedDataParallel

@@ -1,8 +1,8 @@
 """torch's DistributedDataParallel for ranks that may die and rejoin.
 
-Torch's world has a fixed size, and the death of one rank ends the training. Here torch's class
-still gathers gradients in buckets during the backward pass, but its process group has only one
-rank; calls of a Group average the buckets over the living ranks.
+torch's world has a fixed size, and the death of one rank stops the training. In this module,
+torch's class still gathers gradients in buckets during the backward pass, but its process group
+has only one rank. Group calls average the buckets over the living ranks.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-# torch's class imports this in its constructor, which takes 1.5 s in a new process. By then a
-# rejoining rank has entered its Group, and the other ranks would wait for its first call.
+# torch's class imports this module in its constructor, which takes 1.5 s in a new process. By then
+# a rejoining rank has joined its Group, so the other ranks would wait for its first call.
 import torch._dynamo
 import torch.distributed as dist
 from torch.futures import Future
@@ -32,18 +32,19 @@ if TYPE_CHECKING:
 
 __all__ = ["DistributedDataParallel", "SoloProcessGroup", "StepMembership"]
 
-# The ranks of a step, when ranks die and rejoin: two Groups for a training run.
+# A training run uses two Groups, because ranks die and rejoin.
 #
-# A newcomer may enter a Group at any call, but a step makes many calls of different shapes, and a
-# newcomer would enter in the middle of a step. Therefore ranks enter a Group (the *meeting*) that
-# makes a single call before each step, always the same. The ranks that meet there form a second
-# Group, the peers, which makes the calls of the steps and which no rank enters later. It continues
-# without ranks that die, and is replaced when a newcomer has joined the meeting. A newcomer gets
-# the state from a rank that has it.
+# A newcomer may join a Group at any call. But a step makes many calls of different shapes, and a
+# newcomer must not join in the middle of a step. Therefore ranks join a first Group (the
+# *meeting*), which makes the same single call before each step. The ranks in this call form a
+# second Group, the peers, which makes the calls of the steps, and which no rank joins later. The
+# peers continue without ranks that die. When a newcomer has joined the meeting, a new Group of
+# peers is formed, and the newcomer gets the state from a rank that has it.
 
 
 class StepMembership:
-    """One rank's membership. `give` returns the state; `take` replaces this rank's own state."""
+    """One rank's membership in both Groups. `give` returns the state; `take` replaces this rank's
+    own state."""
 
     def __init__(self, group: Group, give: Callable[[], Any], take: Callable[[Any], None]) -> None:
         if group.strict:
@@ -54,26 +55,26 @@ class StepMembership:
         self._give = give
         self._take = take
         self._peers: Group | None = None
-        self._ranks: tuple[int, ...] = ()  # of the peers, in `group`
+        self._ranks: tuple[int, ...] = ()  # the ranks of the peers in `group`
         self._formed_at: int | None = None  # the call of `group` that formed the peers
 
     @property
     def peers(self) -> Group:
-        """The Group of the ranks of the present step."""
+        """The Group of the ranks that make the current step."""
         if self._peers is None:
             raise PeerLostError(f"group {self.group.name!r}: no peers have met yet")
         return self._peers
 
     @property
     def contributors(self) -> tuple[int, ...]:
-        """The ranks that took part in the last call of the peers."""
+        """The ranks that took part in the peers' last call."""
         return tuple(self._ranks[place] for place in self.peers.contributors)
 
     def meet(self) -> None:
-        """Every rank calls this before each step, and a newcomer before anything else.
+        """Forms the peers. Every rank calls this before each step, a newcomer before anything else.
 
-        Afterwards all `peers` have the same state. PeerLostError: the ranks that had a state have
-        left or died, and this rank has none.
+        Afterwards all `peers` have the same state. Raises PeerLostError if the ranks that had a
+        state have left or died, and this rank has none.
         """
         while not self._met():
             pass
@@ -106,8 +107,8 @@ class StepMembership:
             old.close()
 
     def _hand_over(self, call: int, givers: list[int]) -> bool:
-        """Broadcasts the state of the first living giver. Returns whether there was one, which is
-        the same on all ranks."""
+        """Broadcasts the state of the first living rank in `givers`. Returns whether there was
+        one; the result is the same on all ranks."""
         peers = self.peers
         for giver in givers:
             gives = giver == self.group.rank
@@ -124,7 +125,7 @@ class StepMembership:
         return False
 
     def from_one(self, value: Any) -> Any:
-        """Returns the value of the lowest living peer, on all peers."""
+        """Returns, on all peers, the value of the lowest living peer."""
         peers = self.peers
         for root in range(peers.size):
             try:
@@ -134,7 +135,7 @@ class StepMembership:
         raise PeerLostError(f"group {self.group.name!r}: no rank is left")
 
     def close(self) -> None:
-        """Leaves the peers. `group` stays open for its maker to close."""
+        """Leaves the peers. `group` stays open; the code that made it closes it."""
         if self._peers is not None:
             self._peers.close()
 
@@ -143,12 +144,12 @@ Tensors = list[torch.Tensor]
 
 
 class SoloProcessGroup(dist.ProcessGroup):
-    """The process group of size one that torch's DistributedDataParallel gets.
+    """The process group of size one that torch's DistributedDataParallel uses.
 
-    torch's world has a fixed size, and its DDP makes its own calls (at its start, for buffers),
-    which later ranks would miss. In a process group of one rank these calls have no effect. Only
-    one of the calls is passed on: the sum over ranks of the used parameters, because all ranks must
-    agree on which parameters have a gradient. `used` sums a tensor over all ranks, in place."""
+    torch's class makes calls of its own (at its start, and for buffers), which ranks that join
+    later would miss. In a process group of one rank these calls have no effect. Only one kind of
+    call is passed on: the sum over ranks of the used parameters, because all ranks must agree on
+    which parameters have a gradient. `used` sums a tensor over all ranks, in place."""
 
     def __init__(self, used: Callable[[torch.Tensor], Work]) -> None:
         super().__init__(0, 1)
@@ -190,19 +191,20 @@ NOT_HERE = (
 class DistributedDataParallel(parallel.DistributedDataParallel):
     """A module whose gradients are averaged over the living ranks of a Group.
 
-    `group`: a Group of all ranks, made for this object alone; no other code makes calls of it.
-    `state`: further objects, by name, whose state a rejoining rank takes over from the other ranks:
-    with `state_dict()` and `load_state_dict()`, such as optimizers and schedulers.
-    `forward_sync_buffers`: before each step all ranks take the buffers of the lowest living rank.
-    Further arguments as for torch's class, where they make sense; buckets keep their first order.
+    `group`: a Group of all ranks, used only by this object.
+    `state`: further objects, by name, whose state a rejoining rank takes over from the other ranks.
+    They have `state_dict()` and `load_state_dict()`, like optimizers and schedulers.
+    `forward_sync_buffers`: whether all ranks take the buffers of the lowest living rank before each
+    step. Further arguments are as for torch's class, if they make sense; buckets keep their first
+    order.
 
     When the constructor returns, this rank has the parameters, buffers, state and `step_number` of
     the other ranks: at the beginning those of rank 0; later it gets them from a survivor between
     two steps. Each rank then makes the same passes: one forward pass in training mode and one
-    backward pass for a step (several with `no_sync()` before them). A rank that dies is left out of
-    the averages from then on, so `step_number` and the gradients are the same on all survivors.
-    PeerLostError: this rank has rejoined, but the other ranks have finished. TypeError: a parameter
-    is not on the CPU; an object of `state` does not have these methods.
+    backward pass for each step (several with `no_sync()` before them). A rank that dies is left out
+    of the averages from then on, so `step_number` and the gradients are the same on all survivors.
+    Raises PeerLostError if this rank has rejoined, but the other ranks have finished, and TypeError
+    if a parameter is not on the CPU, or an object in `state` does not have the two methods.
     """
 
     def __init__(
@@ -221,35 +223,35 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             process_group=SoloProcessGroup(traffic.used),
             init_sync=False,
             forward_sync_buffers=False,
-            # Otherwise torch rebuilds the buckets after the first step of each rank, and a
-            # rejoining rank would have different buckets than the survivors.
+            # Otherwise torch would rebuild the buckets after the first step of each rank, and a
+            # rejoining rank would have other buckets than the survivors.
             find_unused_parameters=True,
             **kwargs,
         )
-        # Last, because from here on the ranks wait for each other.
+        # This is last, because from here on the ranks wait for each other.
         traffic.join_others()
         self._traffic = traffic
         self._syncs_buffers = forward_sync_buffers and bool(list(module.buffers()))
-        # torch checks the annotations of a hook, and does not understand string annotations; a
-        # lambda has none.
+        # torch checks the annotations of a hook, and does not understand string annotations. A
+        # lambda has no annotations.
         self.register_comm_hook(traffic, lambda to, bucket: to.average(bucket))
         weakref.finalize(self, traffic.caller.end, 0)
 
     @property
     def step_number(self) -> int:
-        """The number of steps so far: backward passes with averaged gradients."""
+        """The number of steps so far, that is, of backward passes with averaged gradients."""
         return self._traffic.state.step
 
     @property
     def contributors(self) -> tuple[int, ...]:
-        """The ranks whose gradients, or buffers, were part of the last call, sorted."""
+        """The sorted ranks whose gradients or buffers were in the last call."""
         return self._traffic.meeting.contributors
 
     @property
     def peers(self) -> Group:
-        """The Group of the ranks of the present step, for the program's own calls. All ranks must
-        make these between a forward pass and the backward pass, or after that. The next forward
-        pass may replace the Group."""
+        """The Group of the ranks that make the current step, for the program's own calls. All
+        ranks must make these calls between a forward pass and the backward pass, or after the
+        backward pass. The next forward pass may replace the Group."""
         return self._traffic.meeting.peers
 
     @property
@@ -295,24 +297,24 @@ class _State:
 
 
 class _Traffic:
-    """The calls between ranks. The backward pass gives buckets to the thread of `caller`, which
+    """The calls between ranks. The backward pass passes buckets to the thread of `caller`, which
     makes the calls in order during the pass."""
 
     def __init__(self, group: Group, state: _State) -> None:
         self.state = state
         self.meeting = StepMembership(group, state.give, state.take)
         self._has_met = False
-        self._failed = False  # a bucket of the present backward pass
+        self._failed = False  # whether a bucket of the current backward pass has failed
         self.caller: WorkThread
 
     def join_others(self) -> None:
-        """Before the first step: takes over the state of the other ranks, and starts `caller`."""
+        """Takes over the state of the other ranks before the first step, and starts `caller`."""
         self.meeting.meet()
         self._has_met = True
         self.caller = WorkThread(f"hoplite_mp {self.meeting.group.name}", self.meeting.close)
 
     def begin(self, buffers: list[torch.Tensor]) -> None:
-        """Before a step: meets the other ranks, and takes over the buffers of one of them."""
+        """Meets the other ranks before a step, and takes over the buffers of one of them."""
         if not self._has_met:
             self.meeting.meet()
         self._has_met = self._failed = False
@@ -322,7 +324,7 @@ class _Traffic:
                 buffer.detach().copy_(one)
 
     def average(self, bucket: dist.GradBucket) -> Future[torch.Tensor]:
-        """torch's communication hook: begins to average a bucket in place."""
+        """The communication hook for torch, which begins to average a bucket in place."""
         tensor, last = bucket.buffer(), bucket.is_last()
         array, peers = flat(tensor, reduced=True), self.meeting.peers
         future: Future[torch.Tensor] = Future()
@@ -341,7 +343,7 @@ class _Traffic:
         return future
 
     def used(self, tensor: torch.Tensor) -> Work:
-        """Sums up how many ranks have used each parameter. torch makes no gradient for a parameter
+        """Adds up how many ranks have used each parameter. torch makes no gradient for a parameter
         that no rank has used."""
         array, peers = flat(tensor, reduced=True), self.meeting.peers
         return self.caller.make([tensor], lambda: _none(peers.allreduce(array, out=array)))

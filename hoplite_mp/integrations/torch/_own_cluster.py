@@ -1,4 +1,4 @@
-"""A cluster for ranks of one host that were started without one, e.g. by torchrun.
+"""A cluster for ranks on one host that were started without one, for example by torchrun.
 
 Rank 0 opens the cluster at a port of the loopback interface, and the other ranks connect to it.
 They find its address and its token file, but not the token, in torch's store.
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 
 __all__ = ["announce_cluster", "check_cluster", "open_cluster"]
 
-ADDRESS_KEY = "hoplite_mp cluster"  # under these keys in torch's store
+ADDRESS_KEY = "hoplite_mp cluster"  # these are keys in torch's store
 CAME_KEY = "hoplite_mp ranks that came"
 LEFT_KEY = "hoplite_mp ranks that left"
-# How long rank 0 keeps the cluster open for ranks that have not ended. Longer: an exit takes longer
-# when another rank was killed. Shorter: a slow rank loses the cluster before its last call.
+# How long rank 0 keeps the cluster open for ranks that have not exited. Longer: an exit takes
+# longer if another rank was killed. Shorter: a slow rank loses the cluster before its last call.
 LEAVE_S_MAX = 30.0
 LEAVE_POLL_S = 0.01
 TOKEN_BYTES = 32
 # The data with which other ranks connect to the cluster that this process has opened, or joined.
 _opened: dict[str, str] = {}
-# Holds that cluster, which would otherwise end with the first process group.
+# Keeps that cluster, which would otherwise shut down with the first process group.
 _kept: list[hoplite_mp._api.cluster.Cluster] = []
 
 
 def open_cluster(store: dist.Store, rank: int) -> hoplite_mp._api.cluster.Cluster:
-    """Opens the cluster of these ranks in this process. It ends with the process of rank 0, which
-    waits for the other ranks. ClosedError: the ranks are on several hosts, or rank 0 has no cluster
-    for them."""
+    """Opens the cluster of these ranks in this process. The cluster shuts down when the process of
+    rank 0 exits, which waits for the other ranks. Raises ClosedError if the ranks are on several
+    hosts, or rank 0 has no cluster for them."""
     if rank == 0:
         return _lead(store)
     found = json.loads(store.get(ADDRESS_KEY))
@@ -68,8 +68,9 @@ def open_cluster(store: dist.Store, rank: int) -> hoplite_mp._api.cluster.Cluste
 
 
 def announce_cluster(store: dist.Store, cluster: hoplite_mp._api.cluster.Cluster) -> None:
-    """Rank 0 already has this cluster. The other ranks also have it, or get instructions here."""
-    if _is_own(cluster):  # of another process group
+    """Announces the cluster that rank 0 already has. Other ranks are in the same cluster, or get
+    an error with instructions."""
+    if _is_own(cluster):  # opened for an earlier process group
         store.set(ADDRESS_KEY, json.dumps(_opened))
         atexit.register(_await_others, store, os.getpid())
         return
@@ -78,7 +79,8 @@ def announce_cluster(store: dist.Store, cluster: hoplite_mp._api.cluster.Cluster
 
 
 def check_cluster(store: dist.Store, cluster: hoplite_mp._api.cluster.Cluster) -> None:
-    """Another rank than rank 0 already has a cluster. ClosedError: rank 0 is in another cluster."""
+    """Checks the cluster that a rank other than rank 0 already has. Raises ClosedError if rank 0
+    is in another cluster."""
     found = json.loads(store.get(ADDRESS_KEY))
     if not _is_own(cluster):
         if found.get("address") not in (None, cluster.address):
@@ -90,8 +92,8 @@ def check_cluster(store: dist.Store, cluster: hoplite_mp._api.cluster.Cluster) -
     if found.get("address") != _opened["address"] or found.get("host") != _opened["host"]:
         raise ClosedError(
             "this rank and rank 0 of the process group are in different clusters, which earlier "
-            "process groups have opened for them: make the process group of all ranks with backend "
-            "'hoplite' first, or open Cluster(address=...) in every rank before"
+            "process groups have opened for them: create the process group of all ranks with "
+            "backend 'hoplite' first, or open Cluster(address=...) in every rank before"
         )
 
 
@@ -118,35 +120,36 @@ def _lead(store: dist.Store) -> hoplite_mp._api.cluster.Cluster:
 
 
 def _host() -> str:
-    """A value that all processes of one host share, and that differs between hosts."""
+    """A value that is the same for all processes on one host, and differs between hosts."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _leave(store: dist.Store, pid: int) -> None:
-    if os.getpid() != pid:  # a forked child ends
+    if os.getpid() != pid:  # this is a forked child
         return
     try:
         store.add(LEFT_KEY, 1)
-    except RuntimeError:  # torch's store has ended, so rank 0 does not wait
+    except RuntimeError:  # torch's store is gone, so rank 0 does not wait
         return
 
 
 def _leave_last(store: dist.Store, folder: str, pid: int) -> None:
-    if os.getpid() != pid:  # a forked child ends
+    if os.getpid() != pid:  # this is a forked child
         return
     try:
         _await_others(store, pid)
-    finally:  # ranks that connect through another rank need the token meanwhile
+    finally:  # until now, ranks that connect need the token
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _await_others(store: dist.Store, pid: int) -> None:
-    """Waits until the other ranks have ended, because the cluster ends with this process."""
-    if os.getpid() != pid:  # a forked child ends
+    """Waits until the other ranks have exited, because the cluster shuts down with this
+    process."""
+    if os.getpid() != pid:  # this is a forked child
         return
     end = clock.monotonic() + LEAVE_S_MAX
     try:
         while store.add(LEFT_KEY, 0) < store.add(CAME_KEY, 0) and clock.monotonic() < end:
             clock.sleep(LEAVE_POLL_S)
-    except RuntimeError:  # torch's store has ended
+    except RuntimeError:  # torch's store is gone
         return

@@ -1,6 +1,6 @@
-"""The process group "hoplite" of torch.distributed: its calls over a Group.
+"""The process group "hoplite" for torch.distributed, whose calls are made on a Group.
 
-Programs for torch.distributed run on a cluster of this library. Elements are sent as
+With it, programs for torch.distributed run on a hoplite_mp cluster. Elements are sent as
 one-dimensional arrays, directly from and into the tensors' memory.
 """
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Array", "ProcessGroup", "create", "filled", "flat", "plain"]
 
-# The memory of a CPU tensor as a numpy array, without a copy where possible. A Group takes numpy
-# arrays; torch has dtypes and devices that numpy lacks.
+# A Group takes numpy arrays. These functions make a numpy array over the memory of a CPU tensor,
+# without a copy if possible. torch has dtypes and devices that numpy lacks.
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -45,19 +45,21 @@ _BYTES, _BITS_16 = np.dtype(np.uint8), np.dtype(np.uint16)
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor with the same elements, without a graph. It shares the memory if that is
-    already contiguous. TypeError: it is not dense, or not on the CPU."""
+    """A contiguous tensor with the same elements, without a graph. It shares the memory of
+    `tensor` if that is contiguous. Raises TypeError if `tensor` is not dense, or not on the
+    CPU."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
         raise TypeError(
-            f"backend 'hoplite' takes dense tensors of the CPU, not one of {tensor.dtype} on "
-            f"{tensor.device} with layout {tensor.layout}; t.cpu() and t.to_dense() make one"
+            f"backend 'hoplite' takes dense tensors on the CPU, not one of {tensor.dtype} on "
+            f"{tensor.device} with layout {tensor.layout}; use t.cpu() or t.to_dense()"
         )
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def flat(tensor: torch.Tensor, *, reduced: bool = False) -> Array:
     """The elements of a `plain` tensor as a one-dimensional array in the same memory. `reduced`:
-    they will be reduced, so the dtype matters; otherwise a dtype that numpy lacks becomes bytes."""
+    whether the elements will be reduced, so that the dtype matters; otherwise a dtype that numpy
+    lacks becomes bytes."""
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is not None:
         return memory_of(tensor, (tensor.numel(),), dtype)
@@ -69,8 +71,8 @@ def flat(tensor: torch.Tensor, *, reduced: bool = False) -> Array:
 
 
 def filled(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
-    """Returns a `plain` tensor for a result, and a function that then copies it into `tensor`, if
-    they do not share memory."""
+    """Returns a `plain` tensor for a result, and a function that copies the result into `tensor`
+    if the two do not share memory."""
     one = plain(tensor)
     if one.data_ptr() == tensor.data_ptr() and tensor.is_contiguous():
         return one, lambda: None
@@ -78,7 +80,7 @@ def filled(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[], object]]:
     return one, lambda: target.copy_(one)
 
 
-NAME_KEY = "hoplite_mp"  # under this key in torch's store rank 0 writes the Group's name
+NAME_KEY = "hoplite_mp"  # the key in torch's store under which rank 0 writes the Group's name
 _OPS = {
     dist.ReduceOp.SUM: "sum",
     dist.ReduceOp.PRODUCT: "prod",
@@ -93,9 +95,9 @@ Tensors = list[torch.Tensor]
 
 
 def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
-    """`dist.init_process_group` and `dist.new_group` call this on each rank. Ranks of one host
-    without a cluster open one. ClosedError: such ranks are on several hosts, or in different
-    clusters."""
+    """Creates a process group. `dist.init_process_group` and `dist.new_group` call this function
+    on each rank. Ranks on one host that have no cluster open one. Raises ClosedError if such ranks
+    are on several hosts, or in different clusters."""
     try:
         cluster = hoplite_mp._api.cluster.current()
     except ClosedError:
@@ -113,22 +115,22 @@ def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Proce
 
 
 class ProcessGroup(dist.ProcessGroup):
-    """The members of a Group as a process group of torch. Its size is fixed: after a death all
-    calls raise PeerLostError (`DistributedDataParallel` of this package is for ranks that die)."""
+    """A torch process group over the members of a Group. Its size is fixed: after a death all
+    calls raise PeerLostError. (For ranks that may die, use this package's
+    `DistributedDataParallel`.)"""
 
     def __init__(self, group: Group, timeout: timedelta | None = None) -> None:
         super().__init__(group.rank, group.size)
         self.group = group
         self._timeout_s = None if timeout is None else timeout.total_seconds()
-        self._recv_timeout_s = (
-            group._member.timeout
-        )  # which `monitored_barrier` changes temporarily
+        # A copy, because `monitored_barrier` changes the member's timeout temporarily.
+        self._recv_timeout_s = group._member.timeout
         self._name = ""
         self._caller = WorkThread(f"hoplite_mp {group.name}", group.close)
-        # Ends the thread of a process group that is dropped without shutdown().
+        # Stops the thread of a process group that is dropped without shutdown().
         self._end = weakref.finalize(self, self._caller.end, 0)
 
-    # -- what torch asks of any process group ----------------------------------------------------
+    # -- what torch needs from any process group -------------------------------------------------
 
     def getBackendName(self) -> str:
         return "hoplite"
@@ -163,8 +165,8 @@ class ProcessGroup(dist.ProcessGroup):
         return self._caller.make(tensors, call, opts)
 
     def _allreduce_sparse(self, tensor: torch.Tensor, op: str, opts: Any) -> Work:
-        """Adds sparse tensors, as Gloo does: every rank gets all entries, and adds entries of one
-        index in the order of the ranks."""
+        """Adds up sparse tensors, as Gloo does: every rank gets all entries, and adds entries with
+        the same index in the order of the ranks."""
         if op != "sum":
             raise ValueError(
                 f"backend 'hoplite' only adds up sparse tensors; op={op!r} needs dense tensors"
@@ -258,7 +260,7 @@ class ProcessGroup(dist.ProcessGroup):
             if len(set(sizes)) == 1:
                 rows = array.reshape(len(sizes), -1)
                 self.group.reduce_scatter(rows, op.name, out=out.reshape(1, -1))
-            else:  # reduce_scatter of a Group needs equal parts
+            else:  # a Group's reduce_scatter needs equal parts
                 total = self.group.allreduce(array, op.name)
                 out[...] = total[begin : begin + sizes[rank]]
             op.after(one)
@@ -388,15 +390,17 @@ class ProcessGroup(dist.ProcessGroup):
 
         Parameters
         ----------
-        How long to wait, once the earlier calls have ended; zero does not wait. Default: the
-        timeout of the process group.
+        timeout : datetime.timedelta, optional
+            How long to wait after the earlier calls have finished; zero does not wait. Default: the
+            timeout of the process group.
         wait_all_ranks : bool
             Accepted for compatibility with Gloo: the error always names all missing ranks.
 
         Raises
         ------
         HopliteTimeoutError
-            Some ranks did not join in time; it names them. This rank leaves the process group.
+            Some ranks did not join in time; the error names them. This rank leaves the process
+            group.
         PeerLostError
             A rank died.
         """
@@ -406,7 +410,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._caller.make([], call, opts).wait()
 
     def _barrier(self, timeout: timedelta) -> None:
-        """A barrier of the Group with its own timeout, during which no other call is made."""
+        """A Group barrier with its own timeout, during which no other call is made."""
         usual = self.group._member.timeout
         try:
             self.group._member.timeout = timeout.total_seconds()
@@ -419,7 +423,7 @@ class ProcessGroup(dist.ProcessGroup):
     def allgather_coalesced(
         self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
     ) -> Work:
-        """outputs[rank][i] receives inputs[i] of that rank."""
+        """Fills outputs[rank][i] with inputs[i] of that rank."""
         works = [
             self._gathered([of_rank[i] for of_rank in outputs], one, None, None)
             for i, one in enumerate(inputs)
@@ -436,7 +440,8 @@ class ProcessGroup(dist.ProcessGroup):
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Work:
         pairs = zip(outputs, inputs, strict=True)
-        # In the thread, as `_all` needs it; the options matter only for the operator.
+        # `_all` needs the calls to be made in the thread, so only the operator is taken from the
+        # options.
         given = dist.ReduceScatterOptions()
         given.reduceOp = opts.reduceOp if opts is not None else given.reduceOp
         return self._all(outputs, [self.reduce_scatter_single(*pair, given) for pair in pairs])
@@ -444,7 +449,8 @@ class ProcessGroup(dist.ProcessGroup):
     # -- messages ----------------------------------------------------------------------------------
 
     def send(self, tensors: Tensors, to: int, tag: int = 0) -> Work:
-        """Done when the tensor may be changed. The message is kept until it is received."""
+        """Sends a message, which is kept until it is received. The returned Work is done, so the
+        tensor may be changed."""
         work = Work(tensors)
         work.finish(functools.partial(self.group.send, flat(plain(_single(tensors))), to, tag))
         return work
@@ -472,7 +478,7 @@ class ProcessGroup(dist.ProcessGroup):
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
         return self.recv(tensors, None, tag)
 
-    # torch's earlier names of the same calls.
+    # Names of the same calls in earlier versions of torch.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     alltoall_base = all_to_all_single
@@ -482,8 +488,8 @@ class ProcessGroup(dist.ProcessGroup):
     # -- details -----------------------------------------------------------------------------------
 
     def _all(self, outputs: Tensors, works: list[Work]) -> Work:
-        """A Work that is done when all of `works` are. The thread makes their calls earlier, so it
-        need not wait for them."""
+        """A Work that is done when all of `works` are done. The thread makes their calls earlier,
+        so it does not have to wait for them."""
 
         def call() -> None:
             for work in works:
@@ -514,13 +520,13 @@ class ProcessGroup(dist.ProcessGroup):
     def _cut(
         self, array: Array, tensor: torch.Tensor, splits: Sequence[int], what: str
     ) -> list[Array]:
-        """Cuts an array into one piece for each rank, with the numbers of rows in `splits`, or with
-        equal numbers if that is empty."""
+        """Cuts an array into one piece for each rank, with the numbers of rows in `splits`, or
+        with equal numbers if `splits` is empty."""
         rows = tensor.shape[0] if tensor.dim() else 1
         if not splits:
             if rows % self.size():
                 raise ValueError(
-                    f"all_to_all_single: {rows} rows of the {what} are no multiple of "
+                    f"all_to_all_single: {rows} rows of the {what} are not a multiple of "
                     f"{self.size()} ranks"
                 )
             splits = [rows // self.size()] * self.size()
@@ -535,7 +541,7 @@ class ProcessGroup(dist.ProcessGroup):
 
 
 class _Op:
-    """A reduction's name in a Group, and the remaining step for its result."""
+    """The name of a reduction in a Group, and a step that remains to be done with its result."""
 
     def __init__(self, name: str, size: int, dtype: torch.dtype) -> None:
         self.name = name
@@ -553,7 +559,7 @@ def _none(_: Any) -> None:
 
 
 def _single(tensors: Sequence[Any]) -> Any:
-    """The only tensor of a list. torch passes lists because a call could once use several devices
+    """The only tensor in a list. torch passes lists, because a call could once use several devices
     of a process."""
     if len(tensors) != 1:
         raise ValueError(f"backend 'hoplite' takes one tensor for each rank, not {len(tensors)}")
@@ -561,7 +567,8 @@ def _single(tensors: Sequence[Any]) -> Any:
 
 
 def _check_dtypes(kind: str, output: torch.Tensor, inputs: list[torch.Tensor]) -> None:
-    """Inputs are reduced in their own dtype, and a cast of the result could change values."""
+    """Raises ValueError if dtypes differ: inputs are reduced in their own dtype, and a cast of the
+    result could change values."""
     others = {str(one.dtype) for one in inputs if one.dtype != output.dtype}
     if others:
         raise ValueError(

@@ -1,9 +1,9 @@
-"""A pending call of torch, and the thread that makes such calls in order.
+"""A pending torch call, and the thread that makes such calls in order.
 
 With `async_op=True`, and in DistributedDataParallel, the program continues during a call. Ranks
-match calls by their order, so one thread makes these calls of a process group. A program that waits
-for its call makes the call itself, because passing it to a thread and back takes longer than a
-small call.
+match calls by their order, so one thread makes these calls of a process group. If the program
+waits for its call, the program's thread makes the call itself, because passing it to another
+thread and back takes longer than a small call.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Work", "WorkThread"]
 
 
 class Work(dist.Work):
-    """The handle that a call of a process group returns."""
+    """The handle that a process group's call returns."""
 
     def __init__(self, outputs: list[torch.Tensor]) -> None:
         super().__init__()
@@ -39,7 +39,8 @@ class Work(dist.Work):
         self._lock = locks.lock("torch.work")
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Returns when the outputs are filled. Raises the call's exception if it failed."""
+        """Returns when the outputs are filled. Raises the call's exception if the call has
+        failed."""
         seconds = timeout.total_seconds() if timeout else None  # torch's "no timeout" is zero
         try:
             self._done.result(seconds)
@@ -66,13 +67,13 @@ class Work(dist.Work):
         self.wait()
 
     def source_rank(self) -> int:
-        """For a receive: the rank of the sender."""
+        """The rank of the sender, for a receive."""
         return self._done.result()
 
     _source_rank = source_rank
 
     def get_future(self) -> Future[list[torch.Tensor]]:
-        """A torch.futures.Future of the list of outputs."""
+        """A torch.futures.Future whose result is the list of outputs."""
         with self._lock:
             if self._future is None:
                 self._future = Future()
@@ -80,7 +81,8 @@ class Work(dist.Work):
             return self._future
 
     def finish(self, call: Callable[[], int | None]) -> None:
-        """Makes the call in this thread, and completes this Work with its outcome."""
+        """Makes the call in this thread, and completes this Work with the call's result or
+        exception."""
         try:
             source = call()
         except HopliteTimeoutError as error:  # programs for torch look for torch's text
@@ -98,16 +100,17 @@ class Work(dist.Work):
         if error is None:
             self._future.set_result(self._outputs)
         else:
-            # torch also calls the callbacks of a failed Future, and prints what they raise.
+            # torch calls callbacks even if the Future has failed, and prints the exceptions that
+            # they raise.
             self._future.set_exception(error)
 
 
 class WorkThread:
-    """Makes calls in the given order: in a thread, or in the program's thread if that waits for the
-    call and no earlier call is pending."""
+    """Makes calls in the given order: in a thread of its own, or in the program's thread if that
+    thread waits for the call and no earlier call is pending."""
 
     def __init__(self, name: str, at_end: Callable[[], object]) -> None:
-        """at_end: leaves the Group; may be called more than once."""
+        """at_end: a function that leaves the Group; it may be called more than once."""
         self._queued = Queued()
         self._at_end = at_end
         self._thread = threading.Thread(
@@ -116,10 +119,10 @@ class WorkThread:
         self._thread.start()
 
     def make(self, outputs: list[torch.Tensor], call: Callable[[], Any], opts: Any = None) -> Work:
-        """Makes the call, or has the thread make it. opts: torch's options of the call, which
-        determine whether the program continues meanwhile; None: it does. A call from a callback of
-        an earlier call, which runs in that thread, is made at once, because a callback that waits
-        for it would block the thread."""
+        """Makes the call, or has the thread make it. opts: torch's options for the call, which
+        determine whether the program continues during the call; None: it does. A call from an
+        earlier call's callback, which runs in the thread, is made immediately, because a callback
+        that waits for the call would block the thread."""
         work = Work(outputs)
         if threading.current_thread() is self._thread:
             work.finish(call)
@@ -128,7 +131,7 @@ class WorkThread:
         return work
 
     def end(self, timeout_s: float | None = None) -> None:
-        """Ends the thread after its pending calls, and waits for its end."""
+        """Stops the thread after its pending calls, and waits until it has stopped."""
         self._queued.put(None)
         if self._queued.is_made_here():  # a signal handler has interrupted that call
             self._at_end()
@@ -137,29 +140,31 @@ class WorkThread:
 
 
 class Queued:
-    """The calls for the thread. The thread refers to this object, not to the WorkThread, so an
-    unneeded WorkThread can be freed; its end then ends the thread."""
+    """The calls for the thread. The thread refers to this object, not to the WorkThread, so that
+    an unneeded WorkThread can be freed; the thread is then stopped."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Work, Callable[[], Any]] | None] = queue.SimpleQueue()
         self._turn = locks.lock("torch.turn")  # held while a program's thread makes a call
-        self._maker = 0  # that thread
+        self._maker = 0  # the id of that thread
         self._counting = locks.lock("torch.counting")  # guards `_left`
         self._left = 0  # calls that the thread has not finished
 
     def put(self, one: tuple[Work, Callable[[], Any]] | None) -> None:
-        """Queues a call for the thread; None: the thread must end."""
+        """Queues a call for the thread. None: the thread must stop."""
         with self._counting:
             self._left += 1
         self._calls.put(one)
 
     def is_made_here(self) -> bool:
-        """Whether this thread is inside a call that it makes itself; for signal handlers."""
+        """Whether the calling thread is inside a call that it makes itself. Used in signal
+        handlers."""
         return self._maker == threading.get_ident()
 
     def make_now(self, work: Work, call: Callable[[], Any]) -> bool:
-        """Makes a call in this thread. False: earlier calls are pending, so it must be queued.
-        RuntimeError: a signal handler makes a call while it interrupts another call."""
+        """Makes a call in this thread. Returns False if earlier calls are pending, so that the
+        call must be queued. Raises RuntimeError if a signal handler makes a call while it
+        interrupts another call."""
         if self.is_made_here():
             raise RuntimeError("a signal handler cannot wait for a call while it interrupts one")
         if self._is_busy() or self._turn.locked():
@@ -178,10 +183,11 @@ class Queued:
         return self._left > 0
 
     def serve(self) -> bool:
-        """Makes the next call; False: the thread must end."""
+        """Makes the next call. Returns False if the thread must stop."""
         one = self._calls.get()
         try:
-            # a program's thread finishes its call; `_left` keeps it from making another
+            # Waits until a program's thread has finished its call; `_left` keeps it from making
+            # another.
             with self._turn:
                 pass
             if one is not None:
