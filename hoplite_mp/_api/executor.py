@@ -43,8 +43,8 @@ __all__ = ["MapCalls", "Options", "Sized", "TaskExecutor"]
 
 
 T = TypeVar("T")
-# For map(chunksize=None): so many chunks balance the load, and are still cheap. The largest chunks
-# are for items that take almost no time.
+# For map(chunksize=None): this number of chunks balances the load, and is still cheap. The largest
+# chunks are for items that take almost no time.
 CHUNKS_PER_WORKER = 16
 CHUNK_ITEMS_FIRST, CHUNK_ITEMS_MAX = 256, 4096
 

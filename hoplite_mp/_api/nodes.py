@@ -434,16 +434,15 @@ def _was_there(name: Any, newest: int) -> bool:
 def named_places(
     runtime: Runtime, node: Any, default: Sequence[int] | None
 ) -> list[tuple[int, int]]:
-    """The number and the count of workers of each node that `node` names; if `node` is None, of
-    each node in `default`."""
+    """(number, workers) for each node that `node` names or, if it is None, for each in
+    `default`."""
     numbers = list(default or ()) if node is None else node_numbers(runtime, node)
     have = {one.id: one.workers for one in list_nodes(runtime)} if numbers else {}
     return [(number, have.get(node_id(number), 0)) for number in numbers]
 
 
 def working_places(runtime: Runtime) -> list[tuple[int, int]]:
-    """The number and the count of workers of each node that has workers; if none has, (this node,
-    1)."""
+    """(number, workers) for each node that has workers; if none has, (this node, 1)."""
     found = [(int(one.id[1:]), one.workers) for one in list_nodes(runtime) if one.workers]
     return found or [(runtime.tasks.node_number, 1)]
 

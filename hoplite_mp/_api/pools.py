@@ -458,10 +458,10 @@ class PoolCalls(TaskExecutor):
         Returns
         -------
         dict
-            For each resource name, the list of indices on this host, which start at 0: ``{"gpu":
-            [0, 1]}``. A fraction of a unit gets the index of the shared unit. A resource without
-            indices (its total is above 1024, or not an integer) has an empty list. {} if nothing
-            is assigned, as in a driver.
+            The indices on this host, by resource name: ``{"gpu": [0, 1]}``. They start at 0. A
+            fraction of a unit gets the index of the shared unit. A resource without indices (its
+            total is above 1024, or not an integer) has an empty list. {} if nothing is assigned,
+            as in a driver.
 
         Examples
         --------

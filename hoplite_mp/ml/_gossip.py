@@ -56,9 +56,9 @@ class Gossip:
         Seconds that a round waits for arrays.
     topology : "reliable", "ring" or "random"
         "reliable": edges are ordered by the measured probability that a transfer arrives in time,
-        and decomposed into matchings. The matchings are chosen that fit into the deadline and
-        maximise the algebraic connectivity of the graph of this and the last rounds. "ring": the
-        partners are the living neighbours by rank. "random": a new random matching in each round.
+        and decomposed into matchings. Those that fit into the deadline and maximise the algebraic
+        connectivity of the graph of this and the last rounds are used. "ring": the living
+        neighbours by rank. "random": a new random matching in each round.
     seed : int
         The seed of the random topology, which must be the same on all ranks.
 
@@ -253,9 +253,9 @@ def reliability(seconds: Array, age: Array, deadline: float) -> tuple[Array, Arr
     """For each pair, the expected seconds of an exchange, and the probability that it is in time.
 
     seconds: the duration of the last transfer, nan if there was none; age: the seconds since then;
-    both of shape (receiver, sender). The logarithm of the time is assumed to be normal. Its mean is
-    between the last measurement and the median of all measurements, and nearer to the median the
-    older the measurement is; without a measurement, it is the median."""
+    both of shape (receiver, sender). The logarithm of the time is assumed to be normal. Its mean
+    moves from the last measurement to the median of all as the measurement ages; without one, it
+    is the median."""
     known = seconds[np.isfinite(seconds)]
     median = float(np.median(known)) if known.size else 0.5 * deadline
     median = min(median, 0.5 * deadline)  # so that an edge without measurements is always tried

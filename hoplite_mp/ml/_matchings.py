@@ -91,11 +91,10 @@ def choose_matchings(
     """Chooses the candidates with the highest connectivity within the time budget.
 
     seconds: the duration of each candidate. recent: the decayed Laplacian of the last rounds, to
-    which the Laplacian of the chosen candidates is added. (A single matching connects only pairs
-    of ranks, but different matchings in several rounds connect more.) weights: the probabilities
-    of the edges. Among choices with equal connectivity, the fastest is taken. If no candidate fits
-    into the budget, the fastest candidate is chosen. If there are few candidates, all subsets are
-    compared; otherwise candidates are added greedily."""
+    which the Laplacian of the chosen candidates is added. (A single matching connects only pairs;
+    several rounds connect more.) weights: the probabilities of the edges. Of equal choices, the
+    fastest is taken. If no candidate fits into the budget, the fastest one is chosen. Few
+    candidates are compared in all subsets; more are added greedily."""
     size = len(recent)
     parts = [laplacian(one, size, weights) for one in candidates]
 

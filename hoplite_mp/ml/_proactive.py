@@ -36,7 +36,7 @@ STATE_TAG = 1
 WINDOW = 4  # number of collections over which progress is measured
 BETTER = 1.05  # a period replaces another if its progress is faster by this factor
 SETTLED = 64  # number of collections before other periods are tried again
-LEVELS = 20  # the longest period is 2 ** LEVELS blocks
+LEVELS = 20  # periods are at most 2 ** LEVELS blocks
 FIRST_LEVEL_MAX = 4  # largest level of the first period, which depends on a collection's duration
 EPSILON = 1e-9  # in passes: a sum of shares may miss the end of a pass by a rounding error
 LAST_S = 1.0  # how long to wait for the other ranks after the first one has returned
@@ -243,8 +243,8 @@ class _Rows:
 
 
 def _blocks(shard: Any, block: int) -> Iterator[tuple[int, Any]]:
-    """Yields the number of rows and the values of each block of a shard. A block has rows from all
-    over the shard, so that the first update does not see a single class if the rows are sorted."""
+    """Yields the number of rows and the values of each block. A block has rows from all over the
+    shard, so that the first update does not see a single class if the rows are sorted."""
     several = isinstance(shard, tuple)
     arrays = [np.asarray(one) for one in (shard if several else (shard,))]
     lengths = {one.shape[0] if one.ndim else 0 for one in arrays}
@@ -283,9 +283,9 @@ class _Control:
         self, loss: float, of: float, there: float, processed: float, complete: bool = True
     ) -> None:
         """Records an update. loss, of: the loss and the number of the rows in the totals. there:
-        the number of rows of all ranks that took part. processed: the number of rows visited since
-        the last update. complete: whether no rank was missing. While a rank is missing, passes are
-        not counted, and the fit does not stop."""
+        the number of rows of the ranks that took part. processed: rows visited since the last
+        update. complete: no rank was missing. While one is, passes do not count, and the fit does
+        not stop."""
         self.rounds += 1
         self.loss = loss / of
         self.rows += round(processed)
@@ -302,8 +302,8 @@ class _Control:
         self.done = self.converged or self.passes >= self._job.passes - EPSILON
 
     def pace(self, whole: bool, elapsed: float, collecting: float, block: float) -> None:
-        """Records durations, which are means over the ranks: seconds of the round, of its
-        collection, and of a block. whole: whether all rows are in the totals."""
+        """Records mean seconds over the ranks: of the round, of its collection, of a block. whole:
+        all rows are in the totals."""
         self.seconds += elapsed
         if self._search is not None:
             self._search.advance(self.loss if whole else math.inf, elapsed, collecting, block)

@@ -82,10 +82,10 @@ def init(
     ports, memory, config
         For each node, as for `Cluster`. Only the arguments of the first call have an effect.
     ref_hold_s
-        Seconds for which a node holds an object after one of the node's processes has pickled a
-        ref to the object for Dask, which may load the pickle late, several times or never. Each
-        process that loads the ref then holds the object itself. A load after this time raises
-        ObjectLostError, unless the object has another holder. Default: 600.
+        Seconds for which a node holds an object after a process has pickled a ref to it for Dask,
+        which may load the pickle late, several times or never. A process that loads the ref holds
+        the object itself. A later load raises ObjectLostError, unless the object has another
+        holder. Default: 600.
     node_idle_s
         Seconds for which the node of a host stays after the last process that used the node has
         exited. Then the node is drained and leaves. Default: 15.

@@ -40,7 +40,7 @@ class SchedulerSide(SchedulerPlugin):
         self._beginning: asyncio.Lock | None = None
 
     async def start(self, scheduler: Any) -> None:
-        """Starts the cluster. Dask calls this method when the plugin is registered."""
+        """Called by Dask when the plugin is registered."""
         self._beginning = asyncio.Lock()
         await self.place(scheduler)
 
@@ -62,7 +62,7 @@ class SchedulerSide(SchedulerPlugin):
             return place
 
     async def close(self) -> None:
-        """Shuts the cluster down. Dask calls this method when the scheduler stops."""
+        """Called by Dask when the scheduler stops."""
         member, self._member = self._member, None
         if member is not None:
             await asyncio.to_thread(member.end)
@@ -79,14 +79,13 @@ class WorkerSide(WorkerPlugin):
         self._member: SidecarMember | None = None
 
     async def setup(self, worker: Any) -> None:
-        """Attaches this worker. Dask calls this method in each worker, even after a restart and in
-        workers that start later."""
+        """Called by Dask in each worker, even after a restart and in workers that start later."""
         host = host_of(worker.scheduler.address)
         place = self._place if host is None else self._place.at(host)
         self._member = await asyncio.to_thread(sidecar.take_part, place)
 
     async def teardown(self, worker: Any) -> None:
-        """Leaves the cluster. Dask calls this method when the worker retires."""
+        """Called by Dask when the worker retires."""
         member, self._member = self._member, None
         if member is not None:
             await asyncio.to_thread(member.leave)
@@ -120,6 +119,5 @@ def _listen_beside(scheduler: Any) -> str:
 
 @normalize_token.register(ObjectRef)
 def _token_of(ref: ObjectRef[Any]) -> tuple[str, str]:
-    """The value that stands for a ref when Dask computes a task's name from its arguments: the
-    same for all refs to one object."""
+    """The value of a ref when Dask computes a task's name from its arguments: the object's id."""
     return "hoplite_mp.ObjectRef", ref.id

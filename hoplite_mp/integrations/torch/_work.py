@@ -119,10 +119,9 @@ class WorkThread:
         self._thread.start()
 
     def make(self, outputs: list[torch.Tensor], call: Callable[[], Any], opts: Any = None) -> Work:
-        """Makes the call, or has the thread make it. opts: torch's options for the call, which
-        determine whether the program continues during the call; None: it does. A call from an
-        earlier call's callback, which runs in the thread, is made immediately, because a callback
-        that waits for the call would block the thread."""
+        """Makes the call, or has the thread make it. opts: torch's options, which determine
+        whether the program continues during the call; None: it does. A call from a callback, which
+        runs in the thread, is made immediately, because waiting for it would block the thread."""
         work = Work(outputs)
         if threading.current_thread() is self._thread:
             work.finish(call)
