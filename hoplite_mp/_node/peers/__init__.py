@@ -1,1 +1,1 @@
-"""The other nodes: connections to them, loss of contact, latencies and rates of links."""
+"""The other nodes: connections to them, loss of contact, latencies and link rates."""

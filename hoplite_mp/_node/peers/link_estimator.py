@@ -1,12 +1,12 @@
 """Passive estimates of this host's rates, from the traffic of its links.
 
 Active probes would use up the bandwidth that they measure, so the counters of all links are sampled
-while bytes move. A collective sends everything at once when it begins, so the fastest stretch of a
-burst shows how fast the host can send and receive. A faster stretch raises an estimate at once. An
-estimate is lowered gradually, and only by bursts that should have filled the link in that
-direction: a host that sends one of three parts of a gather is not slow. The estimate for sending is
-lowered at once if two bursts in a row agree and their bytes waited for the link: the host has
-become slow, and must own less from the next plan on.
+while bytes are moving. A collective sends everything at once when it begins, so the fastest stretch
+of a burst shows how fast the host can send and receive. A faster stretch raises an estimate
+immediately. An estimate is lowered gradually, and only by bursts that should have filled the link
+in that direction: a host that sends one of three contributions to a gather is not slow. The
+estimate for sending is lowered immediately if two bursts in a row agree and their bytes waited for
+the link. The host has then become slow, and must own less from the next plan on.
 """
 
 from __future__ import annotations
@@ -28,31 +28,32 @@ if TYPE_CHECKING:
 __all__ = ["LinkEstimator", "Probing"]
 
 
-# Sampling interval in the first YOUNG_S of a burst, and afterwards. Lower: more turns of the node's
-# loop, each about 300 us of processor time.
+# Sampling intervals in the first YOUNG_S of a burst, and afterwards. Lower: more turns of the
+# node's loop, each of which takes about 300 us of processor time.
 POLL_S = 0.03
 LATER_POLL_S = 0.09
 # Higher: more samples in each burst. Lower: in a short burst, full and idle times of the link fall
 # into the same stretch.
 YOUNG_S = 0.15
 # Length of a stretch. Lower: bytes that a switch has only buffered count as speed. Higher: fewer
-# stretches in which a link is full, because links are rarely full for that long.
+# stretches in which a link is full, because links are rarely full for so long.
 STRETCH_S = 0.06
-# A stretch with fewer bytes is ignored, because the sender may have had no more. So a link of less
-# than 140 Mbit/s is not measured, and counts as unknown.
+# A stretch with fewer bytes is ignored, because the sender may have had no more. A link of less
+# than 140 Mbit/s is therefore not measured, and its rate counts as unknown.
 STRETCH_BYTES_MIN = 1 << 20
 LOWER_WEIGHT = 0.15  # weight of a slower burst in the new estimate
-# Two bursts agree if neither is more than this many times as fast. Lower: a slow host is detected
-# later. Higher: bursts on busy processors are believed.
+# Two bursts agree if neither is more than this many times as fast as the other. Lower: a slow host
+# is detected later. Higher: bursts that were slowed by busy processors count.
 AGREEING = 1.25
 UP = 0  # index of the sending direction in pairs (up, down)
-# Seconds of a burst in which bytes must have waited for the link.
+# The number of seconds of a burst in which bytes must have waited for the link.
 BACKLOGGED_S = 0.1
 # A burst ends after this time without a byte. Higher: more useless samples.
 QUIET_S = 0.5
 # A transfer that follows a burst of at least this length begins another burst, even without a
-# pause: otherwise a series of calls would be a single burst, in which a host that is now slow was
-# once fast. Higher: more calls until that is detected. Lower: bursts too short to agree.
+# pause. Otherwise a series of calls would be a single burst, in which a host that is now slow was
+# once fast. Higher: more calls pass before a slow host is detected. Lower: bursts are too short to
+# agree.
 LONG_S = 0.3
 # The manager is notified when a rate has changed by more than this fraction. Lower: more messages.
 SENT_CHANGE = 0.05
@@ -62,21 +63,22 @@ class BurstFollower(Protocol):
     """A component that follows the bursts of a link estimator, as PathEstimator does."""
 
     def begin(self) -> None:
-        """A burst begins."""
+        """Called at the start of a burst."""
 
     def sample(self) -> None:
         """Called at each sample of a burst."""
 
     def end(self) -> None:
-        """The burst has ended, and the link estimator has updated its rates."""
+        """Called at the end of a burst, when the link estimator has updated its rates."""
 
     @property
     def backlogged_s(self) -> float:
-        """Seconds in which some flow of this host had more to send than its socket accepted."""
+        """The seconds in which a flow from this host had more to send than its socket accepted."""
 
 
 class LinkEstimator:
-    """Estimates for one host in both directions, in bytes per second; 0.0 while unknown."""
+    """The estimated rates of one host in both directions, in bytes per second; 0.0 while
+    unknown."""
 
     def __init__(
         self,
@@ -93,23 +95,25 @@ class LinkEstimator:
         self.loop = loop
         self.users = 0
         self.known = [0.0, 0.0]
-        self.peaks = [0.0, 0.0]  # fastest stretch of this burst
+        self.peaks = [0.0, 0.0]  # rates in the fastest stretches of this burst
         self.full = [False, False]  # whether this burst should have filled the link
         self.sent = (0, 0)
-        self._slower = 0.0  # the last burst's peak upwards, if it was below the estimate
-        self._begun_at = 0.0  # when the first of the present users began
-        self._ended_at = 0.0  # when the last user ended
+        # the last burst's sending peak, if it was backlogged and below the estimate
+        self._slower = 0.0
+        self._begun_at = 0.0  # time at which the first of the present transfers began
+        self._ended_at = 0.0  # time at which the last transfer ended
         self._moved_at = 0.0
         self._samples: deque[tuple[float, int, int]] = deque()
         self._measuring = False  # a burst has begun
         self._waiting = False  # a timer is set
 
     def begin(self, full: tuple[bool, bool] = (True, True)) -> None:
-        """A transfer begins. `full`: whether this host's link limits it (up, down)."""
+        """Called when a transfer begins. full: whether this host's link limits the transfer (up,
+        down)."""
         now = self.loop.now()
         if not self.users:
             if self._measuring and now - self._ended_at >= POLL_S:
-                self._finish()  # that burst had ended before this one began
+                self._finish()  # the last burst ended before this transfer began
             self._begun_at = now
         self.users += 1
         if not self._measuring:
@@ -125,12 +129,12 @@ class LinkEstimator:
         self.full = [before or now for before, now in zip(self.full, full, strict=True)]
 
     def end(self) -> None:
-        """Called once for each `begin`, when its transfer has ended."""
+        """Called when a transfer has ended, once for each `begin`."""
         self.users -= 1
         if not self.users:
             self._ended_at = self.loop.now()
             if self._measuring and self._ended_at - self._begun_at >= LONG_S:
-                self._sample()  # bytes moved since the last sample
+                self._sample()  # includes the bytes since the last sample
                 self._finish()  # the plan of the next call uses the results of this one
 
     @property
@@ -160,11 +164,11 @@ class LinkEstimator:
             self._finish()
 
     def _finish(self) -> None:
-        """The burst has ended: updates the rates, and notifies the manager of changes."""
+        """Ends a burst: updates the rates, and notifies the manager of changes."""
         self._measuring = False
         for i, peak in enumerate(self.peaks):
             if peak > self.known[i]:
-                # The first estimate must come from a full link, because any other would be too low.
+                # The first estimate must come from a full link, because otherwise it is too low.
                 if self.full[i] or self.known[i]:
                     self.known[i] = peak
                 if i == UP:
@@ -181,7 +185,7 @@ class LinkEstimator:
             self.follower.end()
 
     def _lower(self, i: int, peak: float) -> None:
-        """A burst that should have filled the link was slower than the estimate."""
+        """Lowers an estimate after a slower burst that should have filled the link."""
         self.known[i] += LOWER_WEIGHT * (peak - self.known[i])
         if i != UP:
             return  # a receiver cannot see whether bytes waited for its link
@@ -211,15 +215,15 @@ class LinkEstimator:
 
 # Latencies to other nodes, measured once when this node joins.
 #
-# The planner weighs the depth of a tree against the number of its streams, which requires the
-# latency. A node that has joined sends a few short messages, one after the other, to some of the
+# The planner weighs the depth of a tree against the number of its streams, for which it needs the
+# latency. A node that has joined sends a few short messages, one after another, to some of the
 # earlier members. Rates are never probed.
 
 
-# How many nodes are probed. Higher: more connections that may not be needed otherwise.
+# The number of nodes that are probed. Higher: more connections that may not be needed otherwise.
 PEERS_MAX = 8
-# Round trips to each node. The first one includes connection setup and is discarded; the fastest of
-# the rest counts.
+# The number of round trips to each node. The first one includes connection setup and is discarded.
+# The fastest of the others counts.
 ROUNDS = 4
 
 
@@ -229,7 +233,7 @@ class Probing:
     def __init__(
         self, number: Callable[[], int], questions: Questions, tell: Callable[[Any], None]
     ) -> None:
-        """number: returns this node's number. tell: sends to the manager."""
+        """number: returns this node's number. tell: sends a message to the manager."""
         self.number = number
         self.questions = questions
         self.tell = tell
@@ -240,11 +244,11 @@ class Probing:
             self._ask(member.host_id, ())
 
     def _ask(self, host_id: int, trips_ns: tuple[int, ...]) -> None:
-        """Sends the next probe to the host. trips_ns: the round trips so far."""
+        """Sends the next probe to the host. trips_ns: the times of the round trips so far."""
 
         def answered(answer: Answer | None) -> None:
             if answer is None:
-                return  # that host is gone
+                return  # the host is gone
             trips = *trips_ns, answer.came_ns - answer.asked_ns
             if len(trips) < ROUNDS:
                 self._ask(host_id, trips)

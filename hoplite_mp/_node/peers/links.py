@@ -1,7 +1,7 @@
 """Data connections to other nodes, and the engine that fills cells over them.
 
-One engine moves all bulk bytes of this host. A connection to a node is made at the first pull from
-it. The component that requested a cell is notified when the cell is full or has failed.
+One engine moves all bulk bytes of this host. A connection to a node is made for the first pull from
+that node. The component that requested a cell is notified when the cell is full or has failed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Links", "Pulling", "Wanting"]
 
-# A failure that callers recognise: no connection could be made, directly or over a relay, and
+# A failure that callers recognise: no connection could be made directly or over a relay, and
 # another attempt would take as long.
 UNREACHABLE = "the node cannot be reached"
 _log = logging.getLogger("hoplite_mp")
@@ -44,13 +44,15 @@ class Wanting(Protocol):
     """A component that has requested cells, and is notified of the outcome."""
 
     def filled(self, cell: int) -> None:
-        """All bytes of the cell have arrived."""
+        """Called when all bytes of the cell have arrived."""
 
     def failed(self, cell: int, reason: str) -> None:
-        """The pull or the fold has failed; the cell stays open, and may be pulled again."""
+        """Called when the pull or the fold has failed. The cell stays open and may be pulled
+        again."""
 
     def describe(self, cell: int) -> dict[str, Any]:
-        """The purpose of the bytes, for traces: "object" (16 bytes), "operation", "bytes"."""
+        """The purpose of the cell's bytes, for traces: "object" (16 bytes), "operation",
+        "bytes"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,32 +76,34 @@ class Links:
         self.driven: dict[int, TlsLink] = {}
         self.links: dict[int, int] = {}  # number of a node -> link
         self.counted: dict[int, tuple[int, int]] = {}  # link -> bytes (sent, received)
-        self.near: set[int] = set()  # links to other nodes on this same host
-        # Bytes (sent, received) of links that have ended; separately those of links in `near`.
+        self.near: set[int] = set()  # links to other nodes on this host
+        # Bytes (sent, received) over ended links, with separate totals for links in `near`.
         self._ended, self._ended_near = (0, 0), (0, 0)
         self.ends: dict[int, int] = {}  # link -> number of the node at its other end
         self.calling: set[int] = set()  # numbers of nodes to which a connection is being made
-        # Cells that wait for such a connection -> the node and the key of the pull. A later pull of
-        # the same cell replaces an earlier one.
+        # Cell that is waiting for such a connection -> the node and the key of the pull. A later
+        # pull of the same cell replaces an earlier one.
         self.awaiting: dict[int, tuple[int, Key]] = {}
         self.wanting: dict[int, Wanting] = {}  # cell -> the component to notify
         self.pulling: dict[int, Pulling] = {}  # cell -> the pull that is filling it
         self.trace_events = host.trace_events
         self._takes_coll: Callable[[tuple[Any, ...]], None] | None = None
-        self.closing: dict[int, EngineBuffer] = {}  # closed cells that the engine may still write
+        # closed cell to which the engine may still write -> its memory
+        self.closing: dict[int, EngineBuffer] = {}
         host.loop.watch(engine.fileno(), self.on_ready)
 
     # -- connections ---------------------------------------------------------------------------
 
     def admitted(self, peer: Peer, admission: Admission) -> None:
-        """Another node has made a data connection."""
+        """Takes over a data connection that another node has made."""
         if self.tls:
             self._admitted_driven(peer.member, admission)
         else:
             self._connect(peer.member.node, admission)
 
     def _connect(self, number: int, admission: Admission) -> str:
-        """Gives the connection to the engine; returns why that is impossible, or ""."""
+        """Passes the connection to the engine. Returns the reason if that is impossible, else
+        ""."""
         try:
             with admission.stream.detach() as sock:
                 link = self.engine.connect(sock.fileno(), number)
@@ -112,29 +116,30 @@ class Links:
         return ""
 
     def _admitted_driven(self, member: Member, admission: Admission) -> None:
-        """Under TLS a link is a pair: each side makes the connection over which it sends. Either
-        side may end its half and begin a new one before connections of older halves have arrived,
-        so each connection has the ids of its half and of the half that it answers. **Invariant**: a
-        half receives only from the half that it answers, that answers it, or that began
-        simultaneously; otherwise two nodes could replace each other's halves without end."""
+        """With TLS, a link consists of two halves: each side makes the connection over which it
+        sends. Either side may end its half and begin a new one before connections for older halves
+        have arrived. Each connection therefore has the id of its half, and the id of the other
+        side's half that it answers. **Invariant**: half A receives from half B only if A answers B,
+        B answers A, or both were begun simultaneously. Otherwise two nodes could replace each
+        other's halves indefinitely."""
         begun, answered = admission.peer.link, admission.peer.answers
         known = self.driven.get(member.node)
         if answered:
             if known is not None and known.link == answered and not known.receiving:
                 known.receive_over(admission.stream.detach())
                 return
-            # the half that it answers has ended, or belongs to another peer
+            # The answered half has ended or belongs to another peer.
             admission.stream.close()
             if known is not None and known.link == answered:
                 self.lose_node(member.node)
             return
         if known is not None and (known.receiving or known.answers not in (0, begun)):
-            self.lose_node(member.node)  # the other side has ended its half, and begins again
+            self.lose_node(member.node)  # the other side has ended its half and begun a new one
         self._driven(member, begun).receive_over(admission.stream.detach())
 
     def _driven(self, member: Member, answers: int = 0) -> TlsLink:
-        """This side's half of the link to a node under TLS. answers: the other side's half, if that
-        was made first; otherwise 0."""
+        """Returns this side's half of the link to a node with TLS, and makes it if necessary.
+        answers: the other side's half if that was made first, else 0."""
         known = self.driven.get(member.node)
         if known is not None:
             return known
@@ -172,15 +177,15 @@ class Links:
                 self.engine.disconnect(link)
 
     def when_coll(self, take: Callable[[tuple[Any, ...]], None]) -> None:
-        """Registers the receiver of the engine's events about small calls of Groups."""
+        """Registers the receiver of the engine's events about Group calls."""
         self._takes_coll = take
 
     # -- cells ---------------------------------------------------------------------------------
 
     def pull(self, cell: int, parent: int, key: Key, wanting: Wanting) -> None:
-        """Fills the cell from the node `parent`; `wanting` is notified of the outcome."""
+        """Fills the cell from the node `parent`, and notifies `wanting` of the outcome."""
         self.wanting[cell] = wanting
-        begun = self.pulling.get(cell)  # set if this is another attempt
+        begun = self.pulling.get(cell)  # not None if this is another attempt
         at = self.loop.now_ns() if begun is None else begun.begin_ns
         self.pulling[cell] = Pulling(parent, at, wanting)
         if self.tls and parent in self.peers.by_number:
@@ -200,7 +205,7 @@ class Links:
             self._call(peer.member)
 
     def prepare(self, nodes: Collection[int]) -> None:
-        """Makes the missing links to these nodes, in clusters without TLS. Of two nodes the one
+        """Makes the missing links to these nodes, in a cluster without TLS. Of two nodes, the one
         with the lower number connects."""
         for node in nodes:
             peer = self.peers.by_number.get(node)
@@ -217,7 +222,7 @@ class Links:
         why_not = UNREACHABLE if admission is None else self._connect(member.node, admission)
         for cell, asked in list(self.awaiting.items()):
             if asked[0] != member.node or self.awaiting.get(cell) is not asked:
-                continue  # waits for another node, or replaced by an earlier `failed`
+                continue  # it waits for another node, or `failed` below has replaced its pull
             del self.awaiting[cell]
             if why_not:
                 self.wanting[cell].failed(cell, why_not)
@@ -239,8 +244,9 @@ class Links:
             engine_buffer.let_go()
 
     def on_ready(self) -> None:
-        """Handles the engine's events. Lost links come first: the engine has already forgotten
-        them, and a component that is notified of a cell may at once pull from the same node."""
+        """Handles the engine's events. Lost links come first, because the engine has already
+        forgotten them, and a component that is notified of a cell may immediately pull from the
+        same node."""
         events = self.engine.events()
         for event in events:
             if event[0] == LINK_LOST:
@@ -283,12 +289,12 @@ class Links:
             self.trace_events.add("transfer", name, pulling.begin_ns, **fields, outcome=outcome)
 
     def moved(self, *, near: bool = True) -> tuple[int, int]:
-        """Bytes (sent, received) over all links; for a link that has ended, its last known counts.
-        near=False: without links between nodes of this same host."""
+        """The bytes (sent, received) over all links, with the last known counts of ended links.
+        near: whether to include links between nodes on this host."""
         for link, (sent, received) in list(self.counted.items()):
             try:
                 self.counted[link] = self.engine.counters(link)[:2]
-            except KeyError:  # it has ended
+            except KeyError:  # the link has ended
                 if link in self.near:
                     before = self._ended_near
                     self._ended_near = before[0] + sent, before[1] + received
@@ -301,7 +307,7 @@ class Links:
         return sum(sent for sent, _ in found), sum(received for _, received in found)
 
     def flows(self) -> dict[int, Flow]:
-        """Traffic between this host and each other node, by node number, over open links."""
+        """The traffic over open links between this host and each other node, by node number."""
         found: dict[int, Flow] = {}
         for link, number in list(self.ends.items()):
             if link in self.near:
@@ -321,7 +327,7 @@ class Links:
         return found
 
     def stop(self) -> None:
-        """Closes all links at the end of this node."""
+        """Closes all links when this node stops."""
         for driven in list(self.driven.values()):
             driven.close()
         self.engine.stop()

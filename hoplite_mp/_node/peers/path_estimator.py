@@ -1,4 +1,4 @@
-"""Passive estimates of pairs of hosts: paths to this host that are narrower than its links.
+"""Passive estimates for pairs of hosts: paths to this host that are narrower than the hosts' links.
 
 A LAN need not be a star. A plan must send little along a path that is narrower than the links of
 its two hosts (racks, switches in a chain, a cable with a lower negotiated rate). But most flows are
@@ -8,20 +8,20 @@ three conditions hold together:
 1. The flow is backlogged: for most of a stretch of WINDOW_S its sender had more to send than its
 socket accepted.
 2. Neither host's link is full in that stretch.
-3. The flow gets less than half of its fair share of each of the two links. Flows share a link about
+3. The flow has less than half of its fair share of each of the two links. Flows share a link about
 equally, though not exactly.
 
 The sender knows the first condition and its own link, so it sends PathCongested to the receiver.
-The receiver knows its own link. It measures the rate, because bytes that a sender has written to a
-socket may not have arrived. It uses the fastest stretch of a burst, because a path is at least that
-wide. A narrow path carries nearly the same in every stretch, so a burst in which the flow was much
-faster at another time is ignored: TCP after a loss, or a busy processor, has slowed the flow. A
-pair is reported after BURSTS_MIN bursts that agree, and again while bursts confirm it, because the
-manager forgets unconfirmed figures of pairs (_planner/link_speeds.py). A faster stretch of a known
-pair raises its rate at once.
+The receiver knows its own link. It also measures the rate, because bytes that a sender has written
+to a socket may not have arrived. It uses the fastest stretch of a burst, because a path is at least
+that wide. A narrow path has nearly the same rate in every stretch. If the flow was much faster at
+another time in the burst, it was slowed by a busy processor, or by TCP after a loss, so the burst
+is ignored. A pair is reported after BURSTS_MIN bursts that agree. It is reported again while bursts
+confirm it, because the manager forgets unconfirmed rates of pairs (_planner/link_speeds.py). A faster
+stretch of a known pair raises its rate immediately.
 
-The same figures show when this host's own link becomes slow during a burst: flows to several hosts
-are backlogged, and together they get less than half of the link's rate.
+The same samples show when this host's own link becomes slow during a burst: flows to several hosts
+are backlogged, and together they have less than half of the link's rate.
 """
 
 from __future__ import annotations
@@ -44,34 +44,34 @@ __all__ = ["Flow", "PathEstimator"]
 # Length of a stretch. Lower: the ends of exchanges, in which some pairs finish before others, count
 # as narrow paths. Higher: only larger objects reveal narrow paths.
 WINDOW_S = 0.15
-# A flow is backlogged if it was so for this part of a stretch. Lower: a sender that relays incoming
-# data, with pauses, is mistaken for one behind a narrow path.
+# A flow counts as backlogged if it was backlogged for this share of a stretch. Lower: a sender that
+# relays incoming data with pauses is mistaken for one behind a narrow path.
 BACKLOGGED = 0.8
-# A link is full above this part of its rate. Higher: full links that are slowed by busy processors
-# count as not full.
+# A link counts as full above this share of its rate. Higher: full links that are slowed by busy
+# processors do not count as full.
 FULL = 0.8
-# A flow that gets less than this fraction of an equal part of a link is congested elsewhere.
-# Higher: less important narrow paths are found, but also flows that TCP has treated unfairly.
+# A flow is congested elsewhere if it has less than this share of its equal part of a link. Higher:
+# less important narrow paths are found, but also flows that TCP has treated unfairly.
 CONGESTED = 0.5
-# Greatest ratio of the fastest stretch of a burst to the congested stretch. Higher: more flows that
-# were slow for a moment count as congested.
+# The greatest ratio of the fastest stretch of a burst to the congested stretch. Higher: more flows
+# that were slow for a moment count as congested.
 STEADY = 1.3
-# Bursts that must agree, within a factor of AGREEING, before a pair is reported. Higher: fewer
-# mistakes, but later reports.
+# The number of bursts that must agree, within a factor of AGREEING, before a pair is reported.
+# Higher: fewer mistakes, but later reports.
 BURSTS_MIN = 2
 AGREEING = 1.5
 # A flow that has moved fewer bytes in a stretch is ignored there.
 FLOW_BYTES_MIN = 64 << 10
 # Minimum interval of PathCongested messages about one flow. Lower: more messages.
 SAY_AGAIN_S = 0.25
-# This host's link has become slow if it sends less than this part of its rate for SLOW_S while
-# flows to SLOW_FLOWS_MIN or more hosts are backlogged (a single flow is also slow if its receiver
-# is). A higher part, or a shorter time: plans change for hosts that are slow for a moment.
+# This host's link has become slow if it sends at less than this share of its rate for SLOW_S while
+# flows to SLOW_FLOWS_MIN or more hosts are backlogged (a single flow may be slow because of its
+# receiver). A higher share or a shorter time: plans change for hosts that are slow for a moment.
 SLOW = 0.5
 SLOW_S = 0.3
 SLOW_FLOWS_MIN = 2
-# A pair is reported again when its rate has changed by this fraction, or after this time, a quarter
-# of the time for which the manager remembers the pair (PAIR_S).
+# A pair is reported again when its rate has changed by this fraction, or after TELL_AGAIN_S, which
+# is a quarter of the time for which the manager remembers the pair (PAIR_S).
 TELL_CHANGE = 0.1
 TELL_AGAIN_S = 75.0
 
@@ -80,7 +80,7 @@ class Flow(NamedTuple):
     """Totals of the traffic between this host and another host."""
 
     sent: int  # bytes
-    received: int
+    received: int  # bytes
     backlogged_ns: int  # time in which there was more to send than the sockets accepted
 
 
@@ -90,7 +90,7 @@ class _Pair:
 
     rate: float  # bytes per second
     bursts: int = 1  # number of bursts that agree
-    reported: float = 0.0  # the rate last reported to the manager; 0.0: none
+    reported: float = 0.0  # the rate last reported to the manager; 0.0: no report yet
     reported_at: float = 0.0
 
 
@@ -105,32 +105,33 @@ class PathEstimator:
         say: Callable[[int], None],
         tell: Callable[[int, float], None],
     ) -> None:
-        """flows: by node, over links to other hosts. rates: of this host's link (up, down), 0 while
-        unknown. say: sends PathCongested to the node. tell: reports the rate of the path from the
-        node to this one to the manager."""
+        """flows: returns the flow for each node over links to other hosts. rates: returns the rates
+        of this host's link (up, down), 0 while unknown. say: sends PathCongested to a node. tell:
+        reports the rate of the path from a node to this one to the manager."""
         self.flows = flows
         self.rates = rates
         self.loop = loop
         self.say = say
         self.tell = tell
         self.known: dict[int, _Pair] = {}
-        self.peaks: dict[int, float] = {}  # the fastest stretch of this burst, by sender
-        self.held: dict[int, float] = {}  # rates of congested flows in this burst
-        self.backlogged_s = 0.0  # time of this burst in which a flow from here was backlogged
+        self.peaks: dict[int, float] = {}  # sender -> rate in the fastest stretch of this burst
+        self.held: dict[int, float] = {}  # sender -> rate of its congested flow in this burst
+        self.backlogged_s = 0.0  # seconds of this burst in which a flow from here was backlogged
         self._slow_since: float | None = None
         self._slow_reported_at: float | None = None
         self._when_slow: list[Callable[[int, int], None]] = []
-        self._received: dict[int, float] = {}  # bytes per second in the latest stretch
-        self._sent_at: dict[int, float] = {}  # when PathCongested was sent
+        self._received: dict[int, float] = {}  # sender -> bytes per second in the latest stretch
+        self._sent_at: dict[int, float] = {}  # node -> time at which PathCongested was sent to it
         self._samples: deque[tuple[float, Mapping[int, Flow]]] = deque()
 
     def when_slow(self, tell: Callable[[int, int], None]) -> None:
-        """tell: called with the rate of this host's link (up, down), in bytes per second, when the
-        link becomes slow during a burst, and again while it stays slow."""
+        """Registers `tell`, which is called when this host's link becomes slow during a burst, and
+        again while it stays slow. Its arguments are the link's rates (up, down) in bytes per
+        second."""
         self._when_slow.append(tell)
 
     def begin(self) -> None:
-        """A burst begins."""
+        """Called at the start of a burst."""
         self._samples.clear()
         self._slow_since = None
         self._received, self.peaks = {}, {}
@@ -150,7 +151,7 @@ class PathEstimator:
         moved = {}
         for node, flow in after.items():
             old = before.get(node, Flow(0, 0, 0))
-            # Figures of ended links are missing, so a difference may be negative.
+            # The counters of ended links are missing, so a difference may be negative.
             moved[node] = Flow(*(max(0, b - a) for a, b in zip(old, flow, strict=True)))
         self._report_congested(now, elapsed, moved)
         self._report_slow(now, elapsed, moved)
@@ -183,7 +184,7 @@ class PathEstimator:
                 self.say(node)
 
     def _report_slow(self, now: float, elapsed: float, moved: Mapping[int, Flow]) -> None:
-        """Reports that this host's link is slow, if it is."""
+        """Reports if this host's link is slow."""
         waiting = [
             flow for flow in moved.values() if flow.backlogged_ns >= BACKLOGGED * elapsed * 1e9
         ]
@@ -203,7 +204,7 @@ class PathEstimator:
                 tell(int(sent / elapsed), int(received / elapsed))
 
     def congested(self, node: int) -> None:
-        """The node has sent PathCongested: its own link does not slow its flow to this host."""
+        """Handles PathCongested from a node, whose own link does not slow its flow to this host."""
         link, rate = self.rates()[1], self._received.get(node)
         if rate is None or sum(self._received.values()) >= FULL * link:
             return
@@ -211,7 +212,7 @@ class PathEstimator:
             self.held[node] = max(rate, self.held.get(node, 0.0))
 
     def end(self) -> None:
-        """The burst has ended: updates the estimates of paths, and reports them."""
+        """Ends a burst: updates the estimates for paths, and reports them."""
         link = self.rates()[1]
         for node, peak in self.peaks.items():
             steady = peak <= STEADY * self.held.get(node, 0.0)
@@ -250,12 +251,12 @@ class PathEstimator:
         self.tell(node, pair.rate)
 
     def tell_next_manager(self) -> None:
-        """The new manager knows no rate of a pair: each rate is reported when the next burst
-        confirms it."""
+        """Makes the next burst that confirms a pair report its rate, because a new manager knows no
+        rates of pairs."""
         for pair in self.known.values():
             pair.reported = pair.reported_at = 0.0
 
     def peer_lost(self, member: Member) -> None:
-        """Forgets a lost node; after a restart it may be on another cable."""
+        """Forgets a lost node, because it may be on another cable after a restart."""
         for table in (self.known, self._sent_at, self.peaks, self._received, self.held):
             table.pop(member.node, None)

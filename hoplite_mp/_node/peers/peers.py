@@ -1,8 +1,8 @@
 """The other nodes of the cluster, and a control channel to each of them.
 
-A connection is made for the first message; messages wait in order until it is ready. A node answers
-over a connection made by the other node, so two nodes usually share one. Only the manager decides
-which nodes are members; a peer that cannot be reached is treated as lost.
+A connection is made for the first message. Messages wait in order until the connection is ready. A
+node answers over a connection that the other node has made, so two nodes usually share one. Only
+the manager decides which nodes are members. A peer that cannot be reached is treated as lost.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ if TYPE_CHECKING:
 __all__ = ["PeerDialing", "Peers", "Suspects"]
 
 
-# Rounds over a node's addresses before other nodes are asked to relay. Higher: a lost packet leads
-# to a relay less often, and a partition is detected later (2 s for each round and address).
+# The number of rounds over a node's addresses before other nodes are asked to relay. Higher: a lost
+# packet leads to a relay less often, but a partition is detected later (2 s for each round and
+# address).
 DIRECT_ROUNDS_MAX = 2
-# Minimum timeout of connections between nodes, even if that for the manager is shorter.
+# Minimum timeout for connections between nodes, even if the timeout for the manager is shorter.
 CONNECT_S_MIN = 10.0
 STARVED_S = 0.2  # retry interval while no descriptor is free
 _log = logging.getLogger("hoplite_mp")
 
 
 class Peer:
-    """One other node. `waiting`: frames to send once there is a control channel."""
+    """One other node. `waiting`: the frames to send once there is a control channel."""
 
     def __init__(self, member: Member) -> None:
         self.member = member
         self.channel: ControlChannel | None = None
-        self.extra: list[
-            ControlChannel
-        ] = []  # further control channels, if both nodes have connected; only read from
+        # Further control channels, if both nodes have connected. This node only reads from them.
+        self.extra: list[ControlChannel] = []
         self.waiting: list[bytes] = []
         self.calling = False
 
 
 class PeerDialing:
-    """One outgoing connection. The node's loop drives it when its descriptor is ready, and at its
+    """One outgoing connection. The node's loop calls `turn` when its descriptor is ready and at its
     deadline."""
 
     caller: OutgoingConnection
@@ -75,9 +75,9 @@ class PeerDialing:
         *,
         waits: bool = True,
     ) -> None:
-        """target: name in log messages. done: gets the connection, or None. level: of the message
-        that `target` cannot be reached. waits: retry, instead of failing, while this process has no
-        free descriptor."""
+        """target: the other side's name in log messages. done: called with the connection, or with
+        None. level: the level of the message that `target` cannot be reached. waits: whether to
+        retry instead of failing while this process has no free descriptor."""
         self._level = level
         self._make = make
         self._waits = waits
@@ -87,7 +87,7 @@ class PeerDialing:
         self.over = False
 
     def begin(self) -> None:
-        """Makes the first attempt at once."""
+        """Makes the first attempt immediately."""
         try:
             self.caller = self._make()
         except OSError as error:
@@ -101,7 +101,7 @@ class PeerDialing:
 
     def _wait_for_descriptor(self, why: str) -> None:
         if not self._starved:
-            _log.error("%s cannot be called now: %s", self.target, why)
+            _log.error("no connection to %s is possible now: %s", self.target, why)
         self._starved = True
         if self._waits:
             self.loop.call_later(STARVED_S, self.begin)
@@ -111,7 +111,7 @@ class PeerDialing:
     def turn(self) -> None:
         """Makes all progress that is possible without blocking."""
         if self.over:
-            return  # an outdated timer
+            return  # the timer is outdated
         try:
             admission = self.caller.turn(self.loop.now())
         except (HopliteError, OSError) as error:
@@ -146,7 +146,7 @@ class Peers:
         lose: Callable[[Member], None],
         mine: Introduction,
     ) -> None:
-        """take: called with a host id and a message of that host. lose: called with a member that
+        """take: called with a host id and a message from that host. lose: called with a member that
         can no longer be reached."""
         self.loop = host.loop
         self.roster = host.roster
@@ -159,14 +159,14 @@ class Peers:
         self.by_host_id: dict[int, Peer] = {}
         self.traffic = Traffic()  # over all control channels
         self.by_number: dict[int, Peer] = {}
-        # By host id: connections of nodes that this node does not know as members yet.
+        # Host id -> connections from a node that this node does not know as a member yet.
         self.unknown: dict[int, list[tuple[Admission, Callable[[Peer, Admission], None]]]] = {}
         self.own: set[str] = set()  # addresses of this host, without ports
         self.listens_at = ""  # the address at which this node accepts others, without a port
         self.relays = Relays(host, connections, self)
 
     def peer_joined(self, member: Member) -> None:
-        """A node has joined, perhaps this one."""
+        """Adds a node that has joined, which may be this one."""
         if member.host_id == self.mine.host_id:
             self.own = _hosts(member)
             return
@@ -187,7 +187,7 @@ class Peers:
         self.relays.lose_peer(peer.member.host_id)
 
     def host_id_of(self, output_owner: int) -> int | None:
-        """The id of the host of the driver with the given name; None if the host is gone."""
+        """The id of the host of the driver with this name, or None if the host is gone."""
         if output_owner in self.by_host_id:
             return output_owner
         return next(
@@ -195,17 +195,17 @@ class Peers:
         )
 
     def is_near(self, number: int) -> bool:
-        """Whether the node advertises this host's own address, so that no network link is used."""
+        """Whether the node advertises an address of this host, so that no network link is used."""
         peer = self.by_number.get(number)
         return peer is not None and not self.own.isdisjoint(_hosts(peer.member))
 
     def is_member(self, host: str) -> bool:
-        """Whether a living node has the address. Also called in threads."""
+        """Whether a living node has the address. May be called in any thread."""
         return any(host in _hosts(peer.member) for peer in list(self.by_host_id.values()))
 
     def send(self, host_id: int, message: PeerMessage) -> bool:
-        """Sends a message to the node of the host, connecting to it if needed. False: there is no
-        such node."""
+        """Sends a message to the node of the host, connecting to it if needed. Returns False if
+        there is no such node."""
         peer = self.by_host_id.get(host_id)
         if peer is None:
             return False
@@ -218,7 +218,7 @@ class Peers:
 
     @property
     def met(self) -> list[int]:
-        """Ids of the hosts whose nodes have a control channel to this one."""
+        """The ids of the hosts whose nodes have a control channel to this one."""
         return [host_id for host_id, peer in self.by_host_id.items() if peer.channel is not None]
 
     @property
@@ -243,8 +243,8 @@ class Peers:
         done: Callable[[Admission | None], None],
         link: tuple[int, int] = (0, 0),
     ) -> None:
-        """Connects to a node, over a relay if necessary. `done` gets the connection, or None when
-        the node cannot be reached. link: Introduction.link and Introduction.answers."""
+        """Connects to a node, over a relay if necessary. Calls `done` with the connection, or with
+        None if the node cannot be reached. link: Introduction.link and Introduction.answers."""
         route = self.relays.route(member.host_id)
         others = len(self.by_host_id) > 1
 
@@ -265,11 +265,11 @@ class Peers:
                 done(admission)
 
         def found(route: list[Endpoint]) -> None:
-            if met():  # the other node has connected meanwhile
+            if met():  # the other node has connected in the meantime
                 done(None)
                 return
-            # Without a relay this node calls the other node directly, and for longer, because it
-            # may not be listening yet. If the other node is gone, the manager will announce that.
+            # If there is no relay, call the other node directly and for longer, because it may not
+            # be listening yet. If the other node is gone, the manager will announce that.
             self._call_at(route or endpoints_of(member.addresses), member, role, done, link)
 
         rounds = DIRECT_ROUNDS_MAX if others and not route else 0
@@ -304,16 +304,16 @@ class Peers:
                 admission.stream.close()
         elif admission is not None:
             self._attach(peer, admission)
-        # no connection from the other side either
+        # The other node has not connected, either.
         elif peer.channel is None or not peer.channel.open:
             self.lose_member(peer.member)
 
     def admitted(
         self, admission: Admission, attach: Callable[[Peer, Admission], None] | None = None
     ) -> None:
-        """Another node has connected. If it is unknown, it may have joined before the manager's
-        message about it has arrived here, so the connection waits for that message until the
-        handshake timeout. attach: takes the connection; None: it becomes a control channel."""
+        """Handles a connection from another node. An unknown node may have joined before the
+        manager's message about it has arrived here, so the connection waits for that message until
+        the handshake timeout. attach: takes the connection; None: it becomes a control channel."""
         host_id, attach = admission.peer.host_id, attach or self._attach
         peer = self.by_host_id.get(host_id)
         if peer is not None:
@@ -325,7 +325,7 @@ class Peers:
         )
 
     def let_in(self, host_id: int) -> None:
-        """Attaches waiting connections of a node, after all components know it as a member."""
+        """Attaches a node's waiting connections, after all components know the node as a member."""
         peer = self.by_host_id.get(host_id)
         if peer is not None:
             for admission, attach in self.unknown.pop(host_id, ()):
@@ -356,9 +356,8 @@ class Peers:
                 channel.send(frame)
         else:
             peer.extra.append(channel)
-        if (
-            channel.open
-        ):  # bytes that arrived with the end of the handshake do not wake the loop again
+        # Bytes that arrived together with the end of the handshake do not wake the loop again.
+        if channel.open:
             channel.ready()
 
     def _ended(self, peer: Peer, reason: str) -> None:
@@ -371,20 +370,20 @@ def _hosts(member: Member) -> set[str]:
     return {parse_address(text).host for text in member.addresses}
 
 
-# Suspects: nodes that only this node has lost contact with, until the manager decides.
+# Suspects: nodes with which only this node has lost contact, until the manager decides.
 #
-# A connection between two nodes may end although both live. The manager is connected to both, so it
-# decides which node is excluded. Until then the other node is still a member.
+# A connection between two nodes may end even if both are alive. The manager is connected to both,
+# so it decides which node is excluded. Until then the other node is still a member.
 
 
-# How long the manager has to detect a dead node by itself, as a multiple of heartbeat_timeout_s,
-# before this node reports it. Lower: a living node is excluded sooner because another node has lost
-# contact with it.
+# The time that the manager has to detect a dead node before this node reports it, as a multiple of
+# heartbeat_timeout_s. Lower: a living node is excluded sooner because another node has lost contact
+# with it.
 PEER_LOST_SILENCES = 2.0
 
 
 class Suspects:
-    """The missing nodes by number, from the loss of contact until the manager's decision."""
+    """The suspects by number, from the loss of contact until the manager's decision."""
 
     def __init__(
         self,
@@ -394,9 +393,9 @@ class Suspects:
         number: Callable[[], int],
         most: Callable[[int], None],
     ) -> None:
-        """tell: sends to the manager. number: returns this node's number. most: called some time
-        after a loss with the number of missing nodes; if many are missing, this host itself may be
-        cut off."""
+        """tell: sends a message to the manager. number: returns this node's number. most: called
+        some time after a loss with the number of suspects. If there are many, this host itself may
+        be cut off."""
         self.members: dict[int, Member] = {}
         self._silence_s = heartbeat_timeout_s
         self._loop = loop
@@ -405,14 +404,14 @@ class Suspects:
         self._most = most
 
     def add(self, member: Member) -> None:
-        """This node has just lost contact with the member."""
+        """Adds a member with which this node has just lost contact."""
         self.members[member.node] = member
         half_s = PEER_LOST_SILENCES / 2 * self._silence_s
         self._loop.call_later(half_s, lambda: self._most(len(self.members)))
         self._report_later(member.node)
 
     def confirm(self, gone: Iterable[int]) -> None:
-        """The manager has declared these nodes gone."""
+        """Removes nodes that the manager has declared gone."""
         for number in gone:
             self.members.pop(number, None)
 
@@ -425,9 +424,9 @@ class Suspects:
         self._loop.call_later(PEER_LOST_SILENCES * self._silence_s, lambda: self._report(number))
 
     def _report(self, number: int) -> None:
-        """Reports the loss if the manager has not decided yet: both nodes are still connected to
-        the manager, which must choose one. Without a manager, `again` has the next one get the
-        report."""
+        """Reports the loss if the manager has not decided yet. Both nodes are then still connected
+        to the manager, which must choose one. If no manager is running, `again` lets the next one
+        receive the report."""
         if number in self.members:
             _log.warning("lost contact with node h%d; reporting it to the manager", number)
             self._tell(PeerLost(self._number(), number))

@@ -4,7 +4,7 @@
               ◄─ RelayOpened ── and opens a port that forwards to it (_node/io/forward.py)
 
 A firewall or a missing route between two hosts must not split a cluster whose hosts can all reach
-the manager's host. Members are asked one after the other, in the order of joining.
+the manager's host. Members are asked one after another, in the order in which they joined.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
 
 __all__ = ["Relays", "endpoints_of"]
 
-# Timeout of an answer. A node tries each address of the other node for 2 s (ARRIVE_S in
-# _node/io/forward.py).
+# Timeout for an answer. The asked node tries each address of the unreachable node for 2 s (ARRIVE_S
+# in _node/io/forward.py).
 ANSWER_S = 6.0
-# How many nodes are asked for one relay. Higher: the loss of a node is detected later.
+# The number of nodes that are asked for one relay. Higher: the loss of a node is detected later.
 ASKED_MAX = 3
 _log = logging.getLogger("hoplite_mp")
 
 
 @dataclass(eq=False, slots=True)
 class _Search:
-    """The search for a relay to one node. candidates: ids of the hosts still to be asked."""
+    """The search for a relay to one node. `candidates`: the ids of the hosts still to be asked."""
 
     candidates: list[int]
     waiting: list[Callable[[list[Endpoint]], None]]
 
 
 class RelaysEvents(Protocol):
-    """Requests of this component to Peers (_node/peers/peers.py)."""
+    """Requests from this component to Peers (_node/peers/peers.py)."""
 
     def send(self, host_id: int, message: PeerMessage) -> bool:
-        """Sends to the node of the host; False if there is no such node."""
+        """Sends a message to the node of the host. Returns False if there is no such node."""
 
     def is_member(self, host: str) -> bool:
-        """Whether a living node has the address. Also called in threads."""
+        """Whether a living node has the address. May be called in any thread."""
 
 
 class Relays:
@@ -65,23 +65,23 @@ class Relays:
         self.questions = host.questions
         self.connections = connections
         self.events = events
-        # Host id -> id of the host that relays to it, and the endpoints of the lent port.
+        # Host id -> (id of the host that relays to it, endpoints of the lent port).
         self.routes: dict[int, tuple[int, list[Endpoint]]] = {}
         self.searches: dict[int, _Search] = {}  # by id of the host that cannot be reached
         self.forwards: dict[int, LentPort] = {}  # by id of the host to which the port forwards
-        # Host id -> ids of the hosts that asked for a relay to it, and the numbers of their
-        # questions.
+        # Host id -> requests for a relay to that host, as (id of the asking host, number of its
+        # question).
         self.trying: dict[int, list[tuple[int, int]]] = {}
 
     # -- relays that this node uses ------------------------------------------------------------
 
     def route(self, host_id: int) -> list[Endpoint]:
-        """The endpoints to call instead of the host's own; empty if the host is called directly."""
+        """The endpoints to call instead of the host's own. Empty if the host is called directly."""
         return self.routes[host_id][1] if host_id in self.routes else []
 
     def find(self, member: Member, done: Callable[[list[Endpoint]], None]) -> None:
-        """Searches for a relay to an unreachable node. `done` gets the relay's endpoints, or an
-        empty list if there is no relay."""
+        """Searches for a relay to an unreachable node. Calls `done` with the relay's endpoints, or
+        with an empty list if there is no relay."""
         search = self.searches.get(member.host_id)
         if search is None:
             others = [host_id for host_id in self.roster.by_host_id if host_id != member.host_id]
@@ -101,7 +101,7 @@ class Relays:
 
         def answered(answer: Answer | None) -> None:
             if self.searches.get(host_id) is not search:
-                return  # that node is gone
+                return  # the unreachable node is gone
             if answer is None or not answer.message.port:
                 self._ask(host_id, search)
             else:
@@ -110,12 +110,12 @@ class Relays:
         self.questions.ask(lender, lambda number: RelayAsked(number, host_id), answered, ANSWER_S)
 
     def _opened(self, host_id: int, lender: int, port: int) -> None:
-        """The node of the host `lender` has opened a port that forwards to the host `host_id`."""
+        """Uses a port on the host `lender` that forwards to the host `host_id`."""
         behind, peer = self.roster.by_host_id[host_id], self.roster.by_host_id[lender]
         route = [at._replace(port=port) for at in map(parse_address, peer.addresses)]
         found = endpoints_of(tuple(map(str, route)))
         self.routes[host_id] = lender, found
-        words = "node h%d is reached over node h%d, because it cannot be reached directly"
+        words = "node h%d is reached through node h%d, because it cannot be reached directly"
         _log.warning(words, behind.node, peer.node)
         self._end(host_id, found)
 
@@ -126,7 +126,8 @@ class Relays:
     # -- relays for other nodes ----------------------------------------------------------------
 
     def asked(self, asker: int, message: RelayAsked) -> None:
-        """The host `asker` cannot reach another host. A thread tries to reach it from here."""
+        """Handles a request from the host `asker`, which cannot reach another host. A thread tries
+        to reach that host from here."""
         host_id, number = message.host_id, message.number
         peer = self.roster.by_host_id.get(host_id)
         if peer is None or host_id in self.routes or host_id in self.searches:
@@ -147,7 +148,8 @@ class Relays:
             self.events.send(asker, RelayOpened(number, port))
 
     def _lend(self, host_id: int) -> int:
-        """Opens a port that forwards to the host; 0: the host is gone, or no port can be opened."""
+        """Opens a port that forwards to the host. Returns its number, or 0 if the host is gone or
+        no port can be opened."""
         peer = self.roster.by_host_id.get(host_id)
         if peer is None:
             return 0
@@ -163,7 +165,7 @@ class Relays:
     # -- ends ----------------------------------------------------------------------------------
 
     def lose_peer(self, host_id: int) -> None:
-        """A host is gone, and with it the relays over it and to it."""
+        """Removes the relays over a lost host and to that host."""
         self.routes = {
             behind: route
             for behind, route in self.routes.items()
@@ -177,5 +179,5 @@ class Relays:
 
 
 def endpoints_of(addresses: tuple[str, ...]) -> list[Endpoint]:
-    """Endpoints of the addresses that another node advertises."""
+    """The endpoints for the addresses that another node advertises."""
     return [endpoint_of(parse_address(text)) for text in addresses]
