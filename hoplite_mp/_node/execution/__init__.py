@@ -1,1 +1,1 @@
-"""The execution of one node's part in plans: pulls, folds and serves, as cells of the engine."""
+"""The execution of plans on one node: pulls, folds and serves, as cells of the engine."""

@@ -1,7 +1,7 @@
-"""Makes the cells of plans that only copy: of one object, or of many.
+"""Makes the cells for plans that only copy one object or many.
 
-Only bytes that no earlier plan has received are pulled. The copies of a manager's collective become
-replicas here, which processes of this host may request meanwhile.
+Only bytes that no earlier plan has received are pulled. The copies made by a manager's collective
+become replicas, which processes on this host may request while the copies are still arriving.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Filling:
         filler: Filler,
         brought: Callable[[PlanState, int], None],
     ) -> None:
-        """filler: fills replicas. brought: called when another execution that was filling a replica
-        has ended."""
+        """filler: fills replicas. brought: called when another execution has ended that was filling
+        a replica."""
         self.client = host.client
         self.store = host.store
         self.results = host.results
@@ -54,10 +54,10 @@ class Filling:
         self.brought = brought
 
     def fill(self, execution: PlanState) -> None:
-        """Makes all cells and queues the pulls; raises NotNow if there is no memory yet, and a
-        later call makes the cells that are missing. Afterwards `execution.blocks` has the block of
-        each arriving object that is no replica, by the member's index in the plan; 0 for the one
-        object of a Distribute."""
+        """Makes all cells and queues the pulls. Raises NotNow if there is no memory yet; a later
+        call then makes the missing cells. Afterwards `execution.blocks` has the block of each
+        arriving object that is no replica, by the member's index in the plan (0 for the only object
+        of a Distribute)."""
         plan = execution.plan
         if isinstance(plan, Distribute):
             self._spread(execution, plan)
@@ -67,13 +67,13 @@ class Filling:
             self._replicate(execution, plan)
 
     def _block(self, execution: PlanState, index: int, object_id: bytes, nbytes: int) -> Any:
-        """The memory of a new block, or of the block that an earlier plan has begun to fill."""
+        """Returns the memory of a new block, or of the block that an earlier plan began to fill."""
         if index not in execution.blocks:
             begun = execution.carryover.copies.pop(object_id, None)
             payload = self.results.lease(nbytes) if begun is None else begun.payload
             if payload is None:
                 raise NotNow(
-                    "the object that arrives does not fit into the store beside what is in use"
+                    "the arriving object does not fit in the store beside the objects in use"
                 )
             execution.blocks[index] = payload, nbytes if begun is None else begun.nbytes
             execution.arrived_before[object_id] = Ranges() if begun is None else begun.arrived
@@ -88,10 +88,10 @@ class Filling:
         shown: Key | None,
         pull: tuple[int, Key],
     ) -> list[int]:
-        """Makes one cell for each missing range of a stripe and returns those cells. If there is
-        only one missing range and it reaches to the stripe's end, its cell covers the whole stripe,
-        and other nodes read that cell. Otherwise they read a separate cell that follows all of
-        these."""
+        """Makes and returns one cell for each missing range of a stripe. shown: the key under which
+        other nodes read the stripe, if they do. If the only missing range reaches to the end of the
+        stripe, its cell covers the whole stripe, and other nodes read that cell. Otherwise they
+        read a separate cell, which advances with the others."""
         cells, (begin, end) = self.cells, stripe
         arrived = execution.arrived_before[object_id]
         gaps = arrived.gaps(begin, end)
@@ -164,9 +164,9 @@ class Filling:
         filler: Filler,
         brought: Callable[[PlanState, int], None],
     ) -> tuple[int, RemoteObject | None]:
-        """The header of the object, and the remote object whose new block the execution fills; None
-        if the object is here, or if another execution is filling the block, of which
-        `execution.waiting` is the number. Raises NotNow if there is no memory yet."""
+        """Returns (the object's header, the remote object whose new block the execution fills). The
+        latter is None if the object is here, or if another execution is filling its block;
+        `execution.waiting` counts such blocks. Raises NotNow if there is no memory yet."""
         oid = self.replicas.expect(object_id, nbytes, holders)
         remote = self.remote_objects.by_oid.get(oid)
         if remote is None:
@@ -178,7 +178,7 @@ class Filling:
         else:
             payload = self.store.lease(nbytes, NODE_SLOT)
             if payload is None:
-                raise NotNow("what is copied does not fit into the store beside what is in use")
+                raise NotNow("the copied object does not fit in the store beside those in use")
             remote.payload, remote.filler = payload, filler
         return oid, remote
 
@@ -200,8 +200,8 @@ class Filling:
             if key in execution.known:
                 continue
             if cell.node not in self.links.peers.by_number:
-                # That node is gone, and a new plan follows. Until then the object does not count as
-                # being filled, so that this plan does not decide whether the object is lost.
+                # The node is gone, and a new plan will follow. Until then the object does not count
+                # as being filled, so that this plan does not decide whether the object is lost.
                 execution.known.add(key)
                 execution.waiting += 1
                 continue

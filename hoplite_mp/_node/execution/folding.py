@@ -1,7 +1,7 @@
-"""Makes the cells of a fold on one node: members, pulled contributions, folds, served cells.
+"""Makes the cells for a fold on one node: members, pulled contributions, folds, served cells.
 
-A plan's program names abstract cells; here each gets memory, a dtype and a key, and the engine is
-told what to fold. Two cells that hold the same bytes become one.
+A plan's program names abstract cells. This file assigns memory, a dtype and a key to each of them,
+and starts the engine's folds. Two cells with the same bytes become one.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Folding", "StripeLayout", "result_head", "slots_of"]
 
-# Which elements and bytes each cell of a fold has, and in which dtype.
+# The elements, bytes and dtype of each cell of a fold.
 #
-# A plan gives shares of an object, and all nodes must cut the object at the same elements. The
+# A plan states shares of an object, and all nodes must cut the object at the same elements. The
 # dtype of a cell depends on its content: members have the dtype of the sources, partial results the
-# wider dtype of the kernels' accumulators, and results the dtype that NumPy would give. Both ends
-# of a connection derive elements and dtypes from the same plan.
+# wider dtype of the kernels' accumulators, and results the dtype of NumPy's result. Both ends of a
+# connection derive elements and dtypes from the same plan.
 
 
 def result_head(
     op: str, layout: bytes, results: int, index: int, contributors: tuple[int, ...]
 ) -> tuple[bytes, bytes, int]:
-    """(head, layout, bytes) of a result, for a node that does not compute it."""
+    """The (head, layout, bytes) of a result, for a node that does not compute the result."""
     shape, name = parse_layout(layout)
     dtype = _serialize.named_dtype(result_dtype(op, name))
     own = slices_of(shape, results)[index]
@@ -51,7 +51,7 @@ def _itemsize(kernel: str) -> int:
 
 
 class StripeLayout:
-    """One plan's cells as one node sees them. Raises PlanError if they cannot be folded."""
+    """The layout of one plan's cells, for one node. Raises PlanError if they cannot be folded."""
 
     def __init__(self, plan: ExecuteReduce, program: Program) -> None:
         self.plan = plan
@@ -63,10 +63,10 @@ class StripeLayout:
         if kernel is None:
             raise PlanError(
                 f"op {plan.op!r} on {self.dtype_name} has no kernel, so it cannot be folded "
-                "between hosts: leave to= out, and it is done by NumPy on the caller's host"
+                "between hosts; without to=, NumPy folds the arrays on the caller's host"
             )
         self.kernel = kernel
-        self.member_itemsize = _itemsize(kernel)  # bytes of one element of a source
+        self.member_itemsize = _itemsize(kernel)  # bytes in one element of a source
         self.partial = _engine.accumulator_dtype(plan.op, kernel)
         self.result_name = result_dtype(plan.op, self.dtype_name)
         result = has_kernel(plan.op, self.result_name)
@@ -82,7 +82,7 @@ class StripeLayout:
             begin += prod(shape)
 
     def head(self, index: int) -> tuple[bytes, int, int]:
-        """(head of the payload, offset of the elements, bytes in all) of result `index`."""
+        """The (head of the payload, offset of the elements, total bytes) of result `index`."""
         known = self._heads.get(index)
         if known is None:
             dtype = _serialize.named_dtype(self.result_name)
@@ -91,7 +91,7 @@ class StripeLayout:
         return known
 
     def elements(self, stripe: int) -> tuple[int, int]:
-        """[begin, end) of a stripe, in elements of the whole array."""
+        """The range [begin, end) of a stripe, in elements of the whole array."""
         if self._bounds:
             return self._bounds[stripe]
         one = self.plan.stripes[stripe]
@@ -104,13 +104,13 @@ class StripeLayout:
         return begin == end
 
     def dtype(self, cell: Cell) -> str:
-        """The dtype of a cell's elements, by its name for the kernels."""
+        """The kernels' name for the dtype of a cell's elements."""
         if self.is_final(cell):
             return self.result
         return self.kernel if members_in(self.plan, cell) == 1 else self.partial
 
     def is_final(self, cell: Cell) -> bool:
-        """Whether the elements already are those of the result (divided and rounded)."""
+        """Whether the cell's elements are those of the result (already divided and rounded)."""
         if cell in self.mine:
             return True
         return cell.part == RESULT and finisher(self.plan, cell.stripe) is None
@@ -122,18 +122,18 @@ class StripeLayout:
         return self.dtype(one) == self.dtype(other)
 
     def itemsize(self, cell: Cell) -> int:
-        """Bytes of one element of a cell."""
+        """The number of bytes in one element of a cell."""
         return _itemsize(self.dtype(cell))
 
     @property
     def result_itemsize(self) -> int:
-        """Bytes of one element of the result."""
+        """The number of bytes in one element of the result."""
         return _itemsize(self.result)
 
 
 def slots_of(plan: ExecuteReduce, program: Program) -> set[SlotName | None]:
-    """The slots of earlier plans that this one could fill further. Raises PlanError if the plan
-    cannot be executed."""
+    """The slots of earlier plans that this plan could continue to fill. Raises PlanError if the
+    plan cannot be executed."""
     layout = StripeLayout(plan, program)
     cells = [pull.cell for pull in program.pulls]
     return {slot_name(plan, cell, layout.elements(cell.stripe)) for cell in cells}
@@ -152,16 +152,16 @@ class Folding:
         self.plan = plan
         self.cells = cells
         self.stripe_layout = StripeLayout(plan, execution.program)
-        # Members on this host: (their elements, where these begin in the payload).
+        # Index of a member on this host -> (its elements, their offset in the payload).
         self.arrays: dict[int, tuple[Any, int]] = {}
 
     def begin(self) -> None:
-        """Makes all cells and queues the pulls; raises NotNow if there is no memory yet."""
+        """Makes all cells and queues the pulls. Raises NotNow if there is no memory yet."""
         self._lease()
         self._fold()
 
     def cell(self, key: Key | None, memory: Any, begin: int, nbytes: int) -> int:
-        """Makes an empty cell, to be filled by a pull or a fold."""
+        """Makes an empty cell, which a pull or a fold will fill."""
         return self.cells.make(self.execution, key, memory, begin, nbytes, False)
 
     def member_cell(self, key: Key | None, index: int, stripe: int) -> int:
@@ -185,7 +185,7 @@ class Folding:
             head, _, nbytes = self.stripe_layout.head(index)
             payload = self.results.lease(nbytes)
             if payload is None:
-                raise NotNow("its result does not fit into the store beside what is in use")
+                raise NotNow("its result does not fit in the store beside the objects in use")
             self.execution.blocks[index] = payload, nbytes
             self.client.write(payload, head, [], [])
 
@@ -253,7 +253,8 @@ class Folding:
         self.execution.missing.update(self.execution.queue)
 
     def _aliases(self, program: Program, pulled: set[Cell]) -> dict[Cell, Cell]:
-        """The pulled cell of each fold that only copies it: the fold needs no cell of its own."""
+        """The pulled cell for each fold that only copies it. Such a fold needs no cell of its
+        own."""
         return {
             fold.cell: fold.sources[0]
             for fold in program.folds
@@ -263,8 +264,8 @@ class Folding:
         }
 
     def _slot(self, cell: Cell) -> int:
-        """The cell of one contribution, kept until the commit; an earlier plan may have filled part
-        of it."""
+        """Returns the cell for one contribution, which is kept until the commit. An earlier plan
+        may have filled a part of it."""
         bounds = self.stripe_layout.elements(cell.stripe)
         nbytes = (bounds[1] - bounds[0]) * self.stripe_layout.itemsize(cell)
         name = slot_name(self.plan, cell, bounds)
@@ -281,12 +282,12 @@ class Folding:
         return slot.cell
 
     def _is_name(self, member: Cell, cell: Cell, result: set[Cell]) -> bool:
-        """Whether `cell` holds exactly the bytes of a member on this host."""
+        """Whether `cell` has exactly the bytes of a member on this host."""
         return cell not in result and self.stripe_layout.same_bytes(member, cell)
 
     def _arrays(self) -> dict[int, tuple[Any, int]]:
-        """The elements of the members on this host, in C order, and where they begin in the
-        member's payload."""
+        """For each member on this host, its elements in C order and their offset in the member's
+        payload."""
         found = {}
         objects = dict(zip(self.plan.members, self.plan.objects, strict=True))
         for index, view in self.execution.views.items():
@@ -303,10 +304,10 @@ class Folding:
         return found
 
     def _scratch(self, nbytes: int) -> tuple[int, Any]:
-        """(payload, memory) for bytes that are only needed until the result is made. Many bytes get
-        a block of the store if there is memory, because its pages have been touched already, and
-        touching fresh pages costs as much as receiving the bytes. Otherwise the memory is ordinary
-        memory, and the payload is 0."""
+        """Returns (payload, memory) for bytes that are only needed until the result is made. A
+        large number of bytes is placed in a block of the store if there is memory, because the
+        store's pages have been touched already, and touching fresh pages takes as long as receiving
+        the bytes. Otherwise the memory is outside the store, and the payload is 0."""
         payload = None
         if nbytes > self.config.small_object_bytes_max:
             payload = self.results.lease(nbytes)
@@ -318,8 +319,8 @@ class Folding:
         return payload or 0, memory
 
     def _memory(self, cell: Cell, result: set[Cell]) -> tuple[Any, int, int]:
-        """(memory, begin, bytes) of a cell, which is inside the result's block if the cell is part
-        of the result."""
+        """Returns (memory, begin, bytes) for a cell. The memory is the result's block if the cell
+        is part of the result."""
         begin, end = self.stripe_layout.elements(cell.stripe)
         if not result:
             nbytes = (end - begin) * self.stripe_layout.itemsize(cell)

@@ -1,7 +1,7 @@
 """Executes a reduction's plan on one host: pins the sources, allocates the result, runs a kernel.
 
-This is the work between a plan and its commit. All errors are found before any byte moves: a source
-that is gone or is no array, different shapes, no memory.
+This is the work between a plan and its commit. All errors are detected before any byte moves: a
+source that is gone or is not an array, different shapes, lack of memory.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ NAMED_MAX = 10  # maximum number of sources in an error message
 
 
 class PlanError(Exception):
-    """No set of members could execute this plan; the message is for the user."""
+    """The plan can be executed with no set of members. The message is for the user."""
 
 
 class SourcesGone(Exception):
-    """Members of the plan whose values are permanently gone from here."""
+    """Values of members of the plan are permanently gone from this host."""
 
     def __init__(self, indices: tuple[int, ...]) -> None:
         named = ", ".join(map(str, indices[:NAMED_MAX]))
         more = f" and {len(indices) - NAMED_MAX} more" if len(indices) > NAMED_MAX else ""
-        super().__init__(f"sources {named}{more} are not there any more")
+        super().__init__(f"sources {named}{more} no longer exist")
         self.indices = indices
 
 
 class LocalReduce:
-    """Keeps sources pinned and results allocated until `take` or `drop`, one of which follows
-    `run`."""
+    """Keeps sources pinned and results allocated until `take` or `drop`. One of them must be called
+    after `run`."""
 
     def __init__(self, results: ResultWriter, op: str, views: list[memoryview]) -> None:
         self.results = results
@@ -60,14 +60,14 @@ class LocalReduce:
         self.views = views
         self.infos: list[_serialize.ArrayInfo] = []
         self.parts: list[tuple[int, int]] = []  # element range of each slice
-        self.blocks: list[tuple[int, int]] = []  # payload, bytes
-        self.targets: list[int] = []  # store offsets of each slice's bytes
-        # All sources have the result's memory order, in which the slices are contiguous.
+        self.blocks: list[tuple[int, int]] = []  # (payload, bytes) of each result
+        self.targets: list[int] = []  # offset in the store of each slice's bytes
+        # Whether all sources have the result's memory order, in which the slices are contiguous.
         self.flat = True
         self.order = "C"  # memory order of the result's elements
 
     def run(self, threads: int) -> None:
-        """Folds all slices; without the GIL if a kernel exists for the operator and dtype."""
+        """Folds all slices, without the GIL if a kernel exists for the operator and dtype."""
         first = self.infos[0]
         name = has_kernel(self.op, first.dtype_name)
         if not self.flat or name is None:
@@ -87,7 +87,7 @@ class LocalReduce:
             for view in self.views
         ]
         total = fold(self.op, [np.asarray(array) for array in arrays])
-        # The fold of a single source returns the source itself, perhaps in another dtype than the
+        # The fold of a single source returns the source itself, whose dtype may differ from the
         # result's.
         dtype = _serialize.named_dtype(result_dtype(self.op, self.infos[0].dtype_name))
         flat = np.asarray(total, dtype).ravel("F" if self.order == "F" else "C")
@@ -115,9 +115,10 @@ def address_of(array: np.ndarray[Any, Any]) -> int:
 
 
 def prepare(results: ResultWriter, ask: Collective, plan: ExecuteReduce) -> LocalReduce | None:
-    """Pins and checks the members and allocates the results; None if there is no memory now."""
-    # First view all members: `view` pins members in memory, so that they are not spilled to make
-    # memory for others.
+    """Pins and checks the members and allocates the results. Returns None if there is no memory
+    now."""
+    # First view all members. A view pins a member that is in memory, so that the member is not
+    # spilled to free memory for others.
     found = {index: results.client.view(ask.sources[index]) for index in plan.order}
     gone = [index for index, got in found.items() if results.is_gone(got)]
     if gone:
@@ -142,7 +143,8 @@ def check(
     first_index: int,
     first: _serialize.ArrayInfo | None,
 ) -> _serialize.ArrayInfo:
-    """Describes a source's array; PlanError if it is no array, or differs from the first source."""
+    """Describes a source's array. Raises PlanError if the source is not an array or differs from
+    the first source."""
     info = _serialize.describe_array(view)
     if info is None:
         raise PlanError(_no_array(index, results.ref(ask.sources[index])))
@@ -159,7 +161,7 @@ def check(
 def check_alike(
     index: int, object_id: bytes, view: memoryview, shape: tuple[int, ...], dtype_name: str
 ) -> _serialize.ArrayInfo:
-    """As `check`, with the shape and dtype from the plan instead of a first source."""
+    """Like `check`, but compares with the shape and dtype in the plan instead of a first source."""
     info = _serialize.describe_array(view)
     if info is None:
         raise PlanError(_no_array(index, ObjectRef(object_id)))
@@ -179,7 +181,7 @@ def _no_array(index: int, ref: ObjectRef[Any]) -> str:
 
 
 def allocate(execution: LocalReduce, ask: Collective, plan: ExecuteReduce) -> LocalReduce | None:
-    """Leases the results' blocks and writes their heads; None if there is no memory now."""
+    """Leases the results' blocks and writes their heads. Returns None if there is no memory now."""
     slices = len(ask.results)
     first = execution.infos[0]
     try:
@@ -208,7 +210,7 @@ def allocate(execution: LocalReduce, ask: Collective, plan: ExecuteReduce) -> Lo
 
 
 def slices_of(shape: tuple[int, ...], n: int) -> list[tuple[int, ...]]:
-    """The shapes that np.array_split(axis=0) gives."""
+    """The shapes of the arrays that np.array_split(axis=0) returns."""
     if n == 1:
         return [shape]
     if not shape:

@@ -1,8 +1,8 @@
-"""The cells of all plans in which this node takes part: made, filled from other nodes, closed.
+"""Makes, fills and closes the cells of all plans in which this node takes part.
 
-A plan is a set of cells. Some cells are pulled from other nodes, and failed pulls are retried by
-one policy. Other cells are served while their bytes are still arriving. When a plan ends, the bytes
-that have arrived are kept for the next plan.
+A plan is a set of cells. Some cells are pulled from other nodes; one policy applies to all failed
+pulls. Other cells are served while their bytes are still arriving. When a plan ends, the bytes that
+have arrived are kept for the next plan.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 __all__ = ["NOBODY", "PlanCells"]
 
-# A pull that fails although its node lives is retried, because a connection may break while both
-# ends live: at most PULL_TRIES_MAX times, PULL_RETRY_S apart. Higher values survive longer
-# interruptions, but a parent that has nothing to give delays a copy for longer before the manager
-# names another parent.
+# A failed pull from a living node is retried at most PULL_TRIES_MAX times, PULL_RETRY_S apart,
+# because a connection may break while both nodes are alive. Higher values survive longer
+# interruptions, but a parent without the bytes delays a copy for longer before the manager names
+# another parent.
 PULL_RETRY_S = 0.1
 PULL_TRIES_MAX = 20
-# How often a served cell is advanced while its bytes are still being received. Higher: fewer
-# wake-ups; lower: a receiver that joins a running broadcast late lags less behind.
+# The interval at which a served cell is advanced while its bytes are still being received. Higher:
+# fewer wake-ups. Lower: shorter delays for nodes that read the cell.
 WINDOW_S = 0.004
-# In place of a node's number: a fold on this host fills the cell.
+# Replaces a node's number if a fold on this host fills the cell.
 NOBODY = -1
 _log = logging.getLogger("hoplite_mp")
 
 
 class PlanCells:
-    """The cells of all executions. Node numbers are those that plans use."""
+    """The cells of all executions. Nodes are identified by the numbers used in plans."""
 
     def __init__(self, host: HostContext, links: Links) -> None:
         self.client = host.client
@@ -67,15 +67,15 @@ class PlanCells:
         self.send_manager(HostMeasured(self.client.number, float(up) or None, float(down) or None))
 
     def congested(self, host_id: int) -> None:
-        """The node of that host has reported that its flow to this node is backlogged although its
-        own link is not full."""
+        """Handles the report from a host's node that its flow to this node is backlogged although
+        that host's link is not full."""
         number = self.roster.number_of(host_id)
         if number is not None:
             self.pairs.congested(number)
 
     def _congested(self, node: int) -> None:
-        """Tells a node that the flow from this node to it is backlogged although this host's link
-        is not full."""
+        """Notifies a node that this node's flow to it is backlogged although this host's link is
+        not full."""
         peer = self.links.peers.by_number.get(node)
         if peer is not None:
             self.links.peers.send(peer.member.host_id, PathCongested())
@@ -97,7 +97,7 @@ class PlanCells:
         filled: bool | int,
         engine_buffer: EngineBuffer | None = None,
     ) -> int:
-        """Makes a cell in the engine on behalf of that execution."""
+        """Makes a cell in the engine for the execution."""
         cell = self.engine.cell(key, memory, begin, nbytes, filled)
         execution.cells[cell] = engine_buffer or execution.engine_buffer
         execution.sizes[cell] = nbytes
@@ -114,8 +114,8 @@ class PlanCells:
         nbytes: int,
         at: int = 0,
     ) -> int:
-        """Makes a cell over the bytes of a member on this host, valid as far as they are written.
-        `at` is the offset of `memory` in the member."""
+        """Makes a cell over the bytes of a member on this host. The cell is filled as far as the
+        bytes are written. at: the offset of `memory` in the member."""
         there = execution.written(index, at + begin, nbytes)
         cell = self.make(execution, key, memory, begin, nbytes, there)
         execution.follow(index, cell, at + begin, nbytes)
@@ -132,14 +132,14 @@ class PlanCells:
         partial: list[int],
         final: bool,
     ) -> None:
-        """Fills a cell from other cells of this host; arguments as of `Engine.fold`."""
+        """Fills a cell from other cells on this host. The arguments are those of `Engine.fold`."""
         self.links.wanting[cell] = self
         execution.missing.add(cell)
         self.engine.fold(cell, sources, op, dtype, divisor, partial, final)
 
     def begin(self, execution: PlanState) -> None:
-        """Starts the pulls, once all cells are made. `measure` must follow."""
-        # Includes cells that an earlier execution made and this one continues.
+        """Starts the pulls when all cells have been made. `measure` must be called afterwards."""
+        # The cells include those of an earlier execution that this one continues to fill.
         self.by_cell.update(dict.fromkeys(execution.cells, execution))
         self._pull_together(execution)
         if execution.followed:
@@ -159,7 +159,7 @@ class PlanCells:
         most = execution.program.inbound_max
         at_once = not most or len(execution.queue) + len(execution.running) <= most
         if at_once and not execution.copies and not self.links.trace_events.on:
-            # The engine reports only the last cell.
+            # The engine then only reports the last cell.
             self.engine.together(execution.missing, execution.vote)
         self.pull_more(execution)
 
@@ -172,12 +172,12 @@ class PlanCells:
             self._pull(execution, cell)
 
     def _pull(self, execution: PlanState, cell: int) -> None:
-        if self.by_cell.get(cell) is execution:  # else the execution has ended
+        if self.by_cell.get(cell) is execution:  # otherwise the execution has ended
             self.links.pull(cell, *execution.pulls[cell], self)
 
     def _advance(self, execution: PlanState) -> None:
-        """Advances the cells that are served while their bytes are still arriving; repeats on a
-        timer."""
+        """Advances the cells that are served while their bytes are still arriving. Repeats itself
+        on a timer."""
         if not execution.cells:
             return  # the execution has ended
         arrived = execution.owner.arrived(execution)
@@ -191,13 +191,13 @@ class PlanCells:
     # -- ending --------------------------------------------------------------------------------
 
     def end(self, execution: PlanState) -> Carryover:
-        """Ends an execution. Returns what the next execution can take over."""
+        """Ends an execution. Returns the cells and blocks that the next execution can take over."""
         stay = {slot.cell for slot in execution.slots.values()}
         carryover = execution.leave(self.engine.watermark)
         self.engine.hold()
         try:
             if stay:
-                self.engine.together(stay)  # without the closed cells
+                self.engine.together(stay)  # excluding the closed cells
             for cell, engine_buffer in execution.cells.items():
                 if cell not in stay:
                     self.links.close(cell, engine_buffer)
@@ -219,7 +219,7 @@ class PlanCells:
         self.links.close(cell, engine_buffer)
         del self.by_cell[cell]
 
-    # -- notifications of the links ------------------------------------------------------------
+    # -- notifications from the links ----------------------------------------------------------
 
     def filled(self, cell: int) -> None:
         """Called by `Links` when all bytes of a cell have arrived."""
@@ -230,7 +230,7 @@ class PlanCells:
             self.when_filled(execution, cell)
 
     def failed(self, cell: int, reason: str) -> None:
-        """Called by `Links` when a pull or a fold has ended early: retries, or reports the
+        """Called by `Links` when a pull or a fold has failed. Retries it, or reports the
         failure."""
         execution = self.by_cell.get(cell)
         if execution is None:
@@ -239,14 +239,14 @@ class PlanCells:
         tries = execution.tries[cell] = execution.tries.get(cell, 0) + 1
         lives = node in self.links.peers.by_number
         if execution.is_copy and reason == UNREACHABLE:
-            lives = False  # unreachable from here; another parent may be reachable
+            lives = False  # another parent may be reachable from here
         if lives and tries <= PULL_TRIES_MAX:
             self.loop.call_later(PULL_RETRY_S, lambda: self._pull(execution, cell))
         else:
             execution.owner.parent_failed(execution, node, reason)
 
     def describe(self, cell: int) -> dict[str, Any]:
-        """For `dump`: which object or operation a cell belongs to, and how many bytes it has."""
+        """Describes a cell for `dump`: its object or operation, and its number of bytes."""
         execution = self.by_cell.get(cell)
         if execution is None:
             return {}

@@ -1,14 +1,14 @@
 """Executes this node's part of all plans that involve several nodes, as cells of the engine.
 
-Copies of objects, collectives and calls of Groups are programs of pulls, serves and folds. The
-runner begins each plan, waits for free memory, replaces a plan by a later one, ends plans and fails
-them. The owner of a plan finds its memory and reports the outcome: `Transfers` for the manager's
-copies, the runner itself for collectives.
+Copies of objects, collectives and Group calls are programs of pulls, serves and folds. The runner
+begins plans, waits for free memory, replaces a plan with a later one, ends plans, and fails plans.
+The owner of a plan finds the plan's memory and reports the outcome. The owner is `Transfers` for
+the manager's copies, and the runner itself for collectives.
 
-A fold over many hosts consists of members pinned here, cells pulled from other nodes, folded cells
-and served cells. The engine works on all cells concurrently, on each block as soon as its inputs
-have arrived. Results are invisible until the commit. Copies need no commit, because each copy is
-complete or absent.
+A fold over many hosts consists of pinned members on this host, cells pulled from other nodes,
+folded cells and served cells. The engine works on all cells concurrently, and on each block as soon
+as its inputs have arrived. Results are invisible until the commit. Copies need no commit, because
+each copy is complete or absent.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = ["PlanRunner"]
 
 
 class PlanRunner:
-    """All executions of plans on this node. Node numbers are those that plans use."""
+    """All executions of plans on this node. Nodes are identified by the numbers used in plans."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class PlanRunner:
         self.streaming_sources = streaming_sources
         self.link_estimator = cells.link_estimator
         self.filling = Filling(host, cells, replicas, self, self._brought)
-        self.executions: dict[int, PlanState] = {}  # by number, see `number_of`
+        self.executions: dict[int, PlanState] = {}  # by number (see `number_of`)
         cells.when_filled = self._filled
         self.programs = ProgramCache()
 
@@ -92,7 +92,8 @@ class PlanRunner:
         self.begin(self._part(plan, program_of(plan, self.client.number), owner))
 
     def execute(self, plan: ExecuteReduce) -> None:
-        """Begins this node's part of a collective's plan, in place of an earlier epoch's."""
+        """Begins this node's part of a collective's plan, which replaces the plan of an earlier
+        epoch."""
         program = program_of(plan, self.client.number)
         if program.is_empty:
             self.drop(plan.operation)
@@ -108,11 +109,12 @@ class PlanRunner:
         always: bool = False,
         vote: tuple[int, int, int] | None = None,
     ) -> bool:
-        """As `execute`, for a call of a Group: the manager and the owners of objects get no
-        reports. `done` is called with "" when this node has received all its bytes, or with the
-        reason why it cannot; `drop` must follow, perhaps after `take`. `wait_s`: for how long to
-        wait for memory; None: for `put_wait_s`. Returns whether `done` will be called: if this node
-        receives anything or, with `always`, in any case. vote: see `Engine.together`."""
+        """Like `execute`, but for a Group call, without reports to the manager or to owners of
+        objects. Calls `done` with ("", "") when this node has received all its bytes, or with the
+        reason for a failure and the kind of that error. `drop` must be called afterwards, perhaps
+        after `take`. wait_s: how long to wait for memory; None: `put_wait_s`. Returns whether
+        `done` will be called: if this node receives any bytes or `always` is set. vote: see
+        `Engine.together`."""
         program = self.programs.of(plan, self.client.number)
         if program.is_empty:
             self.drop(plan.operation)
@@ -130,8 +132,8 @@ class PlanRunner:
         done: Callable[[str, str], None] | None = None,
         wait_s: float | None = None,
     ) -> PlanState:
-        """A new execution, which replaces an earlier one of the operation and takes over its usable
-        cells and blocks."""
+        """Returns a new execution, which replaces an earlier execution of the operation and takes
+        over its usable cells and blocks."""
         loop, number = self.loop, number_of(plan)
         before = self.executions.get(number)
         execution = PlanState(
@@ -153,23 +155,24 @@ class PlanRunner:
         return any(execution.makes(object_id) for execution in self.executions.values())
 
     def collectives(self) -> list[PlanState]:
-        """The executions of collectives and of calls of Groups."""
+        """The executions of collectives and Group calls."""
         return [one for one in self.executions.values() if not one.is_copy]
 
     def is_begun(self, operation: int) -> bool:
-        """Whether that execution has all its cells and blocks, or no part in the plan."""
+        """Whether the operation's execution has all its cells and blocks, or there is none."""
         execution = self.executions.get(operation)
         return execution is None or execution.begun
 
     def made(self, operation: int) -> dict[int, tuple[int, int]]:
-        """The blocks that a private execution has filled: index -> (payload, bytes)."""
+        """The blocks that a private execution fills: index -> (payload, bytes)."""
         execution = self.executions.get(operation)
         return {} if execution is None else execution.blocks
 
     def take(
         self, operation: int, payloads: Container[int] | None = None
     ) -> dict[int, tuple[int, int]]:
-        """Takes these blocks (None: all) from a private execution. `drop` must follow."""
+        """Takes these blocks (None: all) from a private execution. `drop` must be called
+        afterwards."""
         execution = self.executions.get(operation)
         if execution is None:
             return {}
@@ -180,8 +183,8 @@ class PlanRunner:
         return blocks
 
     def commit(self, message: Commit) -> dict[int, tuple[int, int]]:
-        """Ends a committed execution. Returns the results of an operation of this host: index ->
-        (payload, bytes); results for other hosts become replicas on this node."""
+        """Ends a committed execution. Returns the results of an operation that this host requested:
+        index -> (payload, bytes). Results for other hosts become replicas on this node."""
         execution = self.executions.get(message.operation)
         if execution is None:
             return {}
@@ -207,8 +210,9 @@ class PlanRunner:
                 yield ReduceHeld(self.client.number, execution.plan, execution.reported)
 
     def slowed(self, up: int, down: int) -> None:
-        """This host's link has become slow while bytes move: bytes per second that it carries. The
-        manager may give its stripes of an allreduce to others."""
+        """Reports to the manager that this host's link has become slow while bytes are moving. up,
+        down: the rates of the link in bytes per second. The manager may reassign this node's
+        stripes of an allreduce to other nodes."""
         for execution in self.executions.values():
             before, plan = execution.moved, execution.plan
             if before is not None and execution.may_be_relieved and not execution.reported:
@@ -236,15 +240,15 @@ class PlanRunner:
             self.cells.engine.release()
 
     def _end(self, number: int) -> Carryover:
-        """Ends an execution. Returns what the next execution can take over."""
+        """Ends an execution. Returns the cells and blocks that the next execution can take over."""
         execution = self.executions.get(number)
         if execution is None:
             return Carryover()
-        # This execution no longer fills these objects; awaited objects are fetched.
+        # This execution no longer fills these objects. Those with waiting readers are fetched.
         for oid in list(execution.copies.values()):
             self.remote_objects.let_go(oid)
         del self.executions[number]
-        if execution.done is not None:  # no further report, and the closure may hold results
+        if execution.done is not None:  # it must not be called again, and may refer to results
             execution.done = _heard
         carryover = self.cells.end(execution)
         execution.owner.ended(execution, carryover)
@@ -253,12 +257,12 @@ class PlanRunner:
             self._leave(execution, source)
         for payload in (*execution.scratch, *(payload for payload, _ in execution.blocks.values())):
             execution.engine_buffer.when_free(partial(self.client.give_back, payload))
-        # A block that is on its way under TLS is still read from a closed cell.
+        # With TLS, a block that is being sent is still read from a closed cell.
         execution.engine_buffer.when_free(execution.views.clear)
         return carryover
 
     def _note(self, execution: PlanState) -> None:
-        """Adds this node's part of a collective or of a Group's call to the trace."""
+        """Adds this node's part of a collective or a Group call to the trace."""
         if self.links.trace_events.on and not execution.is_copy:
             plan = execution.plan
             copy = isinstance(plan, Distribute)
@@ -274,7 +278,7 @@ class PlanRunner:
             )
 
     def _leave(self, execution: PlanState, source: GrowingBlock) -> None:
-        """Stops using a streaming source, once its closed cells can no longer be read."""
+        """Stops using a growing block once its closed cells can no longer be read."""
         for cell in [cell for cell in source.cells if cell not in self.cells.by_cell]:
             del source.cells[cell]
         execution.engine_buffer.when_free(lambda: self.streaming_sources.leave(source))
@@ -282,7 +286,7 @@ class PlanRunner:
     # -- the interface Filler, for remote objects ----------------------------------------------
 
     def forget(self, oid: int, remote: RemoteObject) -> None:
-        """Stops filling an object that is no longer needed, or arrives in another way."""
+        """Stops filling an object that is no longer needed or arrives in another way."""
         for execution in list(self.executions.values()):
             for cell in [cell for cell, other in execution.copies.items() if other == oid]:
                 del execution.copies[cell]
@@ -292,8 +296,8 @@ class PlanRunner:
     # -- beginning -----------------------------------------------------------------------------
 
     def begin(self, execution: PlanState) -> None:
-        """Makes the cells and starts the pulls. Without free memory it tries again until the
-        execution's deadline. Does nothing if the execution has ended."""
+        """Makes the cells and starts the pulls. If memory is short, retries until the execution's
+        deadline. Does nothing if the execution has ended."""
         if self.has_ended(execution):
             return
         try:
@@ -313,7 +317,7 @@ class PlanRunner:
         except (PlanError, ValueError) as error:
             self.fail(execution, str(error))
             return
-        self.cells.measure(execution)  # only now, because the bytes move meanwhile
+        self.cells.measure(execution)  # after the start, because the bytes are already moving
         self._maybe_finish(execution)
 
     def has_ended(self, execution: PlanState) -> bool:
@@ -321,7 +325,7 @@ class PlanRunner:
         return self.executions.get(execution.number) is not execution
 
     def _make_cells(self, execution: PlanState) -> None:
-        self.cells.engine.hold()  # the engine's thread begins with all cells at once
+        self.cells.engine.hold()  # so that the engine's thread begins all cells at once
         try:
             self._make_blocks(execution)
             execution.begun = True
@@ -338,8 +342,8 @@ class PlanRunner:
             Folding(self.results, execution, plan, self.cells).begin()
 
     def _release_unused(self, execution: PlanState) -> None:
-        """Frees blocks of earlier plans that this plan cannot use, before its cells are made,
-        because the cells may need that memory."""
+        """Frees blocks of earlier plans that this plan cannot use. This precedes the making of
+        cells, which may need the memory."""
         plan = execution.plan
         slots: set[SlotName | None] = set()
         copies: set[bytes] = set()
@@ -348,7 +352,7 @@ class PlanRunner:
         elif plan.kind not in FOLDING:
             copies = set(plan.objects)
         else:
-            with contextlib.suppress(PlanError):  # then the plan fails as soon as there is memory
+            with contextlib.suppress(PlanError):  # the plan will fail as soon as there is memory
                 slots = slots_of(plan, execution.program)
         give_back = self.client.give_back
         execution.carryover.discard(self.links, give_back, slots=slots, copies=copies)
@@ -361,7 +365,7 @@ class PlanRunner:
         if self.client.state(oid) != STATE["FAILED"]:
             self._maybe_finish(execution)
         elif not self.has_ended(execution):
-            self.fail(execution, "a copy that was on its way is lost", error="lost")
+            self.fail(execution, "a copy was lost while it was arriving", error="lost")
 
     def _filled(self, execution: PlanState, cell: int) -> None:
         """Called when all bytes of a cell have arrived."""
@@ -373,7 +377,7 @@ class PlanRunner:
         self._go_on(execution)
 
     def _go_on(self, execution: PlanState) -> None:
-        """Starts further pulls after one has ended, and reports if it was the last."""
+        """Starts further pulls after a pull has ended. Reports the end of the last one."""
         self.cells.pull_more(execution)
         self._maybe_finish(execution)
 
@@ -382,7 +386,7 @@ class PlanRunner:
             return
         if execution.reported or self.has_ended(execution):
             return
-        # An earlier plan may still be writing into the buffer; wait until that has ended.
+        # An earlier plan may still be writing to the buffer.
         if execution.engine_buffer.closing:
             execution.engine_buffer.when_free(lambda: self._maybe_finish(execution))
             return
@@ -400,7 +404,7 @@ class PlanRunner:
         sources: tuple[int, ...] = (),
         error: str = "value",
     ) -> None:
-        """Ends an execution that cannot be completed, and notifies its submitter."""
+        """Ends an execution that cannot be completed, and notifies its owner."""
         done = execution.done
         self.drop(execution.number)
         if done is not None:
@@ -411,9 +415,9 @@ class PlanRunner:
     # -- the interface PlanOwner, for collectives ----------------------------------------------
 
     def prepare(self, execution: PlanState) -> bool:
-        """Pins the members on this host, so that they stay in memory during the plan: objects,
-        which may have to be brought back from disk, and blocks that members of a Group are still
-        writing."""
+        """Pins the members on this host, so that they stay in memory during the plan. They are
+        objects, which may have to be restored from disk, and blocks that members of a Group are
+        still writing."""
         plan = execution.plan
         gone = []
         folds = not isinstance(plan, Distribute) and plan.kind in FOLDING  # an error can be copied
@@ -438,7 +442,7 @@ class PlanRunner:
                 # The object is being fetched from another host, and the fetch has its own deadline.
                 if oid in self.remote_objects:
                     execution.until = self.loop.now() + self.config.put_wait_s
-                raise NotNow(f"source {index} does not fit into the store beside what is in use")
+                raise NotNow(f"source {index} does not fit in the store beside the objects in use")
             if isinstance(got, int) or (folds and self.results.is_gone(got)):
                 gone.append(index)
             else:
@@ -448,17 +452,17 @@ class PlanRunner:
         return True
 
     def arrived(self, execution: PlanState) -> Ranges | None:
-        """For a copy that belongs to a call of a Group."""
+        """Implements PlanOwner for a copy that belongs to a Group call."""
         if not execution.missing:
             return None
         return execution.arrived(execution.copied.object, self.cells.engine.watermark)
 
     def parent_failed(self, execution: PlanState, node: int, reason: str) -> None:
-        """Fails the part, unless that node is gone, because then a new plan follows."""
+        """Fails the execution, unless that node is gone, because then a new plan will follow."""
         if node == NOBODY:
-            self.fail(execution, f"a fold has ended: {reason}", error="lost")
+            self.fail(execution, f"a fold has failed: {reason}", error="lost")
         elif node in self.links.peers.by_number:
-            self.fail(execution, f"nothing comes from node h{node}: {reason}", error="lost")
+            self.fail(execution, f"no bytes arrive from node h{node}: {reason}", error="lost")
 
     def completed(self, execution: PlanState) -> None:
         plan = execution.plan
@@ -473,8 +477,8 @@ class PlanRunner:
         )
 
     def ended(self, execution: PlanState, carryover: Carryover) -> None:
-        """The next plan takes over all of it."""
+        """Does nothing, because the next plan takes over the whole carryover."""
 
 
 def _heard(_: str, __: str) -> None:
-    """Replaces `done` after its call, so that a later failure is not reported."""
+    """Replaces `done` after its call, so that no later failure is reported."""

@@ -1,7 +1,7 @@
-"""The state of one plan on one of the nodes that take part in it.
+"""The state of one plan on one participating node.
 
-The code that makes a plan's cells and the code that watches them share this state, for plans that
-copy an object and for collectives alike.
+The code that makes a plan's cells and the code that watches the cells share this state. It is the
+same for plans that copy an object and for collectives.
 """
 
 from __future__ import annotations
@@ -41,22 +41,23 @@ __all__ = [
 
 # The carryover from one execution of a plan to the next execution of the same operation.
 #
-# When a host dies, or its link becomes slow, the operation is planned again, and bytes that have
-# already arrived are kept. Each contribution is received into a slot, a cell that nothing else
-# writes. Under the new plan the slot is filled further from its watermark if the same node provides
-# the same members of the same elements. Of a copy that has arrived in part, only the missing byte
-# ranges are pulled. Results of folds, and cells that other nodes read, are made again, because
+# When a host dies or its link becomes slow, the operation is planned again, and bytes that have
+# already arrived are kept. Each contribution is received in a slot, which is a cell to which
+# nothing else writes. The new plan continues to fill the slot from its watermark if the same node
+# provides the same elements of the same members. If a copy has partly arrived, only the missing
+# byte ranges are pulled. Results of folds, and cells that other nodes read, are made again, because
 # members or bytes may differ.
 #
-# The cells of slots stay open from one plan to the next, while those of copies are closed. Both
-# plans share one engine buffer, so that no block is freed while a closed cell may still be written.
+# The cells of slots stay open from one plan to the next, while those of copies are closed. The two
+# plans share an engine buffer, so that no block is freed while the engine may still write to a
+# closed cell.
 
 
 class SlotName(NamedTuple):
     """Identifies the content of a contribution: equal names mean equal bytes."""
 
     node: int  # the node that provides it
-    begin: int  # range in elements of the whole array
+    begin: int  # the range [begin, end), in elements of the whole array
     end: int
     members: tuple[int, ...]  # in the order in which they are folded
 
@@ -80,7 +81,8 @@ class CarriedCopy:
 
 @dataclass(slots=True)
 class Carryover:
-    """What an ended execution leaves to the next one of the same operation."""
+    """The cells and blocks that an ended execution leaves to the next one of the same
+    operation."""
 
     engine_buffer: EngineBuffer = field(default_factory=EngineBuffer)
     slots: dict[SlotName, Slot] = field(default_factory=dict)
@@ -94,7 +96,8 @@ class Carryover:
         slots: Collection[SlotName | None] = (),
         copies: Collection[bytes] = (),
     ) -> None:
-        """Frees what the next execution has not taken over, except for these."""
+        """Frees the slots and copies that the next execution has not taken over, except for
+        these."""
         unused = [name for name in self.slots if name not in slots]
         unwanted = [one for one in self.copies if one not in copies]
         payloads = [self.copies.pop(one).payload for one in unwanted]
@@ -107,7 +110,7 @@ class Carryover:
 
 
 def slot_name(plan: ExecuteReduce, cell: Cell, bounds: tuple[int, int]) -> SlotName | None:
-    """The slot name of a pulled cell; None if the cell is not the contribution of a single node."""
+    """The slot name of a pulled cell. None if the cell is not the contribution of a single node."""
     if plan.shape != "stripes":
         return None
     if cell.part >= MEMBER:
@@ -121,63 +124,66 @@ def slot_name(plan: ExecuteReduce, cell: Cell, bounds: tuple[int, int]) -> SlotN
 
 
 class NotNow(Exception):
-    """There is no memory yet, or a source is still arriving from disk or another host."""
+    """Raised if there is no memory yet, or a source is still arriving from disk or another host."""
 
 
 class PlanOwner(Protocol):
     """Submits plans to the runner, and receives their outcomes."""
 
     def prepare(self, execution: PlanState) -> bool:
-        """Finds the memory of members on this host, and that of copies. False: `begin` of the
-        runner follows later, or the execution has ended. Raises NotNow, SourcesGone."""
+        """Finds the memory for members on this host and for copies. Returns False if the owner will
+        later call `begin` of the runner, or if the execution has ended. Raises NotNow or
+        SourcesGone."""
 
     def arrived(self, execution: PlanState) -> Ranges | None:
-        """The bytes of the block under `execution.followed` that have arrived; None: all."""
+        """The bytes that have arrived of the block with the cells `execution.followed`, or None if
+        all have arrived."""
 
     def parent_failed(self, execution: PlanState, node: int, reason: str) -> None:
-        """That node cannot fill a cell; `node` is NOBODY if a fold on this host has failed."""
+        """Called when a node cannot fill a cell, or with NOBODY when a fold on this host has
+        failed."""
 
     def completed(self, execution: PlanState) -> None:
-        """This node has received all its bytes."""
+        """Called when this node has received all its bytes."""
 
     def failed(
         self, execution: PlanState, reason: str, sources: tuple[int, ...], error: str
     ) -> None:
-        """The execution has ended. sources: indices of members that are gone."""
+        """Called when the execution has failed. sources: the indices of members that are gone."""
 
     def ended(self, execution: PlanState, carryover: Carryover) -> None:
-        """The execution has ended for any reason, and leaves `carryover` to the next one."""
+        """Called when the execution has ended for any reason. carryover: left to the next one."""
 
 
 def number_of(plan: Plan) -> int:
-    """The number of the plan's execution on this node. An operation has one plan at a time, but
-    several plans may copy one object at the same time, and only their epochs differ."""
+    """The number of the plan's execution on this node. An operation has one plan at a time, except
+    that several plans, which differ only in their epochs, may copy one object at the same time."""
     copies = plan.operation >= COPY_OPERATION
     return COPY_OPERATION | plan.epoch if copies else plan.operation
 
 
 @dataclass(slots=True)
 class PlanState:
-    """One plan, as far as this node takes part."""
+    """The state of one plan on this node."""
 
     plan: Plan
     program: Program
     owner: PlanOwner
-    begun_ns: int  # when this node received the plan
-    until: float = 0.0  # the time at which to give up waiting for memory
-    # Pinned members on this host, by index.
+    begun_ns: int  # time at which this node received the plan
+    until: float = 0.0  # time at which to give up waiting for memory
+    # Index -> a pinned member on this host.
     views: dict[int, memoryview] = field(default_factory=dict)
     growing: bool = False  # another plan is still receiving the object in `views`
     # The members in `views` that are still being written.
     streaming: dict[int, GrowingBlock] = field(default_factory=dict)
-    carryover: Carryover = field(default_factory=Carryover)  # left by the execution before
+    carryover: Carryover = field(default_factory=Carryover)  # left by the previous execution
     slots: dict[SlotName, Slot] = field(default_factory=dict)  # contributions that are pulled
-    # Object -> the byte ranges that its block had when this execution took it over.
+    # Object -> the byte ranges that its block had when this execution took the block over.
     arrived_before: dict[bytes, Ranges] = field(default_factory=dict)
-    # Cell -> (the object in whose block it is, offset of its stripe, offset from which it is
-    # filled).
+    # Cell -> (the object whose block contains the cell, offset of the stripe, offset of the first
+    # byte that the cell receives).
     fills: dict[int, tuple[bytes, int, int]] = field(default_factory=dict)
-    # Served cells that advance while other cells receive their bytes: [begin, end) in the block.
+    # Served cell that advances while other cells receive its bytes -> [begin, end) in the block.
     followed: dict[int, tuple[int, int]] = field(default_factory=dict)
     cells: dict[int, EngineBuffer] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)  # cell -> bytes
@@ -185,28 +191,29 @@ class PlanState:
     pulls: dict[int, tuple[int, Key]] = field(default_factory=dict)  # cell -> (node, key)
     queue: list[int] = field(default_factory=list)  # pulls that have not begun
     running: set[int] = field(default_factory=set)  # pulls in progress
-    tries: dict[int, int] = field(default_factory=dict)  # cell -> how many pulls of it have failed
+    tries: dict[int, int] = field(default_factory=dict)  # cell -> number of its failed pulls
     blocks: dict[int, tuple[int, int]] = field(default_factory=dict)  # result -> (payload, bytes)
-    # Cell -> id of the header whose object it fills.
+    # Cell -> id of the header whose object the cell fills.
     copies: dict[int, int] = field(default_factory=dict)
     known: set[Key] = field(default_factory=set)  # keys of copies that are done or in progress
-    waiting: int = 0  # number of copies that another execution is bringing
+    waiting: int = 0  # number of copies that another execution is receiving
     scratch: list[int] = field(default_factory=list)  # blocks only for intermediate bytes
     begun: bool = False
-    reports: bool = True  # the end of this node's part is reported
-    reported: bool = False  # that has been done
-    # (generation, call, plan): the engine votes for that call of a Group when `missing` is full.
+    reports: bool = True  # this node must report when its part has ended
+    reported: bool = False  # this node has reported that
+    # (generation, call, plan): the engine votes for this Group call when the cells in `missing` are
+    # full.
     vote: tuple[int, int, int] | None = None
-    measured: bool = False  # the link estimator counts its bytes
-    # Bytes (sent, received) by this host before its first execution of an operation whose stripes
-    # may pass to others while it runs.
+    measured: bool = False  # the link estimator counts the bytes of this execution
+    # Total bytes (sent, received) by this host before its first execution of an operation whose
+    # stripes the manager may reassign.
     moved: tuple[int, int] | None = None
     # For a plan of a Group: called at its end, instead of the owner.
     done: Callable[[str, str], None] | None = None
 
     @property
     def engine_buffer(self) -> EngineBuffer:
-        """Shared with the execution that this one replaces."""
+        """The engine buffer, which is shared with the execution that this one replaces."""
         return self.carryover.engine_buffer
 
     @property
@@ -215,17 +222,17 @@ class PlanState:
         return number_of(self.plan)
 
     def key(self, cell: Cell) -> Key:
-        """The key by which other nodes ask for a cell and this one serves it."""
+        """The key with which other nodes request the cell, and with which this node serves it."""
         return self.plan.operation, self.plan.epoch, cell.stripe, cell.part
 
     @property
     def is_copy(self) -> bool:
-        """Whether this is a manager's plan to copy one object, which can get other parents."""
+        """Whether this is a manager's plan to copy one object, whose parents may be replaced."""
         return self.plan.operation >= COPY_OPERATION
 
     @property
     def may_be_relieved(self) -> bool:
-        """Whether the manager may give this node's stripes to others while the plan is executed."""
+        """Whether the manager may reassign this node's stripes to others during the execution."""
         if self.done is not None or isinstance(self.plan, Distribute):
             return False
         return self.plan.kind == "allreduce"
@@ -237,16 +244,16 @@ class PlanState:
         return self.plan
 
     def copies_object(self, object_id: bytes) -> bool:
-        """Whether this is a manager's plan to copy that object."""
+        """Whether this is a manager's plan to copy the object `object_id`."""
         return self.is_copy and self.copied.object == object_id
 
     @property
     def receives(self) -> bool:
-        """Whether this plan brings the object of a Distribute to this node."""
+        """Whether this node receives the object of a Distribute by this plan."""
         return bool(self.blocks)
 
     def arrived(self, object_id: bytes, watermark: Callable[[int], int]) -> Ranges:
-        """The bytes of an arriving object that are here."""
+        """The bytes of an arriving object that have arrived."""
         found = self.arrived_before.get(object_id, Ranges()).copy()
         for cell, (one, begin, first) in self.fills.items():
             if one == object_id:
@@ -254,7 +261,8 @@ class PlanState:
         return found
 
     def leave(self, watermark: Callable[[int], int]) -> Carryover:
-        """Removes and returns what the next execution may continue, including blocks of copies."""
+        """Removes and returns the slots and blocks of copies that the next execution may continue
+        to fill."""
         carryover = Carryover(
             self.engine_buffer, self.carryover.slots | self.slots, dict(self.carryover.copies)
         )
@@ -275,7 +283,7 @@ class PlanState:
         return True if source is None else source.written.reach(begin, begin + nbytes)
 
     def block_objects(self) -> dict[int, bytes]:
-        """The object of which each block in `blocks` is a copy; blocks of results are left out."""
+        """The object of which each block in `blocks` is a copy, excluding blocks of results."""
         plan = self.plan
         if isinstance(plan, Distribute):
             return {0: plan.object}
@@ -289,8 +297,8 @@ class PlanState:
         return any(plan.results[index] == object_id for index in self.blocks if plan.results)
 
     def follow(self, index: int, cell: int, begin: int, nbytes: int) -> None:
-        """Registers a cell over those bytes of a member, so that it advances while they are
-        written."""
+        """Registers a cell over these bytes of a member, so that the cell advances while the bytes
+        are being written."""
         if self.growing:
             self.followed[cell] = begin, begin + nbytes
         if index in self.streaming:

@@ -1,9 +1,9 @@
 """Requests for copies of objects, and reports about copies that this node receives or serves.
 
-When a process here requests an object, or a broadcast sends one, the manager makes a plan, which
-later plans may replace. `PlanRunner` executes plans. This file finds the block that a plan fills,
-or the memory that other nodes read, and reports to the manager when a copy is complete or has
-failed.
+When a process here requests an object or a broadcast sends one, the manager makes a plan, which
+later plans may replace. `PlanRunner` executes the plans. This file finds the block that a plan
+fills, or the memory that other nodes read, and reports to the manager when a copy is complete or
+has failed.
 """
 
 from __future__ import annotations
@@ -58,20 +58,21 @@ class Transfers:
         self.replicas = replicas
         self.plan_runner = plan_runner
         self.fetching: dict[bytes, int] = {}  # object -> local id of its header here
-        # The highest epoch of a plan that this node has received, and the number of objects that
-        # have had an operation for their copies, as far as this node knows. A new manager continues
-        # both.
+        # The highest epoch of a plan that this node has received, and the highest number of objects
+        # whose copies had an operation, as far as this node knows. A new manager continues the two
+        # counters.
         self.epochs = self.copied = 0
-        # Objects of other hosts that the manager knows to be here, in the order of their arrival.
+        # Objects of other hosts whose copies here are known to the manager, in the order of their
+        # arrival.
         self.copies: dict[bytes, None] = {}
 
     # -- fetching remote objects ---------------------------------------------------------------
 
     def fetch(self, oid: int, remote: RemoteObject) -> None:
-        """Requests that the block at `remote.payload` be filled."""
+        """Requests a plan that fills the block at `remote.payload`."""
         if self.plan_runner.makes(remote.object):
-            # The object is the result of a collective. Its owner has received the commit before
-            # this node, and the same commit will make it available here.
+            # The object is the result of a collective whose commit has reached the owner before
+            # this node. The same commit will make the object available here.
             return
         before = self.fetching.get(remote.object, oid)
         if before != oid and before in self.remote_objects:  # a header without holders
@@ -86,8 +87,8 @@ class Transfers:
         return FetchRequested(self.client.number, remote.object, remote.nbytes, holders)
 
     def _take_back(self, object_id: bytes) -> None:
-        """Cancels the request at the manager. A plan that the manager has already made may still
-        arrive, and will be withdrawn."""
+        """Cancels the request to the manager. If the manager has already made a plan, the plan may
+        still arrive, and will be withdrawn."""
         receiving = self._receiving(object_id)
         if receiving is not None:
             self._end_over(receiving.engine_buffer)
@@ -95,7 +96,7 @@ class Transfers:
         self.send_manager(CopyDropped(self.client.number, object_id))
 
     def _end_over(self, engine_buffer: EngineBuffer) -> None:
-        """Ends all plans that fill that block, and those that serve it while it is being filled."""
+        """Ends all plans that fill the buffer's block or serve it while it is being filled."""
         for execution in self._executions:
             if execution.engine_buffer is engine_buffer:
                 self.plan_runner.drop(execution.number)
@@ -107,13 +108,13 @@ class Transfers:
             self._take_back(remote.object)
 
     def _has_copy(self, object_id: bytes) -> None:
-        """Records a complete copy that is reported to the manager, because its end must be
-        reported, too. Objects of this host are not recorded, because their end needs no report."""
+        """Records a complete copy that is reported to the manager, because its removal must be
+        reported, too. This is not necessary for objects of this host."""
         if ids.unpack_id(object_id)[0] != self.client.host_id:
             self.copies[object_id] = None
 
     def dropped(self, object_id: bytes) -> None:
-        """Tells the manager that the copy of another host's object is gone."""
+        """Reports to the manager that the copy of another host's object is gone."""
         if object_id in self.copies:
             del self.copies[object_id]
             self.send_manager(CopyDropped(self.client.number, object_id))
@@ -132,8 +133,8 @@ class Transfers:
         return [one for one in self.plan_runner.executions.values() if one.is_copy]
 
     def prepare(self, execution: PlanState) -> bool:
-        """Receives the object if the plan brings it here and it is not here yet; otherwise serves
-        it."""
+        """Prepares to receive the object if this node is a receiver and does not have it yet.
+        Otherwise prepares to serve the object."""
         coming = execution.copied.object in self.fetching
         if execution.reports and not coming and not self._expect(execution):
             return False
@@ -146,7 +147,7 @@ class Transfers:
     def _receive(self, execution: PlanState, plan: Distribute) -> None:
         """Continues where an earlier plan for the same block stopped."""
         remote = self._place(plan.object)
-        if remote is None:  # it is no longer needed
+        if remote is None:  # the object is no longer needed
             raise SourcesGone((0,))
         older = self._receiving(plan.object)
         if older is not None:
@@ -165,14 +166,14 @@ class Transfers:
         oid = self.imports.local(plan.object)
         got = self.results.pin(oid) if oid and oid not in self.remote_objects else STATE["FREE"]
         if got is None:
-            raise NotNow("the object is on disk and does not fit into the store")
+            raise NotNow("the object is on disk and does not fit in the store")
         if isinstance(got, int) or got.nbytes != plan.nbytes:
-            raise SourcesGone((0,))  # or an error is in its place
+            raise SourcesGone((0,))  # the object is gone, or an error has replaced it
         execution.views[0] = got
 
     def _expect(self, execution: PlanState) -> bool:
-        """Finds memory for a copy that no process here has requested. False: another execution is
-        receiving it, or there is nothing to do."""
+        """Finds memory for a copy that no process here has requested. Returns False if another
+        execution is receiving the copy or there is nothing to do."""
         plan = execution.copied
         oid, remote = self.plan_runner.filling.claim(
             execution, plan.object, plan.nbytes, plan.sources, self, self._has_come
@@ -182,8 +183,8 @@ class Transfers:
             return True
         if execution.waiting:
             return False
-        # It may be the result of a task of this host that has ended on another host, if the message
-        # with the result is still on its way.
+        # The object may be the result of an outbound task whose TaskEnded message has not arrived
+        # yet.
         if self.client.state(oid) == STATE["CLAIMED"] and self.loop.now() < execution.until:
             raise NotNow("the object is not done yet")
         return self._is_here(execution)
@@ -197,9 +198,9 @@ class Transfers:
             self.plan_runner.begin(execution)
 
     def _is_here(self, execution: PlanState) -> bool:
-        """Answers a plan to receive an object that is already here, because the plan crossed this
-        node's last report. True: the object is served nevertheless, because other nodes' plans may
-        name this node as parent."""
+        """Answers a plan to receive an object that is already here, because the plan was made
+        before this node's last report arrived. Returns True if the object must be served, because
+        the plans of other nodes may name this node as parent."""
         plan, number = execution.copied, self.client.number
         oid = self.imports.local(plan.object)
         state = self.client.state(oid) if oid else STATE["FREE"]
@@ -215,19 +216,19 @@ class Transfers:
         return bool(execution.program.serves)
 
     def _place(self, object_id: bytes) -> RemoteObject | None:
-        """The remote object whose block that object fills."""
+        """The remote object whose block the object's bytes fill."""
         return self.remote_objects.by_oid.get(self.fetching.get(object_id, 0))
 
     def _receiving(self, object_id: bytes) -> PlanState | None:
-        """The plan by which this node receives that object at present."""
+        """The plan by which this node is receiving the object, or None."""
         if object_id not in self.fetching:
             return None
         receiving = (one for one in self.plan_runner.executions.values() if one.receives)
         return next((one for one in receiving if one.copies_object(object_id)), None)
 
     def withdraw(self, message: Withdraw) -> None:
-        """Ends a withdrawn plan. If the plan was filling the object, and the manager has sent no
-        other plan, it belonged to a request that this node has cancelled."""
+        """Ends a withdrawn plan. If the plan was filling the object and the manager has sent no
+        other plan, the withdrawn plan belonged to a request that this node has cancelled."""
         execution = self.plan_runner.executions.get(COPY_OPERATION | message.epoch)
         if execution is None:
             return
@@ -239,7 +240,7 @@ class Transfers:
     def _drop(self, execution: PlanState) -> None:
         """Ends a plan that the manager has withdrawn or does not know."""
         if execution.reports and not execution.begun and not execution.waiting:
-            self.replicas.let_go(execution.copied.object)  # it was waiting for memory
+            self.replicas.let_go(execution.copied.object)  # the plan was waiting for memory
         self.plan_runner.drop(execution.number)
 
     def _abandoned(self, object_id: bytes) -> None:
@@ -248,27 +249,27 @@ class Transfers:
             del self.fetching[object_id]
         elif self.replicas.only_kept(object_id):
             self._end_over(remote.engine_buffer)
-            # Remove it before `give_up` calls `forget`, which would report the manager's own
-            # withdrawal to it.
+            # Remove the entry before `give_up` calls `forget`, which would otherwise report the
+            # manager's own withdrawal to the manager.
             oid = self.fetching.pop(object_id)
             self.replicas.let_go(object_id)
             self.remote_objects.give_up(oid)
-        else:  # a process has requested it again
+        else:  # a process has requested the object again
             self.send_manager(self._request(remote))
 
     def refused(self, message: FetchRefused) -> None:
-        """Fails an object that the manager cannot provide. If its holder lacks the memory to read
-        it from disk, the object is not lost, and is requested again instead."""
+        """Fails an object that the manager cannot provide. If a holder only lacks the memory to
+        read the object from disk, the object is not lost, and is requested again instead."""
         self.replicas.let_go(message.object)
         oid = self.fetching.get(message.object)
         if oid is not None and oid in self.remote_objects:
             if message.error == "full":
                 self.remote_objects.refuse(oid, message.message)
-                if not self._receiving(message.object):  # else `withdraw` requests it again
+                if not self._receiving(message.object):  # otherwise `withdraw` requests it again
                     again = partial(self._request_again, message.object, oid)
                     self.loop.call_later(MEMORY_POLL_S, again)
                 return
-            self.remote_objects.lost(oid, message.message)  # this calls `forget`
+            self.remote_objects.lost(oid, message.message)  # this call calls `forget`
         self.fetching.pop(message.object, None)
 
     def _request_again(self, object_id: bytes, oid: int) -> None:
@@ -278,8 +279,8 @@ class Transfers:
             self.send_manager(self._request(remote))
 
     def report(self) -> Iterator[NodeToManager | Report]:
-        """Yields the copies of this node for a new manager. Plans that have not begun are dropped,
-        because the new manager would not withdraw them; it makes new plans as needed."""
+        """Yields this node's copies and requests for a new manager. Plans that have not begun are
+        dropped, because the new manager would not withdraw them. It makes new plans as needed."""
         number = self.client.number
         for execution in self._executions:
             if execution.begun:
@@ -294,7 +295,7 @@ class Transfers:
             yield self._request(remote)
 
     def _not_planned(self) -> Iterator[RemoteObject]:
-        """Requested objects that no plan fills yet."""
+        """The requested objects for which there is no plan yet."""
         moving = {one.copied.object for one in self._executions if one.receives}
         for object_id in list(self.fetching):
             remote = self._place(object_id)
@@ -303,35 +304,35 @@ class Transfers:
 
     def _others(self, remote: RemoteObject) -> tuple[int, ...]:
         found = tuple(holder for holder in remote.holders if holder != self.client.number)
-        if not found:  # no holder is known, so it names the owner's node
+        if not found:  # no holder is known, so name the owner's node
             owner = self.links.peers.by_host_id.get(self.replicas.imports.owner_of(remote.object))
             found = () if owner is None else (owner.member.node,)
         return found
 
-    # -- notifications of the runner -----------------------------------------------------------
+    # -- notifications from the runner ---------------------------------------------------------
 
     def arrived(self, execution: PlanState) -> Ranges | None:
-        """The bytes of the served block that are here; None if the object is complete, or the copy
-        was given up."""
+        """The bytes of the served block that have arrived. None if the object is complete or the
+        copy was given up."""
         object_id = execution.copied.object
         # The receiving plan may have changed since serving began.
         source = self._receiving(object_id)
-        # The plan was withdrawn; another one may follow if the object is still needed.
+        # The receiving plan was withdrawn. Another may follow if the object is still needed.
         if source is None:
             return Ranges() if object_id in self.fetching else None
         if source.engine_buffer is not execution.engine_buffer:
-            return Ranges()  # it fills another block
+            return Ranges()  # the receiving plan fills another block
         return source.arrived(object_id, self.cells.engine.watermark)
 
     def parent_failed(self, execution: PlanState, node: int, reason: str) -> None:
-        """Tells the manager that a stripe cannot be pulled as planned."""
+        """Reports to the manager that a stripe cannot be pulled as planned."""
         plan = execution.copied
         self.send_manager(
             FetchFailed(self.client.number, plan.object, plan.epoch, node, reason[:1000])
         )
 
     def completed(self, execution: PlanState) -> None:
-        """Makes the object available, and tells the manager."""
+        """Makes the object available, and notifies the manager."""
         plan = execution.copied
         execution.blocks.clear()
         oid = self.fetching.get(plan.object)
@@ -340,7 +341,7 @@ class Transfers:
         if oid is not None and oid in self.remote_objects:
             self.remote_objects.arrived(oid)
             if plan.object not in self.fetching:
-                return  # it is no longer needed, and `forget` has told the manager
+                return  # the object is no longer needed, and `forget` has notified the manager
             # Keep the object pinned as long as another plan serves from this block.
             shared = execution.engine_buffer
             if any(other.engine_buffer is shared for other in self._executions):
@@ -353,7 +354,7 @@ class Transfers:
     def failed(
         self, execution: PlanState, reason: str, sources: tuple[int, ...], error: str
     ) -> None:
-        """Tells the manager that the object is neither received nor served."""
+        """Reports to the manager that the object is neither received nor served."""
         object_id, full = execution.copied.object, ""
         if error == "full":
             full = self.store.full_message()[:1000]
@@ -362,7 +363,8 @@ class Transfers:
         self.send_manager(CopyDropped(self.client.number, object_id, full))
 
     def ended(self, execution: PlanState, carryover: Carryover) -> None:
-        """Keeps the block with the remote object, for the next plan that fills it."""
+        """Keeps the received ranges with the remote object for the next plan that fills its
+        block."""
         object_id = execution.copied.object
         copy, remote = carryover.copies.pop(object_id, None), self._place(object_id)
         if copy is not None and remote is not None and remote.payload == copy.payload:
@@ -371,8 +373,8 @@ class Transfers:
     # -- for dumps ------------------------------------------------------------------------------
 
     def waits(self) -> Iterator[dict[str, Any]]:
-        """Yields what this node waits for: cells that other nodes fill, and objects that no plan
-        fills yet."""
+        """Yields the transfers for which this node is waiting: cells that other nodes fill, and
+        objects for which there is no plan yet."""
         now_ns = self.loop.now_ns()
         for cell, pulling in list(self.links.pulling.items()):
             about = pulling.wanting.describe(cell)
