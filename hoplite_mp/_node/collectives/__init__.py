@@ -1,1 +1,1 @@
-"""Collectives on refs: operations, reductions in chunks, and their ends."""
+"""Collectives on refs: operations, and reductions in chunks."""

@@ -1,7 +1,7 @@
-"""Folds sources that do not fit into memory together, one chunk at a time.
+"""Folds sources that do not fit in memory together, one chunk at a time.
 
 As many sources as fit are restored from disk, pinned in the plan's order, folded into the partial
-result, and unpinned. The result has the same bits as that of a single pass, because the partial
+result, and unpinned. The result is bitwise equal to that of a single pass, because the partial
 result has the dtype in which the kernels accumulate (cext/reduce_kernels.h).
 """
 
@@ -32,17 +32,17 @@ __all__ = ["ChunkedReduce", "NotInChunks"]
 Array = np.ndarray[Any, np.dtype[Any]]
 # A chunk pins at most 1/2 of the store's limit, because other objects also need memory.
 CHUNK_SHARE = 2
-# Elements converted to the accumulator's dtype at a time; few enough to stay in the CPU caches.
+# The number of elements converted to the accumulator's dtype at a time. They fit in the CPU caches.
 WIDENED_ITEMS = 1 << 17
 
 
 class NotInChunks(Exception):
-    """This reduction has no partial result into which further sources could be folded."""
+    """Raised if the reduction has no partial result into which further sources could be folded."""
 
 
 class ChunkedReduce(LocalReduce):
-    """Calls of `pin` and `run` alternate until `done`; the result is allocated with the first
-    chunk."""
+    """A reduction in chunks. Calls to `pin` and `run` alternate until `done` is True. The first
+    call to `pin` allocates the result."""
 
     def __init__(self, results: ResultWriter, ask: Collective, plan: ExecuteReduce) -> None:
         super().__init__(results, ask.op, [])
@@ -50,9 +50,10 @@ class ChunkedReduce(LocalReduce):
         self.plan = plan
         self.at = 0  # number of sources that have been folded
         self.first: _serialize.ArrayInfo | None = None
-        # Dtype of the accumulator, if it is not that of the result.
+        # The dtype to which elements are widened for the accumulator, if that is necessary.
         self.wide: np.dtype[Any] | None = None
-        self.accumulator = 0  # offset of its block in the store, if it has one of its own
+        # offset in the store of the accumulator's block, or 0 if it is the result's block
+        self.accumulator = 0
 
     @property
     def done(self) -> bool:
@@ -61,8 +62,8 @@ class ChunkedReduce(LocalReduce):
     # -- pinning -------------------------------------------------------------------------------
 
     def pin(self) -> bool:
-        """Pins the next chunk; False if there is no memory now for even one source, or for the
-        result."""
+        """Pins the next chunk. Returns False if there is no memory now for a single source or for
+        the result."""
         self.views, self.infos = [], []
         left = self.results.store.limit // CHUNK_SHARE
         for index in self.plan.order[self.at :]:
@@ -84,7 +85,7 @@ class ChunkedReduce(LocalReduce):
 
     def _begin(self, first: _serialize.ArrayInfo) -> bool:
         """Allocates the result, and an accumulator if the kernel needs one that is wider than the
-        result; False if there is no memory now."""
+        result. Returns False if there is no memory now."""
         name = first.dtype_name
         kernel = has_kernel(self.op, name)
         count = prod(first.shape)
@@ -126,7 +127,7 @@ class ChunkedReduce(LocalReduce):
     # -- folding, in a thread ------------------------------------------------------------------
 
     def run(self, threads: int) -> None:
-        """Folds the chunk that is pinned."""
+        """Folds the pinned chunk."""
         sources = [self._flat(v, i) for v, i in zip(self.views, self.infos, strict=True)]
         kernel = has_kernel(self.op, self.infos[0].dtype_name)
         if kernel is None:
@@ -195,7 +196,8 @@ class ChunkedReduce(LocalReduce):
             into[...] = fold(op, [into, *pieces] if self.at else pieces)
 
     def _finish(self, kernel: str | None, dtype: np.dtype[Any]) -> None:
-        """Divides for a mean, and rounds a wider accumulator once to the result's dtype."""
+        """Divides the total for a mean, and rounds a wider accumulator once to the result's
+        dtype."""
         divisor = len(self.plan.order)
         if self.wide is None:
             if self.op == "mean":
@@ -225,7 +227,8 @@ def _widen(part: Array, kernel: str, wide: np.dtype[Any]) -> Array:
 
 
 def _bfloat16(total: Array) -> Array:
-    """Rounds to nearest even; a NaN stays a NaN although its low bits are cut off."""
+    """Rounds to the nearest value, ties to even. A NaN stays a NaN even though its low bits are cut
+    off."""
     bits = total.view(np.uint32)
     rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
     quiet = bits >> 16 | 0x40

@@ -1,8 +1,9 @@
 """Collectives on refs: watches the sources, executes the planner's plans, seals the results.
 
-The planner decides which sources take part. This file reports ready sources, runs plans of this
-node alone in a thread without the GIL, and seals the results at the commit. One host uses the same
-protocol (epoch, stripes complete, commit) as many; its reduction tree is a single vertex.
+The planner decides which sources take part. This file reports ready sources, runs plans that
+involve only this node in a thread without the GIL, and seals the results at the commit. A cluster
+of one host uses the same protocol (epoch, stripes complete, commit) as a larger one; its reduction
+tree is a single vertex.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ if TYPE_CHECKING:
 __all__ = ["Operations", "finish", "placed"]
 
 
-# Errors for too few available sources. Lost sources may be reconstructed.
+# The kinds of errors that mean too few available sources. Lost sources may be reconstructed.
 _FOR_WANT_OF_SOURCES = ("reduce", "source", "lost")
-# Bits of an operation's counter; the number of the requesting node is in the bits above.
+# The number of bits for an operation's counter. The bits above it are the requesting node's number.
 NUMBER_BITS = 40
 
 
@@ -66,23 +67,23 @@ class RunningOperation:
     holds: list[Any]
     waiting: dict[int, list[int]]  # source id -> its indices, for sources that are not done yet
     parked: list[int]
-    # An execution that has finished; while it runs, only its thread has it.
+    # A finished execution. Until an execution has finished, only its thread refers to it.
     execution: LocalReduce | None = None
-    chunked_reduce: ChunkedReduce | None = None  # used if not all sources fit into memory at once
+    chunked_reduce: ChunkedReduce | None = None  # used if the sources do not fit in memory together
     epoch: int = 0
     space_deadline: float = 0.0
-    try_again_at: float = 0.0  # when to try to allocate again; see `_no_memory`
+    try_again_at: float = 0.0  # time of the next attempt to allocate (see `_no_memory`)
     plan: ExecuteReduce | None = None
     executed: ExecuteReduce | None = None  # the latest plan that only this node executes
     layout: bytes = b""  # dtype and shape of a source; all sources must agree
     slot: int = 0  # the caller's client slot
     asked_ns: int = 0
-    planned_ns: int = 0  # when the latest plan arrived; 0: none has
-    waits_for: tuple[int, ...] = ()  # nodes whose reports the plan still lacks
+    planned_ns: int = 0  # time at which the latest plan arrived; 0: no plan has arrived
+    waits_for: tuple[int, ...] = ()  # nodes whose reports the plan requires
 
 
 class Operations:
-    """The collectives that this node has requested, and its part in those of others."""
+    """The collectives that this node has requested, and its part in those of other nodes."""
 
     def __init__(self, host: HostContext, threads: int) -> None:
         self.config = host.config
@@ -95,7 +96,7 @@ class Operations:
         self.send = host.send_manager
         self.loop = host.loop
         self.threads = threads
-        self.plan_runner: PlanRunner | None = None  # set if there is a network
+        self.plan_runner: PlanRunner | None = None  # None in a cluster of one host
         self.trace_events = host.trace_events
         self.operations: dict[int, RunningOperation] = {}
         self._next = 1
@@ -103,13 +104,14 @@ class Operations:
     # -- the request ---------------------------------------------------------------------------
 
     def asked(self, ask: Collective, slot: int) -> None:
-        """Takes up a client's request, which makes this node responsible for the results."""
+        """Handles a client's request, which makes this node responsible for the results."""
+        # If no result can be taken, the caller was interrupted and has cancelled them.
         if any([self.tasks.take(oid) for oid in ask.results]):
-            self.begin(ask, slot)  # else the caller was interrupted and has cancelled the results
+            self.begin(ask, slot)
 
     def begin(self, ask: Collective, slot: int) -> None:
-        """Begins an operation whose results the node has claimed; holds sources and results until
-        its end."""
+        """Begins an operation whose results the node has claimed. Holds sources and results until
+        the end of the operation."""
         number, self._next = self.client.number << NUMBER_BITS | self._next, self._next + 1
         holds = [self.client.hold(oid) for oid in dict.fromkeys((*ask.sources, *ask.results))]
         waiting: dict[int, list[int]] = {}
@@ -132,7 +134,7 @@ class Operations:
                 yield ReduceHeld(self.client.number, operation.executed, reported)
 
     def _request(self, operation: RunningOperation) -> Iterator[NodeToManager]:
-        """Yields the messages that request the operation, with the present state of its sources."""
+        """Yields the messages that request the operation and report the state of its sources."""
         ask = operation.ask
         ready: list[int] = []
         failed: list[int] = []
@@ -171,15 +173,15 @@ class Operations:
             yield SourceFailed(operation.number, index, self._reason(ask.sources[index]))
 
     def _deadline_s(self, operation: RunningOperation) -> float | None:
-        """The seconds that remain until the operation's deadline."""
+        """The number of seconds until the operation's deadline, or None if it has none."""
         whole_s = operation.ask.deadline_s
         if whole_s is None:
             return None
         return max(0.0, whole_s - (self.loop.now_ns() - operation.asked_ns) / 1e9)
 
     def _about(self, operation: RunningOperation, oid: int) -> tuple[int, bytes, tuple[int, ...]]:
-        """(bytes, layout, nodes that hold it) of a ready source; placeholders if this node is the
-        only one."""
+        """The (bytes, layout, numbers of its holders) of a ready source. In a cluster of one host
+        the first two are placeholders."""
         if self.plan_runner is None:
             return 0, b"", (self.client.number,)
         remote = self.remote_objects.by_oid.get(oid)
@@ -189,7 +191,7 @@ class Operations:
         ask = operation.ask
         operation.layout = operation.layout or layout
         if ask.kind in FOLDING and not can_fold(ask.op, layout):
-            # the source is fetched to this node, where NumPy can fold it
+            # The source is fetched to this node, where NumPy can fold it.
             holders = (self.client.number,)
         return nbytes, layout, holders
 
@@ -222,7 +224,7 @@ class Operations:
                     else:
                         self.send(SourceFailed(operation.number, index, self._reason(oid)))
             if all(self.client.state(oid) in UNWANTED for oid in operation.ask.results):
-                # The results were deleted while it ran.
+                # The results were deleted during the operation.
                 self.send(OperationDropped(operation.number))
 
     def refuse(self, results: list[int], why: str) -> None:
@@ -236,7 +238,7 @@ class Operations:
 
     @property
     def manager_handlers(self) -> dict[type, ManagerHandler]:
-        """Handlers of messages of the manager about operations."""
+        """Handlers of messages from the manager about operations."""
         return {
             ExecuteReduce: self._planned,
             Commit: self.commit,
@@ -271,12 +273,12 @@ class Operations:
             operation.planned_ns = self.loop.now_ns()
             operation.waits_for = tuple(sorted(waits_for(plan)))
             operation.epoch = plan.epoch
-            if operation.execution is not None:  # it executed an earlier epoch's plan
+            if operation.execution is not None:  # the result of an earlier epoch's plan
                 operation.execution.drop()
                 operation.execution = None
         if self.plan_runner is not None:
             if operation is None or set(participants(plan)) != {self.client.number}:
-                self.plan_runner.execute(plan)  # the runner reuses what earlier plans have received
+                self.plan_runner.execute(plan)  # reuses the bytes that earlier plans have received
                 return
             self.plan_runner.drop(plan.operation)
         if operation is not None:
@@ -285,7 +287,8 @@ class Operations:
             self.execute(operation)
 
     def execute(self, operation: RunningOperation) -> None:
-        """Pins the members and starts a thread. Without memory, `execute_again` retries later."""
+        """Pins the members and starts a thread. If memory is short, `execute_again` retries
+        later."""
         plan = operation.plan
         assert plan is not None
         execution: LocalReduce | None = None
@@ -305,7 +308,7 @@ class Operations:
             return
         if execution is None:
             self._no_memory(
-                operation, "it and one source do not fit into the store beside what is in use"
+                operation, "it and one source do not fit in the store beside the objects in use"
             )
             return
         operation.plan = None
@@ -315,7 +318,7 @@ class Operations:
         )
 
     def _chunk(self, operation: RunningOperation, plan: ExecuteReduce) -> LocalReduce | None:
-        """Pins as many of the next members as fit; None if there is no memory for any now."""
+        """Pins as many of the next members as fit. Returns None if none fits now."""
         chunked_reduce = operation.chunked_reduce
         if chunked_reduce is None:
             chunked_reduce = ChunkedReduce(self.results, operation.ask, plan)
@@ -323,7 +326,7 @@ class Operations:
             if not chunked_reduce.pin():
                 return None
         except (PlanError, SourcesGone):
-            chunked_reduce.drop()  # its first chunk may have taken blocks already
+            chunked_reduce.drop()  # it may already have leased blocks for its first chunk
             operation.chunked_reduce = None
             raise
         operation.chunked_reduce = chunked_reduce
@@ -331,8 +334,9 @@ class Operations:
         return chunked_reduce
 
     def _no_memory(self, operation: RunningOperation, why: str) -> None:
-        """Delays the next attempt beyond the next turn. The failed attempt may have spilled and
-        restored objects, which wakes processes and thereby causes that turn."""
+        """Delays the next attempt beyond the next turn, or fails the operation after its deadline.
+        The failed attempt may have spilled and restored objects, which wakes processes, and they
+        cause the next turn."""
         now = self.loop.now()
         operation.try_again_at = now + MEMORY_POLL_S
         if now > operation.space_deadline:
@@ -360,7 +364,8 @@ class Operations:
         )
 
     def _run(self, execution: LocalReduce) -> BaseException | None:
-        """Runs in a thread, mostly without the GIL. Returns the error if there was one."""
+        """Runs in a thread, mostly without the GIL. Returns the exception that was raised, or
+        None."""
         try:
             execution.run(self.threads)
         except BaseException as error:
@@ -373,7 +378,7 @@ class Operations:
         """Handles the end of an execution, or of one of its chunks, in the loop's thread."""
         operation = self.operations.get(number)
         if operation is None or operation.epoch != epoch:
-            execution.drop()  # the operation was dropped or planned again while it ran
+            execution.drop()  # the operation was dropped or planned again in the meantime
         elif failure is None and isinstance(execution, ChunkedReduce) and not execution.done:
             execution.let_go()
             operation.plan = execution.plan  # `execute_again` starts the next chunk
@@ -387,7 +392,8 @@ class Operations:
             self._failed(operation, f"{type(failure).__name__}: {failure}", ())
 
     def execute_again(self) -> float | None:
-        """Retries plans that wait for memory. Returns when to retry; None if none waits."""
+        """Retries plans that are waiting for memory. Returns the time of the next retry, or None if
+        no plan is waiting."""
         for operation in list(self.operations.values()):
             if operation.plan is not None and self.loop.now() >= operation.try_again_at:
                 self.execute(operation)
@@ -403,8 +409,8 @@ class Operations:
     def _note(
         self, operation: RunningOperation, outcome: str, members: tuple[int, ...] = ()
     ) -> None:
-        """Adds an event to the trace: first the wait for sources, then one for each plan, which
-        lasts until the next plan or the end."""
+        """Adds an event to the trace. The first event is the wait for sources. Each plan then has
+        one event, which lasts until the next plan or the end of the operation."""
         if self.trace_events.on:
             ask = operation.ask
             self.trace_events.add(
@@ -429,7 +435,7 @@ class Operations:
         if execution is not None:
             for oid, (payload, nbytes) in zip(operation.ask.results, execution.take(), strict=True):
                 self.results.store_block(oid, payload, nbytes)
-        elif operation.ask.kind not in FOLDING:  # a kind that only copies: every copy is in place
+        elif operation.ask.kind not in FOLDING:  # the kind only copies, and all copies are complete
             if self.plan_runner is not None:
                 placed(self.plan_runner, operation.ask, message)
             for oid in operation.ask.results:
@@ -456,8 +462,8 @@ class Operations:
         self.end(operation)
 
     def _begin_again(self, operation: RunningOperation, gone: list[int]) -> bool:
-        """Requests the operation again if lost sources can be reconstructed, or if sources had only
-        moved. False: neither is the case."""
+        """Requests the operation again if lost sources can be reconstructed or the gone sources
+        have other holders. Returns False if neither is the case."""
         ask = operation.ask
         lost = any([self.remote_objects.needs_making(oid) for oid in dict.fromkeys(ask.sources)])
         moved = bool(gone) and all(self.client.state(oid) in VALUED for oid in gone)
@@ -501,10 +507,10 @@ class Operations:
         operation.holds.clear()
 
 
-# Ends a committed collective that this host requested: records where results are, informs owners.
+# The end of a committed collective that this host requested.
 #
 # The results are blocks in this host's store, or replicas that other nodes keep for later readers.
-# The owner of each object is informed at once which nodes have replicas.
+# The owner of each object is notified immediately which nodes have replicas.
 
 
 def finish(
@@ -514,7 +520,7 @@ def finish(
     blocks: dict[int, tuple[int, int]],
     message: Commit,
 ) -> None:
-    """Completes the results of a fold. `blocks` has those that are on this host: index -> (payload,
+    """Completes the results of a fold. blocks: the results on this host, as index -> (payload,
     bytes)."""
     for index, oid in enumerate(ask.results):
         if index in blocks:
@@ -533,8 +539,8 @@ def finish(
 
 
 def placed(plan_runner: PlanRunner, ask: Collective, message: Commit) -> None:
-    """After a collective that only copied: reports to the sources' owners which nodes have
-    replicas."""
+    """Reports to the sources' owners which nodes have replicas, after a collective that only
+    copied."""
     peers = plan_runner.links.peers.by_number
     others = dict.fromkeys(node for node in message.destinations if node in peers)
     if not others:
@@ -548,7 +554,7 @@ def placed(plan_runner: PlanRunner, ask: Collective, message: Commit) -> None:
 
 
 def _report_replicas(plan_runner: PlanRunner, object_id: bytes, nodes: Iterable[int]) -> None:
-    """Reports to the object's owner that these nodes, except for this one, keep a replica."""
+    """Reports to the object's owner that these nodes, excluding this one, keep a replica."""
     peers = plan_runner.links.peers.by_number
     hosts = tuple(peers[node].member.host_id for node in nodes if node in peers)
     if hosts:
