@@ -109,7 +109,7 @@ def test_its_state_is_never_lost_in_silence(c: hoplite_mp.Cluster) -> None:
         with pytest.raises(
             ActorLostError,
             match=r"^actor Counter has lost its state.*SIGKILL.*"
-            r"\. options\(restarts=\) restarts it$",
+            r"\. With options\(restarts=\) it would be restarted$",
         ):
             future.result(20)
     with pytest.raises(WorkerLostError):

@@ -45,7 +45,7 @@ def test_node_that_is_lost_cannot_begin_an_actor(node: NodeHarness, asked: bool)
         node.lose(1)
     ((_, reply),) = node.replies()
     assert reply.gone
-    why = "its host was lost while the actor was to begin there" if asked else "node h1 is gone"
+    why = "its host was lost while the actor was starting there" if asked else "node h1 is gone"
     assert reply.error == why
     assert not node.parts.questions.open
 

@@ -1,1 +1,1 @@
-"""Actors of this host and of others, and their failover after the loss of a host."""
+"""Actors on this host and on other hosts, and their failover after the loss of a host."""

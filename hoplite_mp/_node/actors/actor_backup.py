@@ -1,17 +1,17 @@
 """Backups: a second host keeps the data to restart an actor after the loss of its host.
 
 An actor with restarts left must survive the loss of its host. Its node sends the constructor data
-and the process's latest checkpoint to one other host, the *backup*, which holds these objects and
-all objects that they name (primary-backup replication). When the actor's host is lost, the manager
-makes the backup the owner of the actor's identity (_node/objects/ownership_transfer.py), and the
-backup restarts the actor (_node/actors/actor_failover.py).
+and the process's latest checkpoint to one other host, the *backup*. The backup holds these objects
+and all objects that they name (primary-backup replication). When the actor's host is lost, the
+manager makes the backup the owner of the actor's identity (_node/objects/ownership_transfer.py),
+and the backup restarts the actor (_node/actors/actor_failover.py).
 
 Invariant: an actor's host that has lost contact with the backup replaces it only after the manager
 has declared the backup gone. Otherwise a partitioned host could continue with states unknown to its
-former backup, which has restarted the actor meanwhile (split brain).
+former backup, while the former backup has also restarted the actor (split brain).
 
-The backup has no header of the identity while the actor's host lives, so the backup does not keep
-the actor alive.
+The backup has no header for the identity while the actor's host is alive, so the backup does not
+keep the actor alive.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _log = logging.getLogger("hoplite_mp")
 
 @dataclass(slots=True)
 class ActorBackup:
-    """An actor of another host that this host can restart."""
+    """An actor on another host that this host can restart."""
 
     host_id: int  # id of the actor's host
     number: int  # number of the actor's node
@@ -57,14 +57,14 @@ class ActorBackup:
 
 
 class ActorBackupsEvents(Protocol):
-    """Reports and requests of this component to the components above it."""
+    """Reports from this component to the components above it."""
 
     def sought(self, host_id: int, identity: bytes) -> None:
-        """The host asks for an actor whose host is lost."""
+        """Handles a host's question about an actor whose host is lost."""
 
 
 class ActorBackups:
-    """The backups of this node's actors on other hosts, and this host's backups of their actors."""
+    """The backups of this host's actors on other hosts, and this host's backups of their actors."""
 
     def __init__(
         self,
@@ -85,22 +85,23 @@ class ActorBackups:
         self.actors = actors
         self.owners = owners
         self.events = events
-        self.at: dict[int, int] = {}  # identity of an actor of this host -> host id of its backup
-        # Identity -> number of the latest KeepActor, and actions that wait for its answer.
+        self.at: dict[int, int] = {}  # identity of an actor on this host -> host id of its backup
+        # Identity -> (number of the latest KeepActor, actions that are waiting for its answer).
         self.asked: dict[int, tuple[int, list[Callable[[], None]]]] = {}
-        # Identity -> number of a backup that this node has lost contact with, until the manager has
-        # declared the backup gone.
+        # Identity -> node number of a backup with which this node has lost contact, until the
+        # manager has declared the backup gone.
         self.unsure: dict[int, int] = {}
-        # Identities of actors without a backup, because their data does not fit into a message.
+        # Identities of actors without a backup, because their data does not fit in a message.
         self.unkept: set[int] = set()
         self.kept: dict[bytes, ActorBackup] = {}  # by identity
         self._last = 0
 
-    # -- actors of this host -------------------------------------------------------------------
+    # -- actors on this host -------------------------------------------------------------------
 
     def keep(self, actor: ActorRecord, done: Callable[[], None] | None = None) -> None:
-        """Sends the data for a restart to the actor's backup, after the actor began or changed.
-        `done` is called when the backup has all available data, or if there can be no backup."""
+        """Sends the data for a restart to the actor's backup after the actor has started or
+        changed. Calls `done` when the backup has all available data, or if there can be no
+        backup."""
         _, waiting = self.asked.pop(actor.identity, (0, []))
         if done is not None:
             waiting.append(done)
@@ -114,22 +115,21 @@ class ActorBackups:
             return
         message = self._message(actor)
         if message is None:
-            # the old backup's data is older, so it must not restart the actor
+            # The old backup must not restart the actor, because its data is outdated.
             if before is not None:
                 self._drop(before, actor)
             _call(waiting)
             return
-        if (
-            before is not None and before != host_id
-        ):  # when the new backup is complete, drop the old one
+        # When the new backup is complete, drop the old one.
+        if before is not None and before != host_id:
             waiting.append(lambda: self._drop(before, actor))
         self.at[actor.identity] = host_id
         self.asked[actor.identity] = (message.number, waiting)
         self.send(host_id, message)
 
     def _message(self, actor: ActorRecord) -> KeepActor | None:
-        """The message to the actor's backup, with a new number. None: a part is too large for a
-        message, so the actor has no backup; this is logged once."""
+        """The message to the actor's backup, with a new number. None if a field is too large for a
+        message, so that the actor can have no backup. This is logged once."""
         if actor.identity in self.unkept:
             return None
         self._last += 1
@@ -146,7 +146,7 @@ class ActorBackups:
                 actor.label,
                 actor.restarts_left,
                 actor.restarts,
-                wanted.detached and actor.hold is not None,  # it was not closed
+                wanted.detached and actor.hold is not None,  # detached and not closed
                 actor.begun,
                 wanted.output_owner,
                 wanted.places,
@@ -164,7 +164,7 @@ class ActorBackups:
             return None
 
     def _backup_of(self, actor: ActorRecord) -> int | None:
-        """The host id of the actor's backup: the present one, or else the next node by number on
+        """The host id of the actor's backup: the present backup, or else the next node by number on
         which the actor may run. None if there is no such node."""
         wanted = actor.wanted
         if not wanted.restarts or actor.ended is not None or actor.closed:
@@ -185,7 +185,7 @@ class ActorBackups:
         return able[0].host_id if able else None
 
     def ended(self, actor: ActorRecord) -> None:
-        """The actor will not be restarted, so its backup drops its data."""
+        """Drops the backup of an actor that will not be restarted."""
         self.unsure.pop(actor.identity, None)
         self.unkept.discard(actor.identity)
         host_id = self.at.pop(actor.identity, None)
@@ -200,16 +200,16 @@ class ActorBackups:
         self.send(host_id, DropActor(self.actors.public(actor.identity), ended=not lives))
 
     def peer_joined(self) -> None:
-        """A node has joined: gives backups to actors without one."""
+        """Finds backups for actors without one, after a node has joined."""
         for actor in list(self.actors.by_identity.values()):
             if actor.identity not in self.at and actor.identity not in self.unsure:
                 self.keep(actor)
 
-    # -- actors of other hosts -----------------------------------------------------------------
+    # -- actors on other hosts -----------------------------------------------------------------
 
     @property
     def peer_handlers(self) -> dict[type, PeerHandler]:
-        """Handlers of messages of other hosts about backups."""
+        """Handlers of messages from other hosts about backups."""
         return {
             KeepActor: self._take,
             ActorKept: self._kept_there,
@@ -228,15 +228,15 @@ class ActorBackups:
         if backup is not None and backup.host_id == host_id:
             del self.kept[message.identity]
             if message.ended and backup.what.name:
-                # This host may have claimed the name from a new manager that has no report of the
-                # actor's own node.
+                # This host may have claimed the name for the actor with a new manager that has no
+                # report from the actor's own node.
                 self.release_name(backup)
 
     def _take(self, host_id: int, message: KeepActor) -> None:
         before = self.kept.get(message.identity)
         number = self.roster.number_of(host_id)
         if before is not None and before.host_id != host_id:
-            before = None  # the actor has moved since then, so that state is older
+            before = None  # the actor has moved since then, so the state is outdated
         if before is not None and not before.whole:
             before = before.before
         backup = ActorBackup(host_id, -1 if number is None else number, message, before=before)
@@ -247,7 +247,7 @@ class ActorBackups:
         ]
 
         def done() -> None:
-            # Objects are missing if fetches have failed, for example after the death of the actor's
+            # Objects are missing if fetches have failed, for example after the loss of the actor's
             # host.
             if all(self.with_payload(object_id) for object_id in named):
                 backup.before, backup.whole = None, True
@@ -256,8 +256,8 @@ class ActorBackups:
         self.bring(backup.holds, done).bring(named)
 
     def number_of(self, identity: bytes, host_id: int) -> int | None:
-        """The number of the newest complete KeepActor of an actor of the host. None: this node is
-        not the actor's backup, or lacks an object; 0: no KeepActor is complete."""
+        """The number of the newest complete KeepActor for an actor on the host, or 0 if none is
+        complete. None if this node is not the actor's backup."""
         backup = self.kept.get(identity)
         if backup is None or backup.host_id != host_id:
             return None
@@ -266,8 +266,8 @@ class ActorBackups:
         return 0 if backup is None else backup.what.number
 
     def report(self) -> Iterator[NodeToManager]:
-        """For a new manager: the names of actors whose host may have been lost with the former
-        manager. Whether these actors move here is decided later."""
+        """Yields, for a new manager, the names of actors whose host may have been lost together
+        with the former manager. Whether these actors move here is decided later."""
         for identity, backup in self.kept.items():
             there = self.roster.number_of(backup.host_id) is not None
             if backup.what.name and (there or self.owners.is_open(backup.host_id)):
@@ -275,8 +275,8 @@ class ActorBackups:
                 yield ActorNameClaimed(0, backup.number, name, identity, True, by_backup=True)
 
     def release_name(self, backup: ActorBackup) -> None:
-        """Releases the name of an actor that will not be restarted, or has lost its name. The lost
-        host may have reported that to this backup, but not to the manager, which had just been
+        """Releases the name of an actor that will not be restarted or has lost its name. The lost
+        host may have reported that to this backup but not to the manager, which had just been
         replaced."""
         what = backup.what
         self.send_manager(ActorNameReleased(self.client.number, what.name, what.identity))
@@ -284,9 +284,8 @@ class ActorBackups:
     # -- deaths --------------------------------------------------------------------------------
 
     def peer_lost(self, member: Member) -> None:
-        """A host is gone: makes headers for the identities of its actors that this node can
-        restart. Called before this node reports its orphan inventory, which then contains these
-        headers."""
+        """Makes headers for the identities of a lost host's actors that this node can restart.
+        Called before this node reports its orphan inventory, which then contains these headers."""
         imports = self.imports
         for identity, backup in self.kept.items():
             if backup.host_id != member.host_id:
@@ -304,13 +303,13 @@ class ActorBackups:
                 imports.answer(record)
 
     def backup_peer_lost(self, member: Member) -> None:
-        """Records which actors have a backup on a host that this node has lost contact with."""
+        """Records which actors have a backup on a host with which this node has lost contact."""
         for identity in [identity for identity, at in self.at.items() if at == member.host_id]:
             del self.at[identity]
             self.unsure[identity] = member.node
 
     def are_gone(self, numbers: Collection[int]) -> None:
-        """The manager has declared these nodes gone: replaces the backups that they held."""
+        """Replaces the backups on nodes that the manager has declared gone."""
         for identity in [identity for identity, number in self.unsure.items() if number in numbers]:
             del self.unsure[identity]
             actor = self.actors.by_identity.get(identity)
@@ -318,8 +317,8 @@ class ActorBackups:
                 self.keep(actor)
 
     def take_over(self, object_id: bytes, owner: int) -> ActorBackup | None:
-        """An object, which may be an identity, has a new owner. If that is this host, returns the
-        actor's backup."""
+        """Handles the new owner of an object, which may be an actor's identity. If the owner is
+        this host, removes and returns the actor's backup, if there is one."""
         backup = self.kept.get(object_id)
         if backup is None or (owner != self.client.host_id and backup.host_id == owner):
             return None
@@ -327,7 +326,8 @@ class ActorBackups:
         return backup if owner == self.client.host_id else None
 
     def with_payload(self, object_id: bytes) -> int:
-        """The local id of an object whose value is here; 0 if it is not here or has failed."""
+        """The local id of an object whose value is here. 0 if the value is not here or has
+        failed."""
         oid = self.imports.local(object_id)
         if not oid or oid in self.remote_objects or self.client.hold(oid) is None:
             return 0
@@ -335,8 +335,8 @@ class ActorBackups:
 
 
 class BackupFetch:
-    """A fetch of objects of any host, with all objects that they name, directly or indirectly.
-    `done` is called when all available objects are here; `holds` keeps them."""
+    """A fetch of objects of any host, with all objects that they name directly or indirectly.
+    `done`: called when all available objects are here; `holds`: the list of holds on them."""
 
     def __init__(self, host: HostContext, holds: list[Any], done: Callable[[], None]) -> None:
         self.loop = host.loop
@@ -376,7 +376,7 @@ class BackupFetch:
         if remote_objects.want(oid, here):
             return
         if self.store.impossible(remote_objects.by_oid[oid].nbytes):
-            self._one_less()  # can never fit here: omitted
+            self._one_less()  # the object can never fit here, so it is omitted
             return
 
         def again() -> None:
@@ -386,8 +386,8 @@ class BackupFetch:
         self.loop.call_later(MEMORY_POLL_S, again)  # the store is full now
 
     def _bring_named(self, oid: int) -> None:
-        """Fetches the objects that an object names. A pending object is skipped, because the
-        objects that it will name are not known yet; its readers fetch those later."""
+        """Fetches the objects that an object names. Skips a pending object, because the objects
+        that it will name are not known yet. Its readers fetch them later."""
         client = self.client
         got = client.view(oid)
         if isinstance(got, int) and oid not in self.remote_objects and self.store.restore(oid):

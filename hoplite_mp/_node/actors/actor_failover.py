@@ -1,10 +1,10 @@
 """Restarts actors on this host after the loss of their host, and delays requests until then.
 
-When an actor's host is lost, the manager makes a host that can restart the actor the new owner of
-its identity (_planner/owners.py). That host starts a process from its backup
-(_node/actors/actor_backup.py), and then receives the calls of all hosts. Other hosts may receive
-the manager's message earlier, and send requests about the actor too soon. Such a request waits
-until this host has the message and all data for the restart.
+When an actor's host is lost, the manager chooses a host that can restart the actor, and makes it
+the new owner of the actor's identity (_planner/owners.py). That host starts a process from its
+backup (_node/actors/actor_backup.py), and then receives the calls from all hosts. Other hosts may
+receive the manager's message earlier and send requests about the actor too soon. Such a request
+waits until this host has the message and all data for the restart.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class ActorFailover:
     # -- requests about actors that may be here ------------------------------------------------
 
     def when_known(self, identity: bytes, action: Callable[[], None]) -> None:
-        """Calls `action` once it is known whether the actor is here; usually at once."""
+        """Calls `action` once it is known whether the actor is here, which is usually immediate."""
         if self._is_open(identity):
             self.waiting.setdefault(identity, []).append(action)
         else:
             action()
 
     def _is_open(self, identity: bytes) -> bool:
-        """Whether the actor's host was lost and its new host is unknown, or the actor is just being
+        """Whether the actor's host was lost and the new host is unknown, or the actor is being
         restarted here."""
         if identity in self.beginning:
             return True
@@ -89,7 +89,7 @@ class ActorFailover:
                 action()
 
     def sought(self, host_id: int, identity: bytes) -> None:
-        """Another host asks where to send calls to the actor."""
+        """Answers another host's question where to send calls to the actor."""
         self.when_known(identity, lambda: self._found(host_id, identity))
 
     def _found(self, host_id: int, identity: bytes) -> None:
@@ -99,7 +99,7 @@ class ActorFailover:
     # -- restarting ----------------------------------------------------------------------------
 
     def moved(self, record: ImportRecord) -> None:
-        """An object, which may be an actor's identity, has a new owner."""
+        """Handles the new owner of an object, which may be an actor's identity."""
         backup = self.backups.take_over(record.object, record.owner)
         if backup is not None and (backup.what.detached or self._is_held(record.oid)):
             self._begin(record, backup)
@@ -108,7 +108,7 @@ class ActorFailover:
         self.remote_actors.moved(record)
 
     def ownerless(self, record: ImportRecord) -> None:
-        """An object, which may be an actor's identity, gets no new owner: the actor is not
+        """Handles an object without a new owner, which may be an actor's identity. The actor is not
         restarted, even if this host could restart it."""
         backup = self.backups.kept.get(record.object)
         if backup is not None and backup.host_id == record.owner:
@@ -124,8 +124,8 @@ class ActorFailover:
         return bool({*self.client.inspect(identity)["refs"]} - {NODE_SLOT})
 
     def _begin(self, record: ImportRecord, backup: ActorBackup) -> None:
-        """Restarts the actor from the newest state that is complete here. If no state is complete,
-        first fetches as much as possible."""
+        """Restarts the actor from the newest state that is complete here. If there is none, first
+        fetches as much of a state as possible."""
         what = backup.what
         named = [each for each in (what.setup, what.state) if each != NO_OBJECT]
         full = all(self.backups.with_payload(each) for each in named)
@@ -145,7 +145,7 @@ class ActorFailover:
         self.backups.bring(backup.holds, here).bring(named)
 
     def _begin_again(self, record: ImportRecord, backup: ActorBackup) -> None:
-        """Makes this host the actor's host, and starts its process."""
+        """Makes this host the actor's host, and starts the actor's process."""
         what, actors, workers = backup.what, self.actors, self.workers
         setup = self.backups.with_payload(what.setup)
         state = self.backups.with_payload(what.state) if what.state != NO_OBJECT else 0
@@ -165,7 +165,7 @@ class ActorFailover:
         pool = self.remote_actors.give_up(record.oid) or workers.open_bound(NODE_SLOT, 0)
         if pool is None:
             self.backups.release_name(backup)
-            return  # `_found` reports to callers that it is gone
+            return  # `_found` reports to callers that the actor is gone
         self.outbound_tasks.forget_pool(pool)
         actor = ActorRecord(
             record.oid,

@@ -1,7 +1,7 @@
-"""Records of actors, and of the processes or nodes that request one.
+"""Records of actors, and of the processes and nodes that request them.
 
-Opening an actor takes several messages to the manager and other nodes, and a restart on another
-host needs the actor's constructor data. These records keep that state.
+Opening an actor requires several messages to the manager and other nodes, and a restart on another
+host requires the actor's constructor data. These records keep that state.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ __all__ = [
     "taken_words",
 ]
 
-ENDED = "its actor has ended"  # why a pool starts no process
+ENDED = "its actor has ended"  # the reason why a pool starts no process
 
 
 class Asker(Protocol):
-    """A process or node that has requested an actor, and waits for the answer."""
+    """A process or node that has requested an actor and is waiting for the answer."""
 
     def granted(self, hold: Any) -> None:
-        """Answers with the identity. `hold` is kept until the asker has its own."""
+        """Answers with the identity. hold: kept until the asker has its own hold."""
 
     def refused(self, why: str, gone: bool = False) -> None:
-        """Answers that there is no such actor, and why; "": no actor has that name. gone: whether
-        its host is gone."""
+        """Answers that there is no such actor. why: the reason, or "" if no actor has that name.
+        gone: whether its host is gone."""
 
 
 @dataclass(slots=True)
 class Client:
-    """A process of this host that has requested an actor."""
+    """A process on this host that has requested an actor."""
 
     slot: int
     number: int
     reply: Callable[[Reply], None]  # drops the reply if the process that was in the slot has ended
-    # Keeps a hold for the process until it has its own; False: the process has ended.
+    # Keeps a hold for the process until it has its own. Returns False if the process has ended.
     keep: Callable[[Any], bool]
 
     def granted(self, hold: Any) -> None:
@@ -68,8 +68,8 @@ class Client:
 
 
 class WantedActor(NamedTuple):
-    """An actor that is to begin: the fields of BeginActor after its number, with local ids in place
-    of cluster-wide ones."""
+    """An actor that will be started: the fields of BeginActor after its number, with local ids in
+    place of cluster-wide ones."""
 
     setup: int
     about: bytes
@@ -82,36 +82,36 @@ class WantedActor(NamedTuple):
     places: tuple[int, ...] = ()  # numbers of the nodes to which it is bound
     env: Environment = ()
     demand: Demand = ()  # lifelong resources
-    only_now: bool = False  # refuse the actor if it would have to wait for them
+    only_now: bool = False  # refuse the actor if it would have to wait for its resources
 
     @classmethod
     def of(cls, message: OpenActor | BeginActor, **changed: Any) -> WantedActor:
-        """The actor that a message requests. changed: fields with other values."""
+        """The actor that a message requests. changed: new values for some of the fields."""
         fields = {name: getattr(message, name) for name in cls._fields if name not in changed}
         return cls(**fields, **changed)
 
 
 @dataclass(slots=True)
 class ActorRecord:
-    """One actor of this host."""
+    """One actor on this host."""
 
     identity: int
     pool: int
-    name: str  # while the actor has this name in the cluster; afterwards ""
+    name: str  # the actor's name in the cluster, or "" after its release
     class_name: str
     restarts_left: int
-    wanted: WantedActor  # the request that it was made from
+    wanted: WantedActor  # the request for the actor
     label: str = ""  # the same name, kept for messages after the name's release
     restarts: int = 0
     hold: Any = None  # the node's own hold on the identity, if the actor is detached
     state: Any = None  # a hold on the latest checkpoint of its process
-    # The error payload that every call raises from now on; None while the actor lives.
+    # The error payload that every call raises after the actor's end; None before that.
     ended: bytes | None = None
-    begun: bool = field(default=False)  # its present process has made its object
+    begun: bool = field(default=False)  # the present process has made the user's object
     # Kill the actor when no process holds the identity, because its `with` block has raised.
     killed_unheld: bool = False
-    closed: bool = False  # closed by a process of its own host, so no other host restarts it
-    calls_done: int = 0  # by its processes that have ended
+    closed: bool = False  # closed by a process on its own host, so no other host restarts it
+    calls_done: int = 0  # number of calls finished by its former processes
 
     @property
     def title(self) -> str:
@@ -137,17 +137,17 @@ class ActorRecord:
         return "lives" if self.begun else "begins"
 
     def loss(self, process: str, how: str) -> errors.ActorLostError:
-        """The error of its calls after the process has ended."""
+        """The error of the actor's calls after the exit of its process. how: describes the exit."""
         used = self.restarts
         if self.ended is not None:
-            then = ""  # the actor had ended before its process
+            then = ""  # the actor had ended before its process exited
         elif self.restarts_left > 0:
             total = used + self.restarts_left
             then = f". This call is lost; the actor restarts (restart {used + 1} of {total})"
         elif used:
             then = f". Its restarts are used up (options(restarts={used}))"
         else:
-            then = ". options(restarts=) restarts it"
+            then = ". With options(restarts=) it would be restarted"
         return errors.ActorLostError(
             f"{self.title} has lost its state: its process, {process}, {how}{then}"
         )
@@ -155,15 +155,16 @@ class ActorRecord:
 
 @dataclass(slots=True)
 class Opening:
-    """A request that waits for the manager's answer about a name."""
+    """A request that is waiting for the manager's answer about a name."""
 
     asker: Asker
     wanted: WantedActor | None  # None: only look up the actor of that name
     identity: int = 0
     holds: list[Any] = field(default_factory=list)
     asked: Any = None
-    refusal: str = ""  # why the actor did not begin; reported once the manager has freed its name
-    gone: bool = False  # it did not begin because this node is leaving
+    # the reason why the actor did not start, reported when the manager has freed its name
+    refusal: str = ""
+    gone: bool = False  # the actor did not start because this node is leaving
 
 
 def taken_words(name: str) -> str:
@@ -175,6 +176,6 @@ def taken_words(name: str) -> str:
 
 
 def ended_calls(client: _shm.NodeClient, slot: int) -> int:
-    """How many calls the process in the slot has finished."""
+    """The number of calls that the process in the slot has finished."""
     info = client.client_info(slot)
     return int(info["tasks_done"] + info["tasks_failed"])

@@ -1,9 +1,9 @@
-"""The actors of this host: how they begin, end, and are restarted.
+"""The actors on this host: how they start, end, and are restarted.
 
-An actor is a pool of one worker that makes an object before it takes its first call, and an
-*identity*: an object in the node's own table, whose holders are counted like those of any object.
-Handles and running calls hold the identity, on any host. When it has no holder left, the pool is
-closed.
+An actor consists of a pool and an *identity*. The pool has one worker, which makes the user's
+object before it takes its first call. The identity is an object in the node's own table, whose
+holders are counted like those of any object. On any host, handles and running calls hold the
+identity. When it has no holder left, the pool is closed.
 
 Invariant: the number of an actor's pool is not reused before the identity is gone, so a process
 that holds a handle may submit to that number without asking the node.
@@ -54,41 +54,42 @@ POOL_OPEN, POOL_CLOSING, POOL_ENDED = 1, 2, 4
 
 
 class LocalActorsEvents(Protocol):
-    """Reports and requests of this component to the components above it."""
+    """Reports and requests from this component to the components above it."""
 
     def output_owner_of(self, slot: int) -> int:
-        """The driver that gets the output of an actor begun by the process in the slot."""
+        """The driver that receives the output of an actor started by the process in the slot."""
 
     def keep_granted(self, slot: int, number: int, hold: Any) -> None:
         """Keeps a hold for the process in the slot until the process has its own."""
 
     def remote_begin(self, asker: Asker, wanted: WantedActor, node: int) -> None:
-        """Begins an actor on another node."""
+        """Starts an actor on another node."""
 
     def remote_end(self, identity: int, kill: bool, unheld: bool) -> None:
-        """Ends an actor of another host."""
+        """Ends an actor on another host."""
 
     def remote_restarts(self, asker: Client, identity: int) -> None:
-        """Answers with the number of restarts of an actor of another host."""
+        """Answers with the number of restarts of an actor on another host."""
 
     def remote_bind(self, slot: int, number: int, ask: BindActor) -> None:
-        """Opens a pool here for calls to an actor of another host."""
+        """Opens a pool here for calls to an actor on another host."""
 
     def remote_fail_calls(self, pool: int) -> None:
-        """Fails calls that are queued for an actor of another host, if the actor has ended."""
+        """Fails calls that are queued for an actor on another host, if the actor has ended."""
 
     def remote_freed(self, oid: int) -> None:
-        """No process here holds an object, perhaps the identity of an actor of another host."""
+        """Called when no process here holds an object, which may be the identity of an actor on
+        another host."""
 
     def keep_backup(self, actor: ActorRecord, done: Callable[[], None] | None) -> None:
-        """Sends the data for a restart to the actor's backup; `done`: see ActorBackups.keep."""
+        """Sends the data for a restart to the actor's backup. done: see `ActorBackups.keep`."""
 
     def has_ended(self, actor: ActorRecord) -> None:
-        """The actor will not be restarted."""
+        """Called when the actor will not be restarted."""
 
 
 class LocalActors:
-    """All actors of this host."""
+    """All actors on this host."""
 
     def __init__(
         self,
@@ -113,10 +114,10 @@ class LocalActors:
         self.by_pool: dict[int, ActorRecord] = {}
         self.by_identity: dict[int, ActorRecord] = {}
         self.openings: dict[int, Opening] = {}  # by number of the request to the manager
-        self.leaving = False  # this node leaves the cluster when all pending calls have ended
+        self.leaving = False  # this node will leave the cluster when all pending calls have ended
         self._requests = 0
 
-    # -- requests of clients -------------------------------------------------------------------
+    # -- requests from clients -----------------------------------------------------------------
 
     def asker(self, slot: int, request: Request) -> Client:
         line = self.clients.get(slot)
@@ -140,7 +141,7 @@ class LocalActors:
             self.events.remote_begin(asker, wanted, ask.node)
 
     def begin(self, asker: Asker, wanted: WantedActor) -> None:
-        """Begins an actor on this host, unless another actor has its name."""
+        """Starts an actor on this host, unless another actor has its name."""
         if self.leaving:
             asker.refused(self._why_leaving(), True)
             return
@@ -169,7 +170,7 @@ class LocalActors:
         )
 
     def public(self, oid: int) -> bytes:
-        """The cluster-wide id of an object that has a header here."""
+        """The cluster-wide id of an object with a header here."""
         record = self.imports.by_oid.get(oid)
         return ids.pack_id(self.client.host_id, oid) if record is None else record.object
 
@@ -180,7 +181,7 @@ class LocalActors:
         self.send_manager(opening.asked)
 
     def name_held(self, message: ActorNameHeld) -> None:
-        """The manager reports which actor has a name."""
+        """Handles the manager's answer that states which actor has a name."""
         opening = self.openings.pop(message.request, None)
         if opening is None:
             return
@@ -199,13 +200,13 @@ class LocalActors:
                 opening.asker.refused(taken_words(wanted.name))
 
     def _discard(self, opening: Opening) -> None:
-        """Gives up an identity for which no actor was made."""
+        """Discards an identity for which no actor was made."""
         if opening.identity:
             self.results.store_value(opening.identity, _serialize.encode(None), False)
             opening.holds.clear()
 
     def report(self) -> Iterator[NodeToManager]:
-        """The state of actors that a new manager must know."""
+        """Yields the state of actors for a new manager."""
         for actor in self.by_identity.values():
             if actor.name:
                 identity, moves = self.public(actor.identity), actor.wanted.restarts > 0
@@ -241,8 +242,9 @@ class LocalActors:
         self.keep(actor)
 
     def _refuse(self, opening: Opening, wanted: WantedActor) -> None:
-        """Tells the asker why its actor does not begin. The manager frees the actor's name first;
-        otherwise the asker's next claim, through another node, could arrive too early."""
+        """Replies to the asker with the reason why its actor does not start. The manager frees the
+        actor's name first, because the asker's next claim could otherwise reach the manager too
+        early, through another node."""
         name, why = wanted.name, self._why_leaving() if self.leaving else self.workers.why_none
         self._release_name(name, opening.identity)
         self._discard(opening)
@@ -253,14 +255,15 @@ class LocalActors:
             opening.asker.refused(why, self.leaving)
 
     def keep(self, actor: ActorRecord, done: Callable[[], None] | None = None) -> None:
-        """Updates the actor's backup; `done`: see ActorBackups.keep."""
+        """Updates the actor's backup. done: see `ActorBackups.keep`."""
         self.events.keep_backup(actor, done)
 
     def _grant(self, asker: Asker, identity: bytes) -> None:
-        """Answers with an existing actor of any host."""
+        """Answers with an existing actor on any host."""
 
         def done(holds: list[Any]) -> None:
-            hold = holds[0]  # None, or FAILED on another host: the last handle was just released
+            # It is None or FAILED if the last handle has just been released, here or elsewhere.
+            hold = holds[0]
             if hold is None or self.client.state(hold.oid) == STATE["FAILED"]:
                 return asker.refused("")
             asker.granted(hold)
@@ -276,7 +279,7 @@ class LocalActors:
             self.reply(slot, Reply(request.number))
 
     def of(self, identity: int) -> ActorRecord | None:
-        """The actor of this host with that identity; it may have begun on another host."""
+        """The actor on this host with that identity. It may have started on another host."""
         return self.by_identity.get(identity) or self.by_identity.get(
             self.imports.own(self.public(identity))
         )
@@ -284,8 +287,8 @@ class LocalActors:
     def end_here(
         self, identity: int, kill: bool, unheld: bool = False, remote: bool = False
     ) -> bool:
-        """Ends an actor of this host; False: not an actor. remote: another host requests this, and
-        repeats the request if the actor moves."""
+        """Ends an actor on this host. Returns False if there is no such actor. remote: another host
+        requests this, and repeats the request if the actor moves."""
         actor = self.of(identity)
         if actor is not None and unheld:
             actor.killed_unheld = True
@@ -302,7 +305,7 @@ class LocalActors:
                 self.end_with(actor, error)
             pool = self.workers.pools[actor.pool]
             pool.broken = ENDED
-            if pool.demand:  # its process may still wait for resources
+            if pool.demand:  # its process may still be waiting for resources
                 self.resources.wait_workers(pool, 0)
             for worker in list(pool.workers.values()):
                 self.workers.kill(worker, "closing")
@@ -310,8 +313,8 @@ class LocalActors:
             self.client.open_pool(actor.pool, POOL_CLOSING)
             self.tasks.wake_pool(actor.pool)
             if remote:
-                self.keep(actor)  # the backup records that it is nameless and not detached
-            else:  # no one could inform the backup if this host were lost
+                self.keep(actor)  # the backup records that it has no name and is not detached
+            else:  # no other host could notify the backup if this host were lost
                 actor.closed = True
                 self.events.has_ended(actor)
 
@@ -338,15 +341,15 @@ class LocalActors:
         if pool not in self.by_pool:
             self.events.remote_fail_calls(pool)
 
-    # -- requests of actors' own processes -----------------------------------------------------
+    # -- requests from actors' own processes ---------------------------------------------------
 
     def _of_worker(self, slot: int) -> ActorRecord | None:
         worker = self.workers.all.get(slot)
         return None if worker is None else self.by_pool.get(worker.pool)
 
     def begins(self, slot: int, request: Request) -> None:
-        """The process has made its object. If it began with a checkpoint, it takes calls only after
-        the backup has that checkpoint as well."""
+        """Records that the actor's process has made its object. If the process started from a
+        checkpoint, it takes calls only when the backup also has that checkpoint."""
         actor = self._of_worker(slot)
         asker = self.asker(slot, request)
 
@@ -360,7 +363,8 @@ class LocalActors:
             go_on()
 
     def backlog(self, slot: int, request: Request) -> None:
-        """The process has begun all calls of its announced backlog."""
+        """Replies with the next backlog, because the process has begun all calls of the last
+        one."""
         self.reply(slot, Reply(request.number, self._backlog(self._of_worker(slot))))
 
     def _backlog(self, actor: ActorRecord | None) -> list[int]:
@@ -391,7 +395,8 @@ class LocalActors:
         self.reply(slot, Reply(request.number))
 
     def may_end(self, slot: int, request: Request) -> None:
-        """A closed actor is idle: it may end unless calls to it still wait for arguments."""
+        """Replies whether a closed, idle actor may end. It may not while calls to it are still
+        waiting for arguments."""
         actor = self._of_worker(slot)
         if actor is None:
             ends = True
@@ -409,16 +414,18 @@ class LocalActors:
     # -- ends and restarts ---------------------------------------------------------------------
 
     def leave(self) -> None:
-        """This node is leaving the cluster: refuses new calls and actors, and releases names."""
+        """Refuses new calls and actors, and releases names, because this node is leaving the
+        cluster."""
         self.leaving = True
         for actor in self.by_pool.values():
             self._forget_name(actor)
             if actor.ended is None and self.tasks.pool_state(actor.pool) == POOL_OPEN:
                 self.client.open_pool(actor.pool, POOL_LEAVING)
-                self.keep(actor)  # the backup records that it has no name
+                self.keep(actor)  # the backup records that the actor has no name
 
     def has_left(self) -> None:
-        """All calls have ended, and this node leaves: no other host restarts its actors."""
+        """Ends all actors when their calls have ended and this node leaves. No other host restarts
+        them."""
         for actor in self.by_pool.values():
             if actor.ended is None:
                 self.end_with(actor, errors.ActorLostError(f"{actor.title}: {self._why_leaving()}"))
@@ -427,7 +434,7 @@ class LocalActors:
         return f"node h{self.client.number} is leaving the cluster"
 
     def died(self, pool: Pool, worker: WorkerInfo, how: str) -> None:
-        """An actor's process has ended, and its call is settled: the actor restarts or ends."""
+        """Restarts or ends an actor whose process has exited and whose call is settled."""
         actor = self.by_pool.get(pool.number)
         if actor is None:  # the identity is gone, so no call is left
             pool.broken = ENDED
@@ -445,7 +452,8 @@ class LocalActors:
         self._fail_queued(actor)
 
     def lost_call(self, worker: WorkerInfo, how: str) -> Exception | None:
-        """The error of a call during which its actor's process ended; None if not an actor."""
+        """The error of a call during which the actor's process exited. None if the worker is not an
+        actor's."""
         actor = self.by_pool.get(worker.pool)
         return None if actor is None else self.loss(actor, worker, how)
 
@@ -453,7 +461,7 @@ class LocalActors:
         return actor.loss(f"worker {worker.slot}@h{self.client.number}", how)
 
     def freed(self, oid: int) -> None:
-        """The object has no holder left. If it is an identity, its actor ends."""
+        """Handles an object without holders. If it is an identity, ends the actor."""
         actor = self.by_identity.pop(oid, None)
         if actor is None:
             self.events.remote_freed(oid)
@@ -467,9 +475,9 @@ class LocalActors:
         self._end_with_payload(actor, _serialize.encode_error(error, "").tobytes())
 
     def _end_with_payload(self, actor: ActorRecord, payload: bytes) -> None:
-        """Ends the actor; every call raises this error from now on. The pool's state is set before
-        queued calls are failed: a process that posts a call later sees the state, and asks the node
-        to fail the call."""
+        """Ends the actor. Every call raises this error from then on. The pool's state is set before
+        queued calls are failed, because a process that posts a call later reads the state and asks
+        the node to fail the call."""
         actor.ended = payload
         self._forget_name(actor)
         self.events.has_ended(actor)
@@ -500,8 +508,8 @@ class LocalActors:
     # -- for users -----------------------------------------------------------------------------
 
     def describe(self) -> Iterator[dict[str, Any]]:
-        """Describes each actor of this host for `status`, `top` and `dump`, with the number of
-        waiting, running and finished calls that this host knows of."""
+        """Describes each actor on this host for `status`, `top` and `dump`, with the numbers of
+        waiting, running and finished calls that this host knows."""
         waiting = self.client.queued_counts()
         for actor in list(self.by_identity.values()):
             pool = self.workers.pools.get(actor.pool)

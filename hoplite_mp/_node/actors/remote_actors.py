@@ -1,8 +1,8 @@
-"""Actors across hosts: beginning and calling actors of other hosts, and serving other hosts.
+"""Actors across hosts: starting and calling actors on other hosts, and serving other hosts.
 
-An actor's identity is an object of its host's node, so handles travel as refs do. For calls from
-this host the node keeps a pool without workers, and forwards all its tasks, in order, to the
-actor's pool on its host. The node also begins actors here for other hosts.
+An actor's identity is an object of its host's node, so handles are sent like refs. For calls from
+this host the node keeps a pool without workers, and forwards all tasks of the pool, in order, to
+the actor's pool on its host. The node also starts actors here for other hosts.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ if TYPE_CHECKING:
 __all__ = ["RemoteActors"]
 
 NO_IDENTITY = bytes(ids.ID_BYTES)
-# How many calls are sent to an actor of another host ahead of the running call. Higher: no pause
-# between calls over a high-latency network. Lower: fewer may have begun when that host is lost.
+# The number of calls that are sent to an actor on another host ahead of the running call. Higher:
+# no pauses between calls over a high-latency network. Lower: fewer calls may have begun when that
+# host is lost.
 ACTOR_AHEAD_CALLS = 64
 NO_BACKUP = "its host is gone, and no other host could restart it"
 
@@ -72,14 +73,14 @@ class RemoteAsker:
 
 @dataclass(slots=True)
 class Bound:
-    """A pool of this host whose tasks are calls to an actor of another host."""
+    """A pool of this host whose tasks are calls to an actor on another host."""
 
     identity: int
     host_id: int  # id of the actor's host
     restarts: int
     retries: int
     places: tuple[int, ...]  # numbers of the nodes to which the actor is bound
-    ended: bytes | None = None  # the error payload of all calls from now on
+    ended: bytes | None = None  # the error payload of all calls after the actor's end
 
     @property
     def restarts_elsewhere(self) -> bool:
@@ -88,16 +89,16 @@ class Bound:
 
     @property
     def ahead(self) -> int:
-        """How many calls are sent ahead of the running call. When the host is lost, sent calls may
-        have begun and must fail. A restartable actor without retries therefore gets one call at a
-        time, and the remaining calls run after its restart."""
+        """The number of calls that are sent ahead of the running call. When the host is lost, sent
+        calls may have begun and must fail. A restartable actor without retries therefore receives
+        one call at a time, and the remaining calls run after its restart."""
         return 0 if self.restarts_elsewhere and not self.retries else ACTOR_AHEAD_CALLS
 
 
 @dataclass(slots=True)
 class Closing:
-    """An actor of another host that a process here has closed. `calls`: earlier calls, which must
-    be sent before the message that ends the actor."""
+    """An actor on another host that a process here has closed. `calls`: the earlier calls, which
+    must be sent before the message that ends the actor."""
 
     host_id: int
     identity: bytes
@@ -105,14 +106,14 @@ class Closing:
 
 
 class RemoteActorsEvents(Protocol):
-    """Reports and requests of this component to the components above it."""
+    """Requests from this component to the components above it."""
 
     def when_known(self, identity: bytes, action: Callable[[], None]) -> None:
         """Calls `action` once it is known whether the actor is on this host."""
 
 
 class RemoteActors:
-    """This node's part in actors across hosts, both as the caller and as the actor's host."""
+    """Actors across hosts, on one node: as the caller and as the actor's host."""
 
     def __init__(
         self,
@@ -147,10 +148,10 @@ class RemoteActors:
         self.bound: dict[int, Bound] = {}  # by pool
         self.closing: list[Closing] = []
 
-    # -- for processes of this host --------------------------------------------------------------
+    # -- for processes on this host --------------------------------------------------------------
 
     def begin(self, asker: Asker, wanted: WantedActor, node: int) -> None:
-        """Begins an actor on another node."""
+        """Starts an actor on another node."""
         member = self.roster.by_number.get(node)
         if member is None:
             asker.refused(f"node h{node} is gone", True)
@@ -165,9 +166,9 @@ class RemoteActors:
         )
 
     def _begun(self, host_id: int, asker: Asker, answer: Answer | None) -> None:
-        """The other node has answered, or is lost."""
+        """Handles the other node's answer, or its loss."""
         if answer is None:
-            asker.refused("its host was lost while the actor was to begin there", True)
+            asker.refused("its host was lost while the actor was starting there", True)
             return
         message: ActorBegun = answer.message
         if message.identity == NO_IDENTITY:
@@ -177,14 +178,14 @@ class RemoteActors:
         def done(holds: list[Any]) -> None:
             self.send(host_id, ActorHeld(message.number))
             if holds[0] is None:
-                asker.refused("its host was lost just after the actor had begun", True)
+                asker.refused("its host was lost just after the actor had started", True)
             else:
                 asker.granted(holds[0])
 
         self.imports.ask([message.identity], done)
 
     def bind(self, slot: int, number: int, ask: BindActor) -> None:
-        """Answers with the pool of this host for calls to the actor, opening it if needed."""
+        """Answers with the pool of this host for calls to the actor. Opens the pool if needed."""
         identity = ask.identity
         actor = self.actors.of(identity)
         pool = self.by_identity.get(identity) if actor is None else actor.pool
@@ -239,7 +240,8 @@ class RemoteActors:
                     self.send(closing.host_id, EndActorThere(closing.identity, False))
 
     def _restarts_elsewhere(self, closing: Closing) -> bool:
-        """Whether calls that wait for the actor can go to another host after a restart."""
+        """Whether calls that are waiting for the actor can be sent to another host after a
+        restart."""
         found = self.imports.by_object.get(closing.identity)
         pool = None if found is None else self.by_identity.get(found.oid)
         return (
@@ -258,7 +260,7 @@ class RemoteActors:
         def restarts_known(answer: Answer | None) -> None:
             if answer is not None:
                 asker.answer(answer.message.restarts)
-            elif self.owners.is_open(owner):  # its new host is asked once it is known
+            elif self.owners.is_open(owner):  # the new host is asked once it is known
                 self.counting.setdefault(identity, []).append(asker)
             else:
                 asker.answer(0)
@@ -266,14 +268,14 @@ class RemoteActors:
         self.questions.ask(owner, lambda number: RestartsAsked(number, object_id), restarts_known)
 
     def fail_calls(self, pool: int) -> None:
-        """Fails a call to a pool whose actor has ended."""
+        """Fails the calls in a pool whose actor has ended."""
         bound = self.bound.get(pool)
         if bound is not None and bound.ended is not None:
             self.actors.fail_all(pool, bound.ended)
 
     def lost(self, pool: int, why: str) -> bool:
         """Ends a pool whose actor's host is gone, unless the actor can restart on another host.
-        False: the pool does not belong to a remote actor."""
+        Returns False if the pool does not belong to a remote actor."""
         bound = self.bound.get(pool)
         if bound is None:
             return False
@@ -294,11 +296,12 @@ class RemoteActors:
     # -- actors whose host was lost --------------------------------------------------------------
 
     def moved(self, record: ImportRecord) -> None:
-        """An object, which may be an identity, has a new owner, which restarts the actor if
-        possible."""
+        """Handles the new owner of an object, which may be an actor's identity. The owner restarts
+        the actor if possible."""
         waits = [other for other in self.closing if other.identity == record.object]
         if not waits and self.ends.get(record.oid) is False and record.oid in self.by_identity:
-            calls = self.client.queued_in(self.by_identity[record.oid], True)  # to be retried
+            # These calls will be retried.
+            calls = self.client.queued_in(self.by_identity[record.oid], True)
             if calls:
                 waits = [Closing(record.owner, record.object, calls)]
                 self.closing += waits
@@ -310,13 +313,14 @@ class RemoteActors:
             self._is_there(record, bool(waits))
 
     def _is_here(self, record: ImportRecord, closes: bool) -> None:
-        """This host is the new owner: the actor has restarted here, or no host can restart it."""
+        """Handles this host becoming the new owner. Either the actor has restarted here, or no host
+        can restart it."""
         if self._ends(record, closes):
             self.actors.end_here(record.oid, self.ends[record.oid])
         self.ownerless(record)
 
     def ownerless(self, record: ImportRecord) -> None:
-        """No other host will restart the actor."""
+        """Handles that no other host will restart the actor."""
         actor = self.actors.by_identity.get(record.oid)
         for client in self.counting.pop(record.oid, ()):
             client.answer(actor.restarts if actor else 0)
@@ -325,7 +329,7 @@ class RemoteActors:
             self._end(pool, self.bound[pool], NO_BACKUP)
 
     def _is_there(self, record: ImportRecord, closes: bool) -> None:
-        """Another host is the new owner, and may have restarted the actor."""
+        """Handles another host becoming the new owner. It may have restarted the actor."""
         if self._ends(record, closes):
             self.send(record.owner, EndActorThere(record.object, self.ends[record.oid]))
         for client in self.counting.pop(record.oid, ()):
@@ -335,8 +339,8 @@ class RemoteActors:
             self._seek(pool, self.bound[pool])
 
     def _ends(self, record: ImportRecord, closes: bool) -> bool:
-        """Whether the actor's end must be forwarded to its new host at once: it was killed, or no
-        earlier calls wait here."""
+        """Whether the actor's end must be forwarded to its new host immediately, because the actor
+        was killed or no earlier calls are waiting here."""
         return record.oid in self.ends and (self.ends[record.oid] or not closes)
 
     def _seek(self, pool: int, bound: Bound) -> None:
@@ -349,7 +353,7 @@ class RemoteActors:
             self.events.when_known(record.object, lambda: self._is_here(record, False))
         elif not (
             self.send(record.owner, ActorSought(record.object))
-            or self.owners.is_open(record.owner)  # then another owner will be named
+            or self.owners.is_open(record.owner)  # another owner will be named
         ):
             self._end(pool, bound, NO_BACKUP)
 
@@ -370,21 +374,21 @@ class RemoteActors:
                 outbound_tasks.add_remote(pool, host_id, message.pool, 1, bound.ahead, first)
 
     def give_up(self, identity: int) -> int | None:
-        """Removes and returns the pool in which calls from here wait, because the actor restarts on
-        this host and uses that pool."""
+        """Removes and returns the pool in which calls from here are waiting, because the actor
+        restarts on this host and uses that pool."""
         pool = self.by_identity.pop(identity, None)
         if pool is not None:
             del self.bound[pool]
         return pool
 
     def leaves(self, host_id: int) -> None:
-        """A host is leaving: earlier calls are still sent there, new ones are refused."""
+        """Refuses new calls to actors on a leaving host. Earlier calls are still sent there."""
         for pool, bound in self.bound.items():
             if bound.host_id == host_id and bound.ended is None:
                 self.client.open_pool(pool, POOL_LEAVING)
 
     def has_calls(self, host_id: int) -> bool:
-        """Whether calls to actors of the host are still pending."""
+        """Whether calls to actors on the host are still pending."""
         under_way = map(self.tasks.pool_of, self.outbound_tasks.where)
         pools = {pool for pool, bound in self.bound.items() if bound.host_id == host_id}
         return not pools.isdisjoint(under_way) or any(
@@ -402,7 +406,7 @@ class RemoteActors:
     # -- for other hosts -------------------------------------------------------------------------
 
     def asked(self, host_id: int, message: BeginActor) -> None:
-        """Another node requests an actor on this host."""
+        """Starts an actor on this host for another node."""
         asker = RemoteAsker(self, host_id, message.number)
         if self.roster.leaves:
             asker.refused(f"node h{self.client.number} is leaving the cluster", True)
@@ -420,7 +424,7 @@ class RemoteActors:
 
     @property
     def peer_handlers(self) -> dict[type, PeerHandler]:
-        """Handlers of messages of other hosts about actors."""
+        """Handlers of messages from other hosts about actors."""
 
         def ends(host_id: int, message: EndActorThere) -> None:
             self.events.when_known(message.identity, lambda: self._end_here(message))
@@ -445,7 +449,8 @@ class RemoteActors:
         self.send(host_id, RestartsTold(message.number, actor.restarts if actor else 0))
 
     def peer_lost(self, member: Member) -> None:
-        """Drops closings of the lost host's actors that cannot restart, and holds for the host."""
+        """Drops the closings of a lost host's actors that cannot restart, and the holds for that
+        host."""
         self.closing = [
             closing
             for closing in self.closing
@@ -455,7 +460,7 @@ class RemoteActors:
             del self.given[key]
 
     def waits(self) -> Iterator[dict[str, Any]]:
-        """Describes the calls of this host's processes that wait here for actors of other hosts."""
+        """Describes the calls from this host that are waiting here for actors on other hosts."""
         waiting = self.client.queued_counts()
         for pool, bound in list(self.bound.items()):
             if waiting.get(pool):
