@@ -1,1 +1,1 @@
-"""Introspection: traces, dumps, counters."""
+"""Diagnostics: traces, dumps, counters."""

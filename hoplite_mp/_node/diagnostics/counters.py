@@ -23,7 +23,7 @@ __all__ = ["Counters"]
 
 
 class Counters:
-    """This node's counters, and requests for those of all nodes."""
+    """This node's counters, and requests for the counters of all nodes."""
 
     def __init__(self, host: HostContext, sweeper: Sweeper, workers: Workers) -> None:
         self.client = host.client
@@ -41,7 +41,7 @@ class Counters:
         self._more.append(counts)
 
     def own(self) -> dict[str, int]:
-        """The counts since this node's start, and the present sizes. Unneeded memory is freed
+        """The counts since the start of this node, and the present sizes. Unneeded memory is freed
         first, so that it is not counted."""
         client, store, workers, sweeper = self.client, self.store, self.workers, self.sweeper
         store.events.drop_unneeded()

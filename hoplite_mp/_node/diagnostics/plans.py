@@ -34,11 +34,12 @@ class PlanRequests:
 
     @property
     def handlers(self) -> dict[type, Handler]:
-        """Handlers of requests of processes."""
+        """Handlers of requests from processes."""
         return {Explain: self.ask}
 
     def ask(self, slot: int, request: Request) -> None:
-        """Passes a process's request on. Without a manager the reply is None after PATIENCE_S."""
+        """Forwards a process's request to the manager. If no manager answers, the reply is None
+        after PATIENCE_S."""
         self._last += 1
         reply, number = self.replier(slot), self._last
 
@@ -51,7 +52,7 @@ class PlanRequests:
         self.loop.call_later(PATIENCE_S, partial(self._end, number, None))
 
     def answer(self, message: PlansReported) -> None:
-        """The manager's answer."""
+        """Handles the manager's answer."""
         self._end(message.request, message.plans)
 
     def _end(self, number: int, plans: tuple[PlanSummary, ...] | None) -> None:

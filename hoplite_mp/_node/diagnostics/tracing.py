@@ -1,13 +1,14 @@
 """Traces of the whole cluster: recording on every node, and comparison of the nodes' clocks.
 
-The tracing process sends requests to its own node only. That node informs the other nodes,
-including later ones, and passes on their recorded events in pieces, so that no process holds all
-events in memory. Clocks are compared at the beginning and at the end: the answer to a message gives
-the other clock to within half of the round trip, as in Cristian's algorithm (1989), and the answer
-with the shortest round trip is used.
+The tracing process sends requests only to its own node. That node notifies the other nodes,
+including those that join later, and forwards their recorded events in pieces, so that no process
+has all events in memory. Clocks are compared at the beginning and at the end of a trace. The answer
+to a message states the other clock with an error of at most half of the round trip, as in
+Cristian's algorithm (1989). The answer with the shortest round trip is used.
 
-Only one trace at a time runs in a cluster: two would halve the space of each, and a second one is
-usually a mistake. A trace ends with the process that began it, or with that process's host.
+Only one trace at a time runs in a cluster. Two traces would halve the space for each, and a second
+one is usually a mistake. A trace ends when the process that started it ends or that process's host
+is lost.
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Clock", "Recording", "Tracing", "best_clock"]
 
-# What this node records for a trace: the tasks of its processes, and its own events.
+# A node's records for a trace: the tasks of its processes, and its own events.
 #
-# Processes write 80 bytes for each task into rings in shared memory. The node copies a ring when it
+# Processes write 80 bytes for each task to rings in shared memory. The node copies a ring when it
 # fills up, when its process has ended, and at the end of the trace. The events stay packed, because
-# a Python object for each would be too expensive at a hundred thousand tasks a second.
+# a Python object for each event would be too expensive at a hundred thousand tasks a second.
 
 
 RUNNING, DONE, FAILED, CANCELLED, LOST, TIMEOUT = range(len(OUTCOMES_OF_EVENTS))
-# The outcome of a task whose process never recorded its end, by the state of its header; all other
-# states count as DONE.
+# The outcome of a task whose process never recorded the task's end, by the state of its header. All
+# other states count as DONE.
 _ENDED = {
     STATE["FAILED"]: FAILED,
     STATE["ABORTED"]: CANCELLED,
@@ -68,13 +69,13 @@ assert EVENT.size == _tasks.EVENT_BYTES
 
 
 class Recording:
-    """This node's part of a trace; one at a time."""
+    """This node's part of the present trace."""
 
     def __init__(
         self, host: HostContext, track_name: Callable[[int, WorkerInfo | None], str]
     ) -> None:
-        """track_name: returns the name of the track for the process in the slot, or "" if it has no
-        track of its own. For an ended process it also gets the worker."""
+        """track_name: returns the name of the track for the process in the slot, or "" if the
+        process has no track of its own. The second argument is the worker if it has exited."""
         self.loop = host.loop
         self.trace_events = host.trace_events
         self.client = host.client
@@ -99,7 +100,7 @@ class Recording:
         self.on = True
 
     def running(self, slot: int) -> bytes:
-        """The tasks that a process is running, as EVENTs; maintained even without a trace."""
+        """The tasks that a process is running, as EVENTs. Available even without a trace."""
         return self._trace.open(slot)
 
     def poll(self) -> None:
@@ -132,8 +133,8 @@ class Recording:
             self._dropped += gone
 
     def exited(self, slot: int, worker: WorkerInfo | None) -> None:
-        """Records the tasks that a process was running when it died. Called before the headers that
-        it had claimed are settled."""
+        """Records the tasks that a process was running when it exited. Called before the headers
+        that it had claimed are settled."""
         if self.on:
             opened = self._trace.open(slot)
             verdict = _VERDICTS.get(worker.verdict if worker is not None else "", LOST)
@@ -141,8 +142,8 @@ class Recording:
             self._add(slot, self._ended(slot, opened, later, verdict), worker)
 
     def _ended(self, slot: int, opened: bytes, later: bytes, running: int) -> bytes:
-        """Events for tasks on a process's stack (`opened`) whose end is not among its `later`
-        events. running: the outcome of a task that has not ended."""
+        """The events for tasks on a process's stack (`opened`) whose end is not among the process's
+        `later` events. running: the outcome of a task that has not ended."""
         recorded = {event[:2] for event in EVENT.iter_unpack(later)}
         now = self.loop.now_ns()
         found = b""
@@ -153,21 +154,21 @@ class Recording:
         return found
 
     def _outcome(self, slot: int, oid: int) -> int:
-        """The outcome of a task that is still on its process's stack; its result may already be
-        sealed. RUNNING is 0, so the caller replaces it with its own outcome."""
+        """The outcome of a task that is still on its process's stack. The task's result may already
+        be sealed. RUNNING is 0, so the caller replaces it with its own outcome."""
         header = self.client.inspect(oid)
         if header["id"] != oid:
             return DONE
         state = STATE[header["state"]]
         if state == STATE["CLAIMED"] and header["claimant"] != slot:
-            return LOST  # another process runs it again
+            return LOST  # another process is running the task again
         return LOST if header["state"] == "QUEUED" else _ENDED.get(state, DONE)
 
     def stop(self) -> int:
-        """Ends the recording; returns the size of the document in bytes."""
+        """Ends the recording. Returns the size of the document in bytes."""
         if self.on:
             # Read the stacks before the rings. A task that leaves its stack from now on is in the
-            # ring, so it may be read twice, but is never missed.
+            # ring, so it may be read twice but is never missed.
             opened = {slot: self._trace.open(slot) for slot in self.clients}
             self._trace.stop()
             self.on = False
@@ -206,19 +207,20 @@ class Recording:
         self.document = b""
 
 
-# Messages to each node for one comparison of clocks. Higher: closer to the shortest possible round
-# trip. Lower: a trace begins and ends sooner (each message takes some 0.3 ms in a LAN).
+# The number of messages to each node for one comparison of clocks. Higher: closer to the shortest
+# possible round trip. Lower: a trace begins and ends sooner (each message takes about 0.3 ms in a
+# LAN).
 CLOCK_ROUNDS = 8
 # How long nodes may take to pack up to trace_events_max events. Higher: slow nodes are included.
 # Lower: an unresponsive node delays the end of the trace less.
 END_PATIENCE_S = 5.0
 
-Clock = tuple[int, int, int]  # (local time, how far the other clock is ahead, maximal error), in ns
+Clock = tuple[int, int, int]  # (local time, lead of the other clock, maximum error), in ns
 
 
 def best_clock(known: Clock | None, asked_ns: int, came_ns: int, there_ns: int) -> Clock:
-    """The more precise of two comparisons: the known one, and that of a new answer. asked_ns,
-    came_ns: local times of question and answer. there_ns: the other clock's time."""
+    """The more precise of two comparisons: the known one and that of a new answer. asked_ns,
+    came_ns: the local times of the question and the answer. there_ns: the other clock's time."""
     trip = max(0, came_ns - asked_ns)
     middle = asked_ns + trip // 2
     error = (trip + 1) // 2
@@ -229,7 +231,7 @@ def best_clock(known: Clock | None, asked_ns: int, came_ns: int, there_ns: int) 
 
 @dataclass(slots=True, eq=False)
 class _Owned:
-    """A trace that a process of this host has begun."""
+    """A trace that a process on this host has started."""
 
     trace: int
     slot: int
@@ -237,13 +239,14 @@ class _Owned:
     # Number of a node -> its host's id; filled when the trace has ended.
     nodes: dict[int, int] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)  # numbers of nodes whose recording is lost
-    # As `lost`, but for nodes without workers (programs that have left).
+    # Like `lost`, but for nodes without workers (programs that have left).
     left: set[int] = field(default_factory=set)
-    before: dict[int, Clock] = field(default_factory=dict)  # by host id, compared at the beginning
+    # Host id -> the comparison of clocks at the beginning of the trace.
+    before: dict[int, Clock] = field(default_factory=dict)
 
 
 class Tracing:
-    """The trace in which this node takes part, if there is one."""
+    """This node's part in the present trace, if there is one."""
 
     def __init__(self, host: HostContext, recording: Recording) -> None:
         self.loop = host.loop
@@ -253,15 +256,15 @@ class Tracing:
         self.replier = host.replier
         self.questions = host.questions
         self.recording = recording
-        self.owned: _Owned | None = None  # set if a process of this host has begun the trace
-        self.trace = 0  # number of the trace, of any host; 0 if there is none
-        self.owner = 0  # id of the host where it was begun
+        self.owned: _Owned | None = None  # not None if a process on this host has started the trace
+        self.trace = 0  # number of the trace, wherever it was started; 0 if there is none
+        self.owner = 0  # id of the host where the trace was started
 
-    # -- requests of a process of this host -----------------------------------------------------
+    # -- requests from a process on this host ---------------------------------------------------
 
     @property
     def handlers(self) -> dict[type, Handler]:
-        """Handlers of requests of processes."""
+        """Handlers of requests from processes."""
         return {
             TraceBegin: self.begin,
             TraceEnd: self.end,
@@ -270,7 +273,7 @@ class Tracing:
         }
 
     def begin(self, slot: int, request: Request) -> None:
-        """Begins a trace; replies when all nodes record."""
+        """Starts a trace. Replies when all nodes are recording."""
         trace = request.ask.trace  # type: ignore[union-attr]
         say = self._speaker(slot, request)
         why = self._start(trace, self.client.host_id)
@@ -297,7 +300,7 @@ class Tracing:
         self._ask(owned, owned.host_ids, "begin", begun)
 
     def end(self, slot: int, request: Request) -> None:
-        """Ends a trace; replies with the size of each node's document, the comparisons of clocks,
+        """Ends a trace. Replies with the size of each node's document, the comparisons of clocks,
         and the missing nodes."""
         owned = self.owned
         say = self._speaker(slot, request)
@@ -346,7 +349,7 @@ class Tracing:
             )
 
     def drop(self, slot: int, request: Request) -> None:
-        """Discards a trace that has been read or is no longer wanted."""
+        """Discards a trace that has been read or is no longer needed."""
         owned = self.owned
         say = self._speaker(slot, request)
         if owned is None or owned.trace != request.ask.trace:  # type: ignore[union-attr]
@@ -359,10 +362,10 @@ class Tracing:
         if self.owned is not None and self.owned.slot == slot:
             self._end(self.owned, _nothing)
 
-    # -- requests of other nodes ----------------------------------------------------------------
+    # -- requests from other nodes --------------------------------------------------------------
 
     def asked(self, host_id: int, message: TraceAsked) -> None:
-        """Another host's node requests a step of its trace: "begin", "end" or "drop"."""
+        """Executes a step of another host's trace: "begin", "end" or "drop"."""
         value, error = 0, ""
         if message.step == "begin":
             error = self._start(message.trace, host_id)
@@ -375,19 +378,19 @@ class Tracing:
         self.send_peer(host_id, LookTold(message.number, value, error=error))
 
     def read(self, host_id: int, message: TraceRead) -> None:
-        """Sends another host a piece of the document of this node."""
+        """Sends another host a piece of this node's document."""
         right = message.trace == self.trace and host_id == self.owner
         data = self._piece(message.offset) if right else b""
         self.send_peer(host_id, LookTold(message.number, data=data))
 
     def clock(self, host_id: int, message: ClockAsked) -> None:
-        """Sends this node's clock to another host."""
+        """Sends the time of this node's clock to another host."""
         self.send_peer(host_id, LookTold(message.number, self.loop.now_ns()))
 
     # -- nodes that join and leave -------------------------------------------------------------
 
     def peer_joined(self, host_id: int) -> None:
-        """A node that joins during a trace of this host takes part in it."""
+        """Starts recording on a node that has joined during a trace of this host."""
         owned = self.owned
         if owned is None:
             return
@@ -402,8 +405,8 @@ class Tracing:
         self._ask(owned, [host_id], "begin", begun)
 
     def peer_lost(self, member: Member) -> None:
-        """A node is gone. If it owned the trace, the trace is discarded here; if this node owns the
-        trace, the other node's part is lost."""
+        """Handles the loss of a host. If the host owned the trace, discards the trace here. If this
+        node owns the trace, records that the other node's part is lost."""
         if member.host_id == self.owner and self.owned is None:
             self._drop()
         if self.owned is not None and member.host_id in self.owned.host_ids:
@@ -414,7 +417,7 @@ class Tracing:
     # -- internals ------------------------------------------------------------------------------
 
     def _start(self, trace: int, owner: int) -> str:
-        """Starts recording. Returns why this node cannot take part, or ""."""
+        """Starts recording. Returns the reason if this node cannot take part, else ""."""
         if self.trace:
             known = self.roster.number_of(self.owner)
             number = self.client.number if known is None else known
@@ -434,8 +437,8 @@ class Tracing:
         self._drop()
 
     def _lose(self, owned: _Owned, host_id: int) -> None:
-        """Continues without a node that has not answered. Sends it "drop", in case it begins to
-        record late."""
+        """Continues without a node that has not answered. Sends it "drop" in case it starts to
+        record later."""
         number = self.roster.number_of(host_id)
         if number is not None:
             owned.lost.add(number)
@@ -458,15 +461,16 @@ class Tracing:
         self.questions.ask_all(host_ids, make, done, END_PATIENCE_S)
 
     def _speaker(self, slot: int, request: Request) -> Callable[[Any], None]:
-        """A function that replies to the request, unless its process has died meanwhile."""
+        """Returns a function that replies to the request unless its process has died in the
+        meantime."""
         reply = self.replier(slot)
         return lambda value: reply(Reply(request.number, value))
 
     def _compare_clocks(
         self, host_ids: Iterable[int], done: Callable[[dict[int, Clock]], None]
     ) -> None:
-        """Compares clocks in several rounds of messages; `done` gets the best comparison by
-        host."""
+        """Compares clocks in several rounds of messages. Calls `done` with the best comparison for
+        each host."""
         best: dict[int, Clock] = {}
         left = CLOCK_ROUNDS
 

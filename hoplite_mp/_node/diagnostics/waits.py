@@ -1,7 +1,7 @@
-"""Reports what every process of this host waits for and who must act, to diagnose hangs.
+"""Reports for each process on this host what it is waiting for, to diagnose hangs.
 
-Each component reports its own waits. This file collects the reports, limits their number, and
-changes nothing.
+Each component reports its own waits. This file collects the reports and limits their number. It
+changes no state.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 __all__ = ["WAITS_MAX", "WaitReports"]
 
-# How many entries of one kind (e.g. waiting tasks) an answer lists; the rest are only counted.
-# Higher: a longer answer, at 0.1 ms of the node's time for ten entries.
+# The number of entries of one kind (e.g. waiting tasks) that an answer lists. The others are only
+# counted. Higher: a longer answer, which takes 0.1 ms of the node's time for ten entries.
 WAITS_MAX = 100
-NEEDS_MAX = 5  # how many missing objects are listed for one task or collective
+NEEDS_MAX = 5  # the number of missing objects that are listed for one task or collective
 # How long nodes may take to answer, including the stacks of their workers. Higher: slow nodes are
 # included. Lower: an unresponsive node is reported sooner.
 DUMP_PATIENCE_S = 3.0
-# Kinds that other components add, if they exist.
+# Kinds of entries that other components add, if these components exist.
 MORE = ("transfers", "groups", "actors", "actor calls")
 
 
@@ -98,7 +98,7 @@ class WaitReports:
     # -- requests -------------------------------------------------------------------------------
 
     def ask(self, slot: int, request: Request) -> None:
-        """Collects the waits of all nodes for a process, which then reads them with `piece`."""
+        """Collects the waits on all nodes for a process, which then reads them by `piece`."""
         stacks: bool = request.ask.stacks  # type: ignore[union-attr]
         line = self.clients.get(slot)
         numbers = {host_id: member.node for host_id, member in self.roster.by_host_id.items()}
@@ -143,8 +143,8 @@ class WaitReports:
         self.collect(message.stacks, collected)
 
     def collect(self, stacks: bool, done: Callable[[bytes], None]) -> None:
-        """Collects this host's waits, and its workers' stacks if `stacks`; `done` gets them
-        packed."""
+        """Collects this host's waits, and its workers' stacks if `stacks`. Calls `done` with the
+        packed result."""
         found = self.gather()
         if not stacks:
             done(msgspec.msgpack.encode(found))
@@ -174,8 +174,8 @@ class WaitReports:
         }
 
     def _unclaimed(self) -> dict[str, Any]:
-        """Tasks that wait for their arguments, and queued tasks. Tasks that wait for a retry count
-        as queued."""
+        """The tasks that are waiting for their arguments, and the queued tasks. Tasks that are
+        waiting for a retry count as queued."""
         delayed = self.delays.waiting()
         waiting, count = self.tasks.unfinished(STATE["WAITING"], WAITS_MAX + len(delayed))
         queued, more = self.tasks.unfinished(STATE["QUEUED"], WAITS_MAX)
@@ -208,7 +208,7 @@ class WaitReports:
                 where = self.where(need)
                 if where:
                     missing.append({"id": need.hex(), "where": where})
-        except (ValueError, IndexError):  # the task's record is just being written
+        except (ValueError, IndexError):  # the task's record is being written
             pass
         owner = self.client.inspect(oid)["owner"]
         found["by"] = self.process(owner)
@@ -278,7 +278,7 @@ class WaitReports:
             }
 
     def _parts(self) -> Iterable[dict[str, Any]]:
-        """This node's parts of the plans of collectives, including those of other nodes."""
+        """This node's parts of plans for collectives, which any node may have requested."""
         plan_runner = self.operations.plan_runner
         for execution in () if plan_runner is None else plan_runner.collectives():
             yield {
@@ -291,7 +291,7 @@ class WaitReports:
             }
 
     def _processes(self) -> Iterable[dict[str, Any]]:
-        """Processes that sleep until an object is done."""
+        """The processes that are sleeping until an object is done."""
         for slot in list(self.clients):
             info = self.client.client_info(slot)
             oid = info["waiting_id"]
@@ -312,7 +312,7 @@ class WaitReports:
     # -- descriptions in words ------------------------------------------------------------------
 
     def process(self, slot: int) -> str:
-        """Describes a process of this host for users."""
+        """Describes a process on this host for users."""
         if slot == NODE_SLOT:
             return "the node"
         pid = self.tasks.pid(slot)
@@ -323,7 +323,7 @@ class WaitReports:
         return f"worker {slot} (pid {pid})"
 
     def _seconds(self, since_ns: int) -> float | None:
-        """The seconds since then; None if the time is unknown."""
+        """The number of seconds since then, or None if the time is unknown."""
         return None if not since_ns else round((self.loop.now_ns() - since_ns) / 1e9, 3)
 
     def _peer(self, host_id: int) -> str:
@@ -331,7 +331,7 @@ class WaitReports:
         return "a host that is gone" if number is None else f"h{number}"
 
     def where(self, object_id: bytes) -> str:
-        """Describes the location of an object that is not ready; "" if the object is ready."""
+        """Describes the location of an object that is not ready, or returns "" if it is ready."""
         oid = self.imports.local(object_id) or None
         if oid is None:
             host_id, _ = ids.unpack_id(object_id)
@@ -339,7 +339,7 @@ class WaitReports:
         return self.where_local(oid)
 
     def where_local(self, oid: int) -> str:
-        """As `where`, for an object that has a header on this host."""
+        """Like `where`, but for an object with a header on this host."""
         header = self.client.inspect(oid)
         state = header["state"]
         if header["id"] != oid or STATE[state] in GONE:
@@ -378,6 +378,6 @@ class WaitReports:
 
 
 def some(items: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The first WAITS_MAX items, and the number of all."""
+    """The first WAITS_MAX items, and the total number."""
     found = list(items)
     return {"count": len(found), "first": found[:WAITS_MAX]}
