@@ -141,7 +141,10 @@ def test_another_user(up_apart: LoopbackCluster) -> None:
     try:
         for one in (path, *opened):
             one.chmod(0o711 if one != path else 0o777)
-        assert answer() == f"NotAttached it is user {NOBODY}'s, and this node is user 0's []"
+        assert (
+            answer()
+            == f"NotAttached it belongs to user {NOBODY}, but this node belongs to user 0 []"
+        )
         # Nor do we use a directory that others may write to.
         with up.attach() as c:
             assert len(c.nodes) == 2

@@ -1,1 +1,1 @@
-"""The node's only access to the operating system: the implementations of its ports."""
+"""The implementations of the node's ports, which alone access the operating system."""

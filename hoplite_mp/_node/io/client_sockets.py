@@ -1,7 +1,7 @@
-"""The sockets between this node and the processes of its host, one for each client slot.
+"""The sockets between this node and the processes on its host, one for each client slot.
 
-A process sends requests as packets over its socket (its connection), and receives replies over it.
-A closed connection means that the process has ended or makes no more requests.
+A process sends requests as packets over its socket (its connection), and receives replies over the
+same socket. A closed connection means that the process has ended or makes no more requests.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ClientSockets"]
 
-# Space for the descriptors that come with a request. They are received close-on-exec.
+# Buffer size for the descriptors that are sent with a request. They are received close-on-exec.
 GIVEN_BYTES = socket.CMSG_SPACE(DESCRIPTORS_MAX * 4)
 CUT_OFF = "the node has too many open files for the request's descriptors: raise `ulimit -n`"
 RECEIVE = socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
@@ -38,19 +38,19 @@ class ClientSocketsEvents(Protocol):
     """The component that serves the requests."""
 
     def request(self, slot: int, request: Request, given: list[int]) -> None:
-        """Serves a request. given: its descriptors. Descriptors left in the list are closed
-        afterwards."""
+        """Serves a request. given: its descriptors. Descriptors that are left in the list are
+        closed afterwards."""
 
     def line_ended(self, slot: int) -> None:
-        """The process makes no more requests."""
+        """Called when the process makes no more requests."""
 
     def refuse_collective(self, ask: object, why: str) -> None:
-        """Fails the results of a collective whose request could not be served, because it has no
-        reply."""
+        """Fails the results of a collective whose request could not be served, because such a
+        request has no reply."""
 
 
 class ClientSockets:
-    """All connections of one host. `by_slot`: connections over which replies can be sent."""
+    """All connections on one host. `by_slot`: the connections over which replies can be sent."""
 
     _events: ClientSocketsEvents
 
@@ -70,7 +70,7 @@ class ClientSockets:
         self._loop.watch(sock.fileno(), lambda: self._ready(slot, sock))
 
     def forget(self, slot: int) -> None:
-        """Closes the connection of a client that has ended or makes no more requests."""
+        """Closes the connection to a client that has ended or makes no more requests."""
         sock = self.by_slot.pop(slot, None)
         if sock is not None:
             self._loop.unwatch(sock.fileno())
@@ -85,15 +85,15 @@ class ClientSockets:
             if len(packet) > PACKET_BYTES_MAX:
                 raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
             sock.send(packet)
-        except OSError as error:  # otherwise the process has died, which its connection reports
+        except OSError as error:  # other errors: the process has died, and `_ready` handles that
             if error.errno == errno.EMSGSIZE:
-                why = f"the node's reply does not fit into a packet: {len(packet)} bytes"
+                why = f"the node's reply does not fit in a packet: {len(packet)} bytes"
                 with contextlib.suppress(OSError):
                     sock.send(self._encode(Reply(reply.number, None, why)))
 
     def replier(self, slot: int) -> Callable[[Reply], None]:
-        """A function that sends a later reply to the slot's present process, or drops the reply if
-        that process has ended."""
+        """Returns a function that later sends a reply to the slot's present process, or drops the
+        reply if that process has ended."""
         line = self.by_slot.get(slot)
 
         def reply(found: Reply) -> None:
@@ -119,7 +119,7 @@ class ClientSockets:
             if flags & socket.MSG_CTRUNC:
                 raise OSError(errno.EMFILE, CUT_OFF)
             self._events.request(slot, self._decoder.decode(data), given)
-        except Exception as error:  # an error of one client must not end the host
+        except Exception as error:  # an error of one client must not stop the node
             _log.exception("a request of client %d", slot)
             self._refuse(slot, data, f"{type(error).__name__}: {error}")
         for fd in given:  # descriptors that the handler has not taken

@@ -1,7 +1,7 @@
-"""One control connection in the node's loop: decodes incoming messages, sends outgoing frames.
+"""One control connection in the node's loop: decodes incoming messages, and sends outgoing frames.
 
 The manager and all peers use the same frames over a non-blocking stream. A channel reports its end
-exactly once, whichever side detects it first.
+exactly once, whichever side detects the end first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger("hoplite_mp")
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes of all messages so far."""
+    """The number of bytes in all messages so far."""
 
     sent: int = 0
     received: int = 0
@@ -49,8 +49,8 @@ class ControlChannel:
         shared: bool = False,
         traffic: Traffic | None = None,
     ) -> None:
-        """shared: another thread also writes to the stream (`beat`). traffic: counts the channel's
-        bytes."""
+        """shared: whether another thread also writes to the stream (`beat`). traffic: counts the
+        channel's bytes."""
         self._traffic = Traffic() if traffic is None else traffic
         self._loop = loop
         self._decoder = decoder
@@ -58,7 +58,8 @@ class ControlChannel:
         self._ended = ended
         self.stream = stream
         self.open = True
-        self.received: Callable[[], None] | None = None  # called on any arrival, even a heartbeat
+        # called when any bytes arrive, even those of a heartbeat
+        self.received: Callable[[], None] | None = None
         self._lock: AbstractContextManager[object] = (
             locks.lock("node.control_channel") if shared else contextlib.nullcontext()
         )
@@ -70,9 +71,10 @@ class ControlChannel:
         self._take, self._ended = take, ended
 
     def send(self, frame: bytes) -> bool:
-        """Queues the frame, and sends as much as the connection accepts; False if the connection
-        has ended. A channel whose queue is full is closed at once. If the connection breaks here,
-        the loop reports that later, after the other side's last messages."""
+        """Queues the frame, and sends as much as the connection accepts. Returns False if the
+        connection has ended. A channel whose queue is full is closed immediately. If the connection
+        breaks during the call, the loop reports that later, after the other side's last
+        messages."""
         if not self.open:
             return False
         try:
@@ -86,8 +88,8 @@ class ControlChannel:
         return True
 
     def beat(self, frame: bytes) -> None:
-        """As `send`, from another thread. If the connection breaks here, the loop detects that at
-        its next use."""
+        """Like `send`, but may be called in another thread. If the connection breaks during the
+        call, the loop detects that when it next uses the connection."""
         with self._lock:
             if self.open:
                 # Queued bytes serve as a heartbeat.
@@ -97,11 +99,11 @@ class ControlChannel:
 
     @property
     def sending(self) -> bool:
-        """Whether data is still queued here."""
+        """Whether data is still queued."""
         return self.stream.wants_write
 
     def ready(self) -> None:
-        """The stream is readable or writable."""
+        """Called by the loop when the stream is readable or writable."""
         flushed = self._flush()
         with self._lock:
             data = self.stream.read()
@@ -122,7 +124,7 @@ class ControlChannel:
             self.close(str(error))
 
     def drain(self) -> None:
-        """The other side has ended: handles its remaining messages."""
+        """Handles the remaining messages from the other side, which has ended."""
         while self.open:
             self.ready()
 

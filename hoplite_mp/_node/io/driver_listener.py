@@ -1,8 +1,9 @@
-"""Lets programs of this host find its node and attach: a socket named by the cluster's id.
+"""Lets programs on this host find the node and attach to it, by a socket named after the cluster.
 
 A driver finds the node by the name in `Rendezvous`, and proves that it has the token, as a node on
-the network does. Over this connection it receives a socket for requests, both memories and the
-node's eventfd. The driver stops reading the memories when the connection or its process ends.
+the network does. Over this connection it receives a socket for requests, the descriptors of the
+store and the control memory, and the node's eventfd. When the connection is closed or the driver's
+process exits, the driver no longer reads the memory.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = ["DriverListener"]
 
-# Interval of attempts to take the cluster's name while another node of this host has it. Lower:
-# more system calls. Higher: drivers find no node for longer after that node has ended.
+# Interval of attempts to take the cluster's name while another node on this host has it. Lower:
+# more system calls. Higher: drivers find no node for longer after that node has stopped.
 NAME_AGAIN_S = 2.0
 _log = logging.getLogger("hoplite_mp")
 
 
 class DriverListener:
-    """The listener of one node; see DriverListenerPort in _node/ports.py."""
+    """The listener of one node (see DriverListenerPort in _node/ports.py)."""
 
     def __init__(self, loop: LoopPort, start: Start, lan: LanStart) -> None:
         self.loop = loop
@@ -51,7 +52,7 @@ class DriverListener:
         try:
             self.meeting = Rendezvous.open(cluster, level)
         except OSError as error:
-            _log.log(level, "drivers of this host cannot attach to its node: %s", error)
+            _log.log(level, "drivers on this host cannot attach to its node: %s", error)
         if self.meeting is None:
             again = functools.partial(self.open, drivers, cluster, mine)
             self.loop.call_later(NAME_AGAIN_S, again)
@@ -73,12 +74,12 @@ class DriverListener:
             sock.close()
 
     def _attach(self, drivers: AttachedDrivers, life: socket.socket) -> None:
-        """Gives an authenticated driver a slot, a connection, a socket for output and both
-        memories, or sends it the reason of the refusal."""
+        """Sends an authenticated driver a slot, a connection, a socket for output and the memory,
+        or the reason for a refusal."""
         pid, uid = peer_of(life)
         slot, generation, name, reason = -1, 0, 0, ""
         if uid != os.geteuid():
-            reason = f"it is user {uid}'s, and this node is user {os.geteuid()}'s"
+            reason = f"it belongs to user {uid}, but this node belongs to user {os.geteuid()}"
         elif not pid:
             reason = "its process is not visible to the node; it may be in another container"
         else:
@@ -116,7 +117,7 @@ class DriverListener:
         self.loop.watch(process, functools.partial(self._ended, drivers, slot, process))
 
     def _life(self, drivers: AttachedDrivers, slot: int, life: socket.socket) -> None:
-        """The connection has ended; a driver never sends anything else over it."""
+        """Handles the end of the connection. A driver never sends anything else over it."""
         try:
             data = life.recv(1)
         except BlockingIOError:
@@ -128,7 +129,7 @@ class DriverListener:
         drivers.detached(slot)
 
     def _ended(self, drivers: AttachedDrivers, slot: int, process: int) -> None:
-        """The driver's process has ended, although a child may keep the sockets open."""
+        """Handles the exit of the driver's process. A child may still have the sockets open."""
         poll = select.poll()
         poll.register(process, select.POLLIN)
         if poll.poll(0):  # otherwise the event was for an earlier descriptor of the same number

@@ -1,7 +1,7 @@
-"""The socket over which a driver of this host receives the output of workers.
+"""The socket over which a driver on this host receives the output of workers.
 
-A driver reads at its own pace, so frames are queued here. The sender learns how many of its bytes
-the driver has read, and limits the bytes in the queue.
+A driver reads at its own pace, so frames are queued here. Each sender is notified how many of its
+bytes have been sent to the driver, and limits its bytes in the queue.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LENGTH_BYTES = 4
 
 
 class OutputLine(msgspec.Struct, frozen=True, array_like=True):
-    """One line of a worker: stream 1 (stdout) or 2 (stderr), without the line's end."""
+    """One line from a worker, without the line end. `stream`: 1 for stdout, 2 for stderr."""
 
     stream: int
     label: str
@@ -38,7 +38,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def frames(stream: int, label: str, lines: list[bytes]) -> bytes:
-    """Encodes lines for the driver: each is a length followed by an encoded OutputLine."""
+    """Encodes lines for the driver, each as a length followed by an encoded OutputLine."""
     found: list[bytes] = []
     for line in lines:
         data = _encode(OutputLine(stream, label, line))
@@ -53,7 +53,7 @@ class DriverSocket:
         sock.setblocking(False)
         self.sock = sock
         self.loop = loop
-        # (data, bytes on the sender's account, function to call when the data is read)
+        # (data, bytes that count for the sender, function to call when the data has been sent)
         self.backlog: deque[tuple[memoryview, int, Callable[[int], None]]] = deque()
         self.broken = False
         self._sending = False
@@ -61,13 +61,13 @@ class DriverSocket:
         loop.watch(sock.fileno(), self.ready, read=False)
 
     def put(self, data: bytes, nbytes: int, taken: Callable[[int], None]) -> None:
-        """Queues data. `taken(nbytes)` is called when the data has been sent or the driver is gone,
-        perhaps before this method returns."""
+        """Queues data. Calls `taken(nbytes)` when the data has been sent or the driver is gone,
+        which may be before this method returns."""
         self.backlog.append((memoryview(data), nbytes, taken))
         self.send()
 
     def send(self) -> None:
-        """Sends as much as the driver accepts now; the loop calls again for the rest."""
+        """Sends as much as the driver accepts now. The loop calls `ready` for the rest."""
         if self._sending:
             return  # a `taken` function has queued more data
         self._sending = True
@@ -83,8 +83,8 @@ class DriverSocket:
             self._close()
 
     def ready(self) -> None:
-        """Called by the loop when the socket is writable or the driver has hung up. The socket is
-        unwatched after a hang-up, which epoll would report in every turn."""
+        """Called by the loop when the socket is writable or the driver has closed its end. In the
+        latter case the socket is unwatched, because epoll would report the end in every turn."""
         if not self.backlog and not self.broken:
             closed = select.poll()
             closed.register(self.sock, 0)
@@ -94,8 +94,8 @@ class DriverSocket:
         self.send()
 
     def end(self) -> None:
-        """No more data will be queued: closes the socket after the last byte, or when the driver is
-        gone."""
+        """Closes the socket when the queued data has been sent or the driver is gone. No more data
+        may be queued."""
         self._ends = True
         if not self.backlog:
             self._close()
@@ -124,7 +124,7 @@ class DriverSocket:
             return self.sock.send(data)
         except BlockingIOError:
             raise
-        except OSError:  # the driver is gone: its lines are dropped
+        except OSError:  # the driver is gone, so its lines are dropped
             self.broken = True
             self.loop.unwatch(self.sock.fileno())
             return len(data)

@@ -24,7 +24,8 @@ T = TypeVar("T")
 
 
 class EpollLoop:
-    """See LoopPort in _node/ports.py. Its user calls `call_due`, `wait` and `serve` in turn."""
+    """See LoopPort in _node/ports.py. The user of the loop calls `call_due`, `wait` and `serve` in
+    turn."""
 
     def __init__(self) -> None:
         self.now = clock.monotonic
@@ -32,12 +33,12 @@ class EpollLoop:
         self._epoll = select.epoll()
         self._ready: dict[int, Callable[[], None]] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        # Counts timers: of two timers with the same time, the first one added runs first.
+        # A counter of timers. If two timers have the same time, the one added first runs first.
         self._timer = 0
         # Results of threads, to be handled in the loop.
         self._finished: deque[Callable[[], None]] = deque()
-        # An eventfd by which threads wake the loop. Created now, because descriptors may run out
-        # later.
+        # An eventfd with which threads wake the loop. It is created now, because descriptors may
+        # run out later.
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.watch(self._wake, self._finish)
 
@@ -49,7 +50,7 @@ class EpollLoop:
         events = (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
         known = fd in self._ready
         self._ready[fd] = ready
-        # Epoll may have dropped a descriptor of `_ready` that was closed without `unwatch`, or may
+        # Epoll may have dropped a descriptor in `_ready` that was closed without `unwatch`, or may
         # still have one that is not in `_ready`, because a duplicate is open.
         with contextlib.suppress(FileNotFoundError if known else FileExistsError):
             (self._epoll.modify if known else self._epoll.register)(fd, events)
@@ -58,12 +59,11 @@ class EpollLoop:
 
     def unwatch(self, fd: int) -> None:
         self._ready.pop(fd, None)
-        with contextlib.suppress(OSError, ValueError):  # closed, or no longer watched
+        with contextlib.suppress(OSError, ValueError):  # it is closed or no longer watched
             self._epoll.unregister(fd)
 
     def wait(self, seconds: float | None) -> list[int]:
-        """Waits at most `seconds` (None: without limit) and returns the descriptors that are
-        ready."""
+        """Waits at most `seconds` (None: no limit). Returns the descriptors that are ready."""
         return [fd for fd, _ in self._epoll.poll(seconds)]
 
     def serve(self, ready: list[int]) -> None:
@@ -88,7 +88,7 @@ class EpollLoop:
 
     @property
     def due(self) -> float | None:
-        """The time of the next timer; None if there is none."""
+        """The time of the next timer, or None if there is none."""
         return self._timers[0][0] if self._timers else None
 
     # -- threads -------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class EpollLoop:
 
         try:
             threading.Thread(target=run, name="hoplite_mp work", daemon=True).start()
-        # the user has reached the limit of threads: the loop runs the work itself
+        # The user has reached the limit of threads, so the loop runs the work itself.
         except RuntimeError:
             run()
 

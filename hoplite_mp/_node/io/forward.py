@@ -1,9 +1,9 @@
-"""A port of this host that forwards connections to a port of another host.
+"""A port on this host that forwards connections to a port on another host.
 
-Two hosts may be unable to reach each other although both can reach a third. The third host then
-lends a port: its kernel forwards bytes in both directions (splice). Both ends authenticate each
-other with the token, and use TLS if the cluster does; then the host in the middle need not be
-trusted. Each connection costs that host two threads and six descriptors.
+Two hosts may be unable to reach each other even if both can reach a third. The third host then
+lends a port, and its kernel forwards bytes in both directions (splice). The two ends authenticate
+each other with the token. If the cluster uses TLS, they do so too, and the host in the middle need
+not be trusted. Each connection costs that host two threads and six descriptors.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ __all__ = ["Forward", "reach"]
 
 # Timeout for one address of the target host, as for any call (_transport/caller.py).
 ARRIVE_S = 2.0
-# Concurrent connections of one port; a peer needs three. Higher: unneeded connections cost more
-# threads.
+# The number of concurrent connections over one port. A peer needs three. Higher: unneeded
+# connections cost more threads.
 CONNECTIONS_MAX = 64
-# Kernel buffer between the two sockets, for each direction. Higher: fewer wake-ups of the threads.
+# Size of the kernel buffer between the two sockets in each direction. Higher: fewer wake-ups of the
+# threads.
 PIPE_BYTES = 1 << 20
-# Pause after a failed accept, which would fail again at once without descriptors or memory.
+# Pause after a failed accept. If descriptors or memory are short, accept would fail again
+# immediately.
 AGAIN_S = 0.1
 
 _log = logging.getLogger("hoplite_mp")
 
 
 def reach(endpoints: Sequence[Endpoint]) -> socket.socket | None:
-    """A blocking connection to the first address that answers; None if none does. Waits up to
-    ARRIVE_S for each address."""
+    """Returns a blocking connection to the first address that answers, or None if none does. Waits
+    up to ARRIVE_S for each address."""
     for endpoint in endpoints:
         try:
             sock = socket.socket(endpoint.family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -68,14 +70,15 @@ class Forward:
         endpoints: Sequence[Endpoint],
         welcome: Callable[[str], bool],
     ) -> None:
-        """listener: from `listen`; owned by this object. endpoints: of the target host. welcome:
-        whether a caller with the given address may use the port; called in a thread."""
+        """listener: a socket from `listen`, which this object then owns. endpoints: those of the
+        target host. welcome: returns whether a caller with the given address may use the port;
+        called in a thread."""
         self.port = bound_address(listener).port
         self._listener = listener
         self._endpoints = endpoints
         self._welcome = welcome
         self._lock = locks.lock("node.forward")
-        # All callers, including those whose target has not answered.
+        # All callers, including those for which the target has not answered.
         self._callers: set[socket.socket] = set()
         self._carried: set[socket.socket] = set()
         self._closed = False
@@ -150,11 +153,11 @@ class Forward:
 
 
 def _pour(source: socket.socket, sink: socket.socket) -> None:
-    """Forwards one direction until it ends. An orderly end is passed on; an error ends both
+    """Forwards one direction until it ends. An orderly end is forwarded. An error ends both
     directions."""
     try:
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    except OSError:  # no free descriptor: also end the other direction, or its thread waits forever
+    except OSError:  # no free descriptor: also end the other direction, whose thread would hang
         _shut(source)
         _shut(sink)
         return
@@ -174,6 +177,6 @@ def _pour(source: socket.socket, sink: socket.socket) -> None:
 
 
 def _shut(sock: socket.socket) -> None:
-    """Wakes every thread that is in a call on the socket."""
+    """Wakes every thread that is blocked in a call on the socket."""
     with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)

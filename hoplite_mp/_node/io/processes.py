@@ -1,7 +1,7 @@
-"""Worker processes of this host: started by the supervisor, stopped by signals; their stacks.
+"""Worker processes on this host: how they are started and stopped, and their stacks.
 
-The supervisor forks a worker. The node makes the worker's connection and output pipes, and sends
-their other ends to the supervisor.
+The supervisor forks workers, and signals stop them. The node makes a worker's connection and output
+pipes, and sends their other ends to the supervisor.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class SupervisedProcesses:
         connect: Callable[[int, socket.socket, int, int, int], None],
         leave: Callable[[], None],
     ) -> None:
-        """connect: gets a new worker's slot, connection, read ends of its pipes, and output owner.
-        leave: called when the supervisor has ended."""
+        """connect: called with a new worker's slot, connection, read ends of its pipes, and output
+        owner. leave: called when the supervisor has exited."""
         self._supervisor = supervisor
         self._connect = connect
         self._leave = leave
@@ -61,7 +61,7 @@ class SupervisedProcesses:
             mine, theirs = seqpacket_pair()
             for _ in range(2):
                 made += os.pipe2(os.O_CLOEXEC)
-        except OSError as error:  # no free descriptor: the host has fewer workers
+        except OSError as error:  # no free descriptor, so the worker cannot be started
             for fd in made:
                 os.close(fd)
             return error.strerror or str(error)
@@ -102,8 +102,8 @@ def open_for_reading(fd: int) -> None:
 
 
 def read(fd: int, nbytes_max: int) -> bytes | None:
-    """Up to `nbytes_max` available bytes; b"": the pipe has no writer left; None:
-    no bytes are available now."""
+    """Returns up to `nbytes_max` available bytes, b"" if the pipe has no writer left, or None if no
+    bytes are available now."""
     try:
         return os.read(fd, nbytes_max)
     except BlockingIOError:
@@ -115,19 +115,19 @@ def close(fd: int) -> None:
     os.close(fd)
 
 
-# The stacks of this host's workers: requested by a signal, read from a file of each worker.
+# The stacks of this host's workers, which are requested by a signal and read from files.
 #
-# Only the hanging process knows where its task is, and its interpreter may never run a signal
-# handler written in Python. So each worker registers the C handler of `faulthandler`, which writes
-# into an unnamed file (memfd). The node finds that file among the worker's descriptors. A worker
-# whose user code has removed the handler gets no signal, because the signal would kill it.
+# Only a hanging process knows where its task is, and its interpreter may never run a signal handler
+# written in Python. Each worker therefore registers the C handler of `faulthandler`, which writes
+# to an unnamed file (memfd). The node finds that file among the worker's descriptors. If user code
+# has removed the handler, the node sends no signal, because the signal would kill the worker.
 
 
-# Timeout of workers for writing their stacks. Higher: workers of a loaded host are included. Lower:
-# a stopped worker delays the answer less.
+# Timeout for workers to write their stacks. Higher: workers on a loaded host are included. Lower: a
+# stopped worker delays the answer less.
 STACKS_PATIENCE_S = 1.0
 POLL_S = 0.02
-STACK_CHARS_MAX = 8000  # per worker; deep recursion would fill more
+STACK_CHARS_MAX = 8000  # for each worker; the stacks of a deep recursion are longer
 
 
 class WorkerStacks:
@@ -139,7 +139,7 @@ class WorkerStacks:
         self.workers = workers
 
     def ask(self, done: Callable[[list[dict[str, Any]]], None]) -> None:
-        """Requests all stacks; `done` gets each worker's stacks as text."""
+        """Requests all stacks. Calls `done` with each worker's stacks as text."""
         workers = [(slot, worker.pid) for slot, worker in self.workers.all.items()]
         idle = {slot for slot, pid in workers if pid and not self.tasks.running(slot)}
         files: dict[int, str] = {}
@@ -177,7 +177,7 @@ class WorkerStacks:
 
 
 def _file_of(pid: int) -> str:
-    """The path to a worker's stacks file; "" if this process can open no such file."""
+    """The path to a worker's stacks file, or "" if this process cannot open such a file."""
     with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
         for entry in entries:
             with contextlib.suppress(OSError):
@@ -213,7 +213,7 @@ def _read(path: str) -> str:
 # Non-blocking queries of the operating system.
 
 
-BLOCKS_UNIT = 512  # of st_blocks, whatever the block size of the file system
+BLOCKS_UNIT = 512  # bytes in a unit of st_blocks, whatever the block size of the file system
 
 
 def hostname() -> str:
@@ -227,17 +227,17 @@ def file_bytes(fd: int) -> int:
 
 
 def resident_bytes(fd: int) -> int:
-    """Bytes of an open memory file for which the kernel has pages."""
+    """The number of bytes in an open memory file for which the kernel has pages."""
     return os.fstat(fd).st_blocks * BLOCKS_UNIT
 
 
 def yield_core() -> None:
-    """Lets another thread of this host run first."""
+    """Lets another thread on this host run first."""
     os.sched_yield()
 
 
 def signal_name(number: int) -> str:
-    """The name of a signal; "signal" and its number if it has no name."""
+    """The name of a signal, or "signal" and its number if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,7 +1,7 @@
 """The spill file: one unnamed file on a real disk, with its own arena.
 
-It holds values that do not fit into memory. The file has no name (O_TMPFILE, or unlinked at once),
-so it disappears with the node.
+It holds values that do not fit in memory. The file has no name (O_TMPFILE, or unlinked after its
+creation), so it disappears when the node stops.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def is_tmpfs(path: str) -> bool:
 
 
 def default_directory() -> str | None:
-    """The first of TMPDIR, /var/tmp and the working directory that is on a disk and writable."""
+    """The first of TMPDIR, /var/tmp and the working directory that is on a disk and writable, or
+    None."""
     for path in (tempfile.gettempdir(), "/var/tmp", os.getcwd()):
         if os.access(path, os.W_OK | os.X_OK) and not is_tmpfs(path):
             return path
@@ -38,8 +39,8 @@ def default_directory() -> str | None:
 
 
 class SpillFile:
-    """The file is created at the first write. Methods raise `OSError` if the disk fails or is
-    full."""
+    """The spill file, which is created at the first write. Methods raise OSError if the disk fails
+    or is full."""
 
     def __init__(self, directory: str | None, bytes_max: int | None) -> None:
         self.directory = directory
@@ -64,7 +65,7 @@ class SpillFile:
         return self._fd
 
     def write(self, data: memoryview) -> int | None:
-        """Writes the data and returns its position; None when spill_bytes_max is reached."""
+        """Writes the data. Returns its position, or None if spill_bytes_max is reached."""
         fd = self._open()
         start = self.arena.allocate(len(data))
         if start is None:
@@ -87,7 +88,7 @@ class SpillFile:
             done += got
 
     def free(self, position: int) -> None:
-        """Frees the space, and punches a hole to return its disk blocks at once."""
+        """Frees the range, and punches a hole to return its disk blocks immediately."""
         size = self.arena.size_of(position)
         self.arena.free(position, warm=False)
         _libc.fallocate(self._fd, PUNCH_HOLE, ctypes.c_int64(position), ctypes.c_int64(size))

@@ -1,6 +1,6 @@
 """TCP connections to other hosts: TLS, if it is on, and a handshake that proves the token.
 
-Hides the token, TLS and the listening sockets from components.
+Components need not know about the token, TLS and the listening sockets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["TcpConnections", "open_listener"]
 
 
 class TcpConnections:
-    """The connections of one node; see Connections in _node/ports.py."""
+    """The connections of one node (see Connections in _node/ports.py)."""
 
     def __init__(self, loop: LoopPort, start: LanStart) -> None:
         self._loop = loop
@@ -97,10 +97,12 @@ class TcpConnections:
         return own_addresses()
 
 
-# Listening sockets in the node's loop; each admitted connection goes to the handler of its role.
+# Listening sockets in the node's loop. Each admitted connection is passed to the handler of its
+# role.
 #
-# Other nodes connect over TCP, drivers of this host over a UNIX socket. No peer is trusted before
-# the handshake has proved its token. A timer disconnects peers whose handshake takes too long.
+# Other nodes connect over TCP, and drivers on this host over a UNIX socket. No peer is trusted
+# before the handshake has proved its token. A timer disconnects peers whose handshake takes too
+# long.
 
 
 def open_listener(
@@ -113,7 +115,7 @@ def open_listener(
     roles: Mapping[str, Callable[[Admission], None]],
 ) -> Listener:
     """Starts to admit connections. certificate: None without TLS. roles: role -> function that
-    takes the connection; any other role is refused."""
+    takes the connection. Any other role is refused."""
     listener = Listener(
         listening_socket,
         key=start.key,

@@ -1,7 +1,7 @@
-"""Data links under TLS: two one-way connections, each driven by a Python thread.
+"""Data links with TLS: two one-way connections, each driven by a Python thread.
 
-OpenSSL allows one thread at a time to use a connection, so a link that sends and receives
-concurrently has two connections. The threads only move bytes from and to shared memory: the engine
+OpenSSL allows only one thread at a time to use a connection, so a link that sends and receives
+concurrently has two connections. The threads only move bytes from and to shared memory. The engine
 decides block by block which frame is next and where received bytes belong.
 """
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 __all__ = ["TlsLink"]
 
-# A frame that is available within this time after the last one was sent has been waiting for it, so
-# the link was backlogged.
+# If a frame is available within this time after the last one was sent, it had to wait, so the link
+# was backlogged.
 GAP_NS = 2_000_000
-POLL_S = 1.0  # how often an idle thread checks whether its link is still open
+POLL_S = 1.0  # interval at which an idle thread checks whether its link is still open
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -35,15 +35,15 @@ class TlsLink:
     """One link of the engine. Frames wait until its sending connection is open."""
 
     def __init__(self, engine: EnginePort, number: int, answers: int = 0) -> None:
-        """answers: the link of the other node that this link answers; 0: this side began."""
+        """answers: the other node's link that this link answers, or 0 if this side began."""
         self.engine = engine
         self.number = number
         self.answers = answers
         self.driver: Driver = engine.drive(number)
         self.link = self.driver.link
         self.receiving = False
-        # Time with another frame waiting. `EnginePort.counters` has the same figure for sockets
-        # that the engine uses itself.
+        # The time during which another frame was waiting. `EnginePort.counters` has the same
+        # counter for sockets that the engine itself uses.
         self.backlogged_ns = 0
         self._open = True
         self._sockets: list[socket.socket] = []
@@ -84,7 +84,7 @@ class TlsLink:
 
     def _send(self, sock: socket.socket) -> None:
         driver = self.driver
-        since = 0  # when the last frame was sent
+        since = 0  # time at which the last frame was sent
         try:
             while self._open:
                 frame = driver.next_frame(POLL_S)
@@ -131,19 +131,19 @@ class TlsLink:
             self.engine.disconnect(self.link)
 
     def close(self) -> None:
-        """Ends both threads."""
+        """Closes the link, and ends its threads."""
         self._end()
         for sock in self._sockets:
-            # Not SSLSocket's own shutdown(): it removes the TLS state first, so a thread inside
+            # SSLSocket.shutdown() would first remove the TLS state, so that a thread inside
             # sendall() would send the rest unencrypted.
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _has_ended(sock: socket.socket) -> bool:
-    """Whether the other side, which never sends on this connection, has closed it. Without this
-    check a closure would be detected only at the next frame, while this node waits for answers to
-    its last requests."""
+    """Whether the other side, which never sends over this connection, has closed it. Without this
+    check the closure would only be detected at the next frame, even while this node is waiting for
+    answers to its last requests."""
     sock.setblocking(False)
     try:
         return not sock.recv(1)
