@@ -1,1 +1,1 @@
-"""Recovery after the loss of a host: lineage, replica queries, reconstruction of lost results."""
+"""Recovery after the loss of a host: lineage, replica queries, and reconstruction of results."""

@@ -1,16 +1,17 @@
 """Lineage of the results of this host's tasks: the objects needed to reconstruct a lost result.
 
-A result that only another host held is lost with that host, and is then computed again by its task,
-as in Ray. The task's record names its function and arguments while the result has a holder, but
-does not keep them alive. A lineage entry does: it holds the function, arguments passed by value,
-and arguments that are results. The bytes of a result that can itself be reconstructed and that only
-lineage holds are dropped, and only its header is kept (the result is absent, see
-_node/objects/remote_objects.py). A chain of steps therefore costs about one KiB per step. Objects
-from `put` and those of other owners are not held, so their last ref frees them, as always.
+A result that only another host held is lost together with that host. It is then computed again by
+its task, as in Ray. While the result has a holder, the task's record names the function and
+arguments, but does not keep them alive. A lineage entry keeps them alive: it holds the function,
+arguments passed by value, and arguments that are results. If only lineage holds a result and the
+result can itself be reconstructed, its bytes are dropped and only its header is kept. The result is
+then absent (see _node/objects/remote_objects.py). A chain of steps therefore costs about one KiB
+per step. Objects from `put` and those of other owners are not held, so they are freed with their
+last ref as usual.
 
-An entry is made when the result turns out to be on another host, or a worker of this host leases a
-block for a large result. At that time the task is still claimed, so its submitter still holds all
-objects of the entry. The entry is dropped when the result is gone or space is short.
+An entry is made when the result is on another host, or when a worker on this host leases a block
+for a large result. At that time the task is still claimed, so its submitter still holds all objects
+of the entry. The entry is dropped when the result is gone or memory for lineage is short.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ POLL_S = 0.25
 POLL_SHARE = 20
 # Minimum interval of checks when the store is full.
 FULL_POLL_S = 0.05
-# The cost of an entry without its held objects: header, record, and memory of this process.
+# The cost of an entry, excluding its held objects: header, record, and memory of this process.
 ENTRY_BYTES = 1024
 # Results up to this size keep their bytes, because dropping them would save little.
 SMALL_BYTES_MAX = 4096
@@ -52,9 +53,9 @@ class LineageEntry:
 
     oid: int
     held: tuple[int, ...]
-    spent: int = 0  # how many of the retries left after the first run are used up
+    spent: int = 0  # number of retries used since the first run
     demand: Demand = ()  # resources of the task
-    closed: bool = False  # the pool of its task is forgotten; its number may be reused
+    closed: bool = False  # the task's pool is forgotten, and its number may be reused
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ class _Held:
     """One object that entries hold."""
 
     hold: Any
-    nbytes: int  # counted against the limit; 0: its bytes may be dropped
+    nbytes: int  # bytes that count against the limit; 0: the object's bytes may be dropped
     count: int = 0
 
 
@@ -118,7 +119,7 @@ class Lineage:
         self._sweep_later(POLL_S)
 
     def _wanted(self, argument: int) -> bool:
-        """Whether to hold an argument, which must be a small result, or one that can be
+        """Whether to hold an argument. It must be a small result or a result that can be
         reconstructed."""
         if argument in self.entries:
             return True
@@ -138,13 +139,13 @@ class Lineage:
         return True
 
     def close_pool(self, number: int) -> None:
-        """A pool is forgotten: its tasks are not run again."""
+        """Records that the tasks of a forgotten pool cannot be run again."""
         for oid, entry in self.entries.items():
             if self.tasks.pool_of(oid) == number:
                 entry.closed = True
 
     def retries(self, oid: int) -> int:
-        """How many more times the task may run; 0 if it has no entry."""
+        """The number of further runs that the task may have; 0 if it has no entry."""
         entry = self.entries.get(oid)
         return (
             0
@@ -153,8 +154,8 @@ class Lineage:
         )
 
     def arguments(self, oid: int, read: bool = False) -> list[bytes]:
-        """Ids of the refs among a task's arguments, from its record. `read`: only refs whose values
-        the task is known to need (see serial.read_dependencies)."""
+        """The ids of the refs among a task's arguments, from its record. read: only refs whose
+        values the task is known to need (see `_serialize.read_dependencies`)."""
         _, args_oid, args, *_ = self.tasks.task(oid)
         got: Any = self.client.view(args_oid) if args_oid else args
         if isinstance(got, int):
@@ -175,7 +176,7 @@ class Lineage:
             if entry is None:
                 continue
             self.nbytes -= ENTRY_BYTES
-            # Other entries hold this result only because it could be reconstructed.
+            # Other entries held this result only because it could be reconstructed.
             dropped = self.held.pop(entry.oid, None)
             if dropped is not None:
                 self.nbytes -= dropped.nbytes
@@ -196,7 +197,7 @@ class Lineage:
         return self.client.state(oid) in VALUELESS
 
     def holds(self, oid: int) -> int:
-        """How many holds lineage has on the object."""
+        """The number of holds by lineage on the object."""
         return 1 if oid in self.held else 0
 
     def _sweep_later(self, seconds: float) -> None:
@@ -210,16 +211,17 @@ class Lineage:
         self._sweep_later(max(POLL_S, POLL_SHARE * duration))
 
     def drop_unneeded(self) -> None:
-        """Drops unneeded objects at once. Called when the store is full, and before its use is
+        """Drops unneeded objects immediately. Called when the store is full, and before its use is
         measured."""
         if self.entries and self.loop.now() - self._swept_at >= FULL_POLL_S:
             self.sweep()
 
     def sweep(self) -> float:
         """Drops entries of results that are gone, and bytes that only lineage holds. Returns the
-        duration."""
+        duration in seconds."""
         begun = self.loop.now()
-        # Objects dropped earlier have been collected by now, so spans of dead clients may be empty.
+        # Objects dropped earlier have been collected in the meantime, so spans of dead clients may
+        # be empty.
         if self._let_go:
             self._let_go = False
             self.results.store.sweep_spans()
@@ -241,7 +243,7 @@ class Lineage:
         return not wanted and header["refs"] == [NODE_SLOT]
 
     def _let_bytes_go(self, oid: int) -> None:
-        """Drops the bytes of a result that can be reconstructed; its header becomes absent."""
+        """Drops the bytes of a result that can be reconstructed. The result becomes absent."""
         state, size = self.client.state(oid), self.client.inspect(oid)["size"]
         remote = self.remote_objects.by_oid.get(oid)
         if remote is not None:

@@ -1,11 +1,11 @@
 """Reconstruction: tasks compute lost results again when the results are requested.
 
 A task's result is absent (_node/objects/remote_objects.py) when it is done but has no known living
-holder. A request for it runs the task again as a task of the node's own, in the same pool, with the
-arguments in its record; absent arguments are reconstructed first. This is lineage reconstruction as
-in Ray. The object then gets the value that this run returns, or the exception that it raises. Each
-run uses up one of the task's retries. An absent object of another owner is requested from that
-owner.
+holder. When it is requested, the node runs the task again as a task of its own, in the same pool,
+with the arguments in the task's record. Absent arguments are reconstructed first. This is lineage
+reconstruction as in Ray. The value that this run returns, or the exception that it raises, becomes
+the object's value. Each run uses up one of the task's retries. An absent object of another owner is
+requested from that owner.
 """
 
 from __future__ import annotations
@@ -42,16 +42,17 @@ __all__ = ["Reconstruction", "ReplicaQuery"]
 
 # Replica query: before a reconstructed result is used, all hosts are asked for the first value.
 #
-# A second run of a task may return another value, and no reader may see parts of both. The owner of
-# a lost result may not know a host with a copy, so it asks all hosts while the task runs again. A
-# host that has the whole value reports that. A host that has a part of it, or is about to fetch it,
-# discards that and asks the owner anew. When all hosts have answered, no trace remains of a first
-# value that no host has reported. A host with which only this node has lost contact may still be
-# alive and have the value, so this node waits for the manager's verdict.
+# A second run of a task may return another value, and no reader may see parts of both values. The
+# owner of a lost result may not know all hosts with a copy, so it asks all hosts while the task is
+# running again. A host that has the whole value reports that. A host that has a part of the value,
+# or is about to fetch it, discards the part and asks the owner again. When all hosts have answered
+# and none has reported the first value, no part of that value is left on any of them. A host with
+# which only this node has lost contact may still be alive and have the value, so this node waits
+# for the manager's decision.
 
 
 class ReplicaQuery:
-    """This node's questions to other nodes, and its answers to other nodes' questions."""
+    """This node's questions to other nodes, and its answers to their questions."""
 
     def __init__(
         self,
@@ -63,8 +64,8 @@ class ReplicaQuery:
         host_ids: Callable[[], Iterable[int]],
         doubtful: Callable[[], bool],
     ) -> None:
-        """host_ids: returns the ids of all other living hosts. doubtful: whether this node has lost
-        contact with a host whose fate the manager has not decided yet."""
+        """host_ids: returns the ids of all other living hosts. doubtful: returns whether this node
+        has lost contact with a host about which the manager has not decided yet."""
         self.imports = imports
         self.remote_objects = remote_objects
         self.client = imports.client
@@ -73,14 +74,14 @@ class ReplicaQuery:
         self.send = send
         self.host_ids = host_ids
         self.doubtful = doubtful
-        self._round = 1  # the number of the next `flush`
-        self._objects: list[bytes] = []  # the objects of the next round
-        self._open: set[int] = set()  # rounds that some hosts have not answered
+        self._round = 1  # the number of the next round
+        self._objects: list[bytes] = []  # the objects in the next round
+        self._open: set[int] = set()  # rounds that some hosts have not answered yet
 
-    # -- questions of this node ----------------------------------------------------------------
+    # -- questions from this node --------------------------------------------------------------
 
     def about(self, object_id: bytes) -> int:
-        """Adds an object to the next round; returns the number of the round."""
+        """Adds an object to the next round. Returns the number of the round."""
         self._objects.append(object_id)
         number = self._round
         if len(self._objects) == OBJECTS_ASKED_MAX:
@@ -88,7 +89,7 @@ class ReplicaQuery:
         return number
 
     def flush(self) -> None:
-        """Starts the round: one message to each host about all added objects."""
+        """Starts the round, with one message to each host about all added objects."""
         if self._objects:
             objects, self._objects = tuple(self._objects), []
             number, self._round = self._round, self._round + 1
@@ -100,13 +101,13 @@ class ReplicaQuery:
             )
 
     def answered(self, number: int) -> bool:
-        """Whether each host has answered the round, or has died."""
+        """Whether each host has answered the round or has died."""
         return number < self._round and number not in self._open and not self.doubtful()
 
-    # -- answers of this node ------------------------------------------------------------------
+    # -- answers from this node ----------------------------------------------------------------
 
     def asked(self, host_id: int, message: CopiesAsked) -> None:
-        """Answers the owner of these objects, which knows no holder."""
+        """Answers the owner of these objects, which knows no holders."""
         for object_id in message.objects:
             for record in self.imports.all_of(object_id):
                 if record.oid in self.remote_objects and not self.remote_objects.absent(record.oid):
@@ -116,11 +117,12 @@ class ReplicaQuery:
         self.send(host_id, CopiesTold(message.number))
 
 
-# Interval and number of requests to the owner about one object, because the owner may detect a
-# death later than this host. Their product must exceed the time until a silent host is lost.
+# The interval and the number of requests to the owner about one object. They are repeated because
+# the owner may detect a death later than this host. The product must exceed the time until a silent
+# host is lost.
 ASK_S = 0.05
 ASKS_MAX = 400
-# How many fetches from known copies may fail before the value is reconstructed.
+# The number of fetches from known copies that may fail before the value is reconstructed.
 COPIES_TRIED_MAX = 3
 
 
@@ -128,13 +130,13 @@ COPIES_TRIED_MAX = 3
 class _Run:
     """One reconstruction."""
 
-    target: int  # the object that gets the value
+    target: int  # the object that will receive the value
     needs: set[int] = field(default_factory=set)  # arguments that are absent
     read: set[int] = field(default_factory=set)  # arguments whose values the task is known to read
-    holds: list[Any] = field(default_factory=list)  # on the objects that the task names
-    oid: int = 0  # the header of the second run; 0: it has not been submitted
+    holds: list[Any] = field(default_factory=list)  # holds on the objects that the task names
+    oid: int = 0  # the header of the second run; 0: the run has not been submitted
     posted: bool = False
-    question: int = 0  # number of the replica query about the first value
+    question: int = 0  # number of the round with the replica query about the first value
     brought: bool = False  # the new value is being fetched from the host that ran the task
 
 
@@ -156,9 +158,9 @@ class Reconstruction:
         copies_of: Callable[[int], tuple[int, ...]],
         take_resources: Callable[[int, Demand], None],
     ) -> None:
-        """send: as in Peers; False: the host is gone. copies_of: numbers of other nodes with a copy
-        of an object of this host. take_resources: called with a run that needs resources, to post
-        it when it gets them."""
+        """send: as in Peers. copies_of: returns the numbers of other nodes with a copy of an object
+        of this host. take_resources: called with a run that needs resources, which is posted when
+        it receives them."""
         self.results = results
         self.client = results.client
         self.tasks = results.tasks
@@ -182,7 +184,7 @@ class Reconstruction:
     # -- the maker of remote objects -----------------------------------------------------------
 
     def why_not(self, oid: int, remote: RemoteObject) -> str:
-        """Why the value cannot be found or reconstructed; "" if it can."""
+        """The reason why the value cannot be found or reconstructed, or "" if it can."""
         record = self.imports.by_oid.get(oid)
         if self.copies_of(oid) or oid in self.by_run:
             return ""
@@ -195,7 +197,7 @@ class Reconstruction:
         )
 
     def _not_again(self, oid: int) -> str:
-        """Why the task is not run again; "" if it can be run."""
+        """The reason why the task cannot be run again, or "" if it can."""
         header = self.client.inspect(oid)
         if header["kind"] != KIND_TASK:
             return _NOT_KEPT
@@ -205,7 +207,7 @@ class Reconstruction:
         if entry is not None and entry.closed:
             return CLOSED
         if not self.hints.may_run_again(oid):
-            return f"{name}() is not run again: it is a call of an actor, or its executor is closed"
+            return f"{name}() is not run again: it is a call to an actor, or its executor is closed"
         if entry is not None or (header["tries"] and not header["retries_left"]):
             return f"the retries of {name}() are used up"
         if not header["retries_left"]:
@@ -214,7 +216,7 @@ class Reconstruction:
         return f"the lineage of {name}() was dropped (lineage_bytes_max={limit})"
 
     def make(self, oid: int, remote: RemoteObject) -> None:
-        """Begins a reconstruction in a later turn of the loop, because chains of lost results may
+        """Begins a reconstruction in a later turn of the loop, because a chain of lost results may
         be too long for recursion."""
         self._new.append(oid)
         self.loop.call_later(0.0, self.poll)
@@ -234,12 +236,12 @@ class Reconstruction:
     # -- polling -------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Begins the requested reconstructions, and continues those under way."""
+        """Begins the requested reconstructions, and continues the running ones."""
         while self._new:
             oid = self._new.popleft()
             if self.remote_objects.absent(oid):
                 self._begin(oid)
-        # The latest run first, because its target is usually an argument of an earlier run.
+        # The latest run comes first, because its target is usually an argument of an earlier run.
         for run in reversed(list(self.runs.values())):
             if run.oid:
                 self._go_on(run)
@@ -280,7 +282,7 @@ class Reconstruction:
             self._fail(oid, _NOT_KEPT)
 
     def ask_again(self, oid: int) -> None:
-        """The owner has answered without naming a holder."""
+        """Handles an owner's answer that names no holder."""
         record = self.imports.by_oid.get(oid)
         if record is not None and self.remote_objects.absent(oid):
             self._ask_owner(oid, record)
@@ -306,8 +308,8 @@ class Reconstruction:
                 gone = named[holds.index(None)].hex()
                 self._fail(
                     oid,
-                    f"its task cannot be run again, because its argument ObjectRef({gone}) is "
-                    "gone: it was put, or is of another host, and it had no ref left",
+                    f"its task cannot be run again, because its argument ObjectRef({gone}), which "
+                    "was put or belongs to another host, is gone: it had no ref left",
                 )
             else:
                 run.holds = [*own, *holds]
@@ -335,11 +337,11 @@ class Reconstruction:
         self._start(run)
 
     def _settle(self, run: _Run, data: bytes) -> None:
-        """Makes this payload the object's value, or its error."""
+        """Makes this payload the object's value or error."""
         self.runs.pop(run.target, None)
         self.remote_objects.replace(run.target, data)
         self._end(run)
-        self.loop.call_later(0.0, self.poll)  # it may be an argument of another run
+        self.loop.call_later(0.0, self.poll)  # the object may be an argument of another run
 
     def _start(self, run: _Run) -> None:
         oid = run.target
@@ -401,8 +403,7 @@ class Reconstruction:
             self._fail(run.target, "its task was cancelled while it was run again")
 
     def _store_full(self, run: _Run) -> None:
-        """The new value does not fit on this host: readers raise the error of a task whose result
-        does not fit."""
+        """Makes readers raise StoreFullError, because the new value does not fit on this host."""
         if self.runs.get(run.target) is run:
             name = f"the result of {self.client.task_name(run.target)}(), which was reconstructed"
             error = StoreFullError(f"{name}: {self.results.store.full_message()}")
@@ -418,7 +419,7 @@ class Reconstruction:
             return
         mem = memoryview(got)
         error = _serialize.payload_kind(mem) == _serialize.ERROR
-        # A submitter takes over the refs in a result only once, as it did for the first run.
+        # A submitter takes over the refs in a result only once, and has done so for the first run.
         if not error and _serialize.read_refs(mem):
             self._fail(oid, "run again, its task returned refs, which a lost result cannot hold")
             return
@@ -447,14 +448,14 @@ class Reconstruction:
         return True
 
     def _count(self, run: _Run) -> None:
-        """Updates the number of used retries: a run that was itself retried has used several."""
+        """Updates the number of used retries. A run that was itself retried has used several."""
         entry = self.lineage.entries.get(run.target)
         if entry is not None:
             left = self.client.inspect(run.oid)["retries_left"]
             entry.spent = self.client.inspect(run.target)["retries_left"] - left
 
     def _again(self, run: _Run) -> None:
-        """Begins again, because the result of the second run was lost before the fetch."""
+        """Begins again, because the result of the second run was lost before it was fetched."""
         self._count(run)
         self.by_run.pop(run.oid, None)
         del self.runs[run.target]

@@ -1,8 +1,8 @@
 """Recovery of values that were lost with a host: the interface of its four components.
 
-`lineage` keeps the inputs of results of this host's tasks, `reconstruction` computes lost results
-again on request, `replica_query` asks all hosts for the first value before a second one is used,
-and `ownership_transfer` finds new owners for objects of dead owners.
+`Lineage` keeps the inputs for the results of this host's tasks. `Reconstruction` computes lost
+results again on request. `ReplicaQuery` asks all hosts for the first value before a second value is
+used. `OwnershipTransfer` finds new owners for objects of dead owners.
 """
 
 from __future__ import annotations
@@ -106,28 +106,29 @@ class Recovery:
     # -- lineage -------------------------------------------------------------------------------
 
     def keep(self, oid: int) -> None:
-        """Makes a lineage entry for a task, unless it is a second run, a call of an actor, or a
-        task of another host, which keeps its own entry."""
+        """Makes a lineage entry for a task, unless it is a second run, a call to an actor, or an
+        inbound task, whose own host keeps an entry."""
         again = self.reconstruction.hints.may_run_again(oid)
         if again and oid not in self.inbound_tasks and oid not in self.reconstruction.by_run:
             self.lineage.keep(oid)
 
     def leases(self, slot: int) -> None:
-        """The process in the slot requests a block, perhaps for the result of its task."""
+        """Called when the process in the slot requests a block, which may be for the result of its
+        task."""
         running = self.tasks.running(slot)
         if running and self.roster.by_host_id:
             self.keep(running)
 
     def target_of(self, oid: int) -> bytes:
-        """The lost result that this task reconstructs; b"" if none."""
+        """The lost result that this task reconstructs, or b"" if there is none."""
         inbound_task, run = self.inbound_tasks.by_oid.get(oid), self.reconstruction.by_run.get(oid)
         if inbound_task is not None:
             return inbound_task.target
         return b"" if run is None else ids.pack_id(self.client.host_id, run.target)
 
     def is_run_here(self, oid: int) -> bool:
-        """Whether this task in the node's own tables was sent by another host, or is a second run.
-        Then it is needed although no process of this host has submitted it."""
+        """Whether this task in the node's own tables is an inbound task or a second run. Such a
+        task is needed even though no process on this host has submitted it."""
         return oid in self.inbound_tasks or oid in self.reconstruction.by_run
 
     def poll(self) -> None:
@@ -137,25 +138,27 @@ class Recovery:
     # -- deaths --------------------------------------------------------------------------------
 
     def peer_lost(self, member: Member) -> None:
-        """A host is gone. Must precede the release of objects of that host by any component."""
+        """Handles the loss of a host. Must be called before any component releases objects of that
+        host."""
         self.owners.begin(member.host_id, member.node)
 
     def peer_joined(self, host_id: int) -> None:
-        """A host that this node may have considered lost is a member. All other components are
-        already informed."""
+        """Handles a member that this node may have considered lost. All other components have
+        already been notified."""
         self.owners.back(host_id)
 
     def report(self, number: int) -> None:
-        """The manager has declared the node dead as well, and waits for this node's report."""
+        """Sends this node's report about a node that the manager has declared dead. The manager is
+        waiting for it."""
         self.owners.report(number)
 
     def released(self, peer: int, message: Release) -> None:
-        """Another host has released an object of this host, together with its own copy."""
+        """Handles another host's release of an object that this host owns."""
         self.owners.released(peer, message)
         number = self._number_of(peer)
         if number is not None and not message.keeps:
             self.remote_objects.lose_copy(self.imports.own(message.object), number)
 
     def freed(self, record: ImportRecord) -> None:
-        """The header of an import was freed."""
+        """Handles the freed header of an import."""
         self.owners.freed(record)
