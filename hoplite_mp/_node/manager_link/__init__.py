@@ -1,1 +1,1 @@
-"""The connection to the manager: joining, heartbeats, failover, clients that wait for the join."""
+"""The connection to the manager: joining, heartbeats, failover, and join waiters."""

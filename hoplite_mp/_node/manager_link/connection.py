@@ -1,12 +1,12 @@
 """This node's connection to its manager: joining, sending, and finding the next manager.
 
-The manager's process may die while the cluster lives; its supervisor then starts another one at the
-same address. Until the node has found it, only work that needs a new plan waits. A new manager
-starts without state, so each node reports its objects and open requests.
+If the manager's process dies while the cluster is running, its supervisor starts another one at the
+same address. Until the node has found the new manager, only work that needs a new plan waits. A new
+manager starts without state, so each node reports its objects and open requests.
 
     joined ──► lost without ClusterEnded ──► called again ──► reported ──► as before
-                      │                           └─ no answer: the node ends; its host may rejoin
-                      └─ the manager's host is this one: its supervisor brings the connection
+                      │                           └─ no answer: the node stops; its host may rejoin
+                      └─ if the manager is on this host: the supervisor provides the connection
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ if TYPE_CHECKING:
 __all__ = ["HeartbeatSender", "ManagerConnection"]
 
 
-# Timeout for the manager's silence, as a multiple of a node's heartbeat_timeout_s. Longer than for
-# a node, because this node ends when it loses the manager.
+# Timeout for the manager's silence, as a multiple of a node's heartbeat_timeout_s. It is longer
+# than for a node, because this node stops when it loses the manager.
 MANAGER_SILENCES = 5.0
 # How long a node waits for a lost manager. Higher: slower restarts succeed. Lower: a host that is
 # cut off from the manager rejoins sooner.
 MANAGER_ABSENT_S = 10.0
-# How many messages are kept to be repeated to the next manager: those in ONCE, which no component
-# reports, and ends of operations, which the last manager may not have sent to every node. Both
-# kinds are small, and the limit exceeds the number of messages that a dying manager can have left
-# unread.
+# The numbers of messages that are kept to be repeated to the next manager: those in ONCE, which no
+# component reports, and ends of operations, which the last manager may not have sent to every node.
+# The messages are small, and the limits exceed the number of messages that a dying manager can have
+# left unread.
 SENT_MAX = 1024
 ENDED_MAX = 1024
 ONCE = (
@@ -79,19 +79,19 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class ManagerConnectionEvents(Protocol):
-    """Reports and requests of this component to the components above it."""
+    """Requests from this component to the components above it."""
 
     def answer_standing(self) -> None:
-        """Answers programs that wait for this node's join or its failure."""
+        """Answers programs that are waiting for this node to join or to fail."""
 
     def joining(self, incarnation: int) -> NodeJoined:
-        """The first message to the manager; `incarnation` counts attempts to join."""
+        """The first message to the manager. incarnation: counts attempts to join."""
 
     def returning(self, incarnation: int) -> NodeReturned:
         """The first message to a new manager, after this node has joined."""
 
     def report(self) -> Iterator[Any]:
-        """The state of this node's components that a new manager must know."""
+        """Yields the state of this node's components for a new manager."""
 
 
 class ManagerNetwork(Protocol):
@@ -102,13 +102,14 @@ class ManagerNetwork(Protocol):
     heartbeat_timeout_s: float
 
     def connect(self) -> Admission:
-        """The first connection. Blocks, and raises the errors of `OutgoingConnection.wait`."""
+        """Makes the first connection. Blocks, and raises the errors of
+        `OutgoingConnection.wait`."""
 
     def call(self, done: Callable[[Admission | None], None], timeout_s: float) -> None:
-        """`done` gets a connection to the manager that leads, or None if none is found."""
+        """Calls `done` with a connection to the leading manager, or with None if none is found."""
 
     def failover(self, named: StandbyNamed) -> FailoverInterface:
-        """Makes the failover, after the manager has named a standby."""
+        """Makes the Failover after the manager has named a standby."""
 
 
 class FailoverInterface(Protocol):
@@ -126,26 +127,26 @@ class FailoverInterface(Protocol):
         """Whether this node has voted for a candidate that does not lead yet."""
 
     def leads(self, message: Leads) -> None:
-        """The manager leads in the given term."""
+        """Handles the manager's message that it leads in a term."""
 
     def named(self, message: StandbyNamed) -> None:
-        """The manager has named a standby, perhaps again."""
+        """Handles a further message with which the manager names the standby."""
 
     def hold(self) -> None:
-        """Starts the standby, if this is its host."""
+        """Starts the standby if this is its host."""
 
     def lost(self) -> None:
-        """The connection to the manager has ended."""
+        """Handles the end of the connection to the manager."""
 
     def ends(self) -> Ends:
         """The last message to a manager."""
 
     def knows(self) -> Knows:
-        """This node's record of terms, for a manager that was restarted."""
+        """This node's record of terms, for a restarted manager."""
 
 
 class ManagerConnection:
-    """The connection of this node to its manager."""
+    """The connection from this node to its manager."""
 
     def __init__(
         self,
@@ -155,40 +156,42 @@ class ManagerConnection:
         manager: ByteStream | None,
         events: ManagerConnectionEvents,
     ) -> None:
-        """manager: the connection, if the manager is on this host; None: it is on another host."""
+        """manager: the connection to a manager on this host, or None if the manager is on another
+        host."""
         self.loop = loop
         self.client = client
         self.lifecycle = lifecycle
         self.events = events
         self._handlers: dict[type, ManagerHandler] = {}
-        self.network: ManagerNetwork | None = None  # set if there are other hosts
+        self.network: ManagerNetwork | None = None  # None in a cluster of one host
         self.is_near = manager is not None
         self._near = manager
         self.channel: ControlChannel | None = None
         self.heartbeat_sender: HeartbeatSender | None = None
-        self.failover: FailoverInterface | None = None  # set if there is a standby
-        self.other_host_id: int | None = None  # of the manager's host; None: it is this host
+        self.failover: FailoverInterface | None = None  # None if there is no standby
+        self.other_host_id: int | None = None  # id of the manager's host; None: this host
         self.join_error: tuple[str, str] | None = None
         self._losses = 0
         self._incarnation = 0  # counts attempts to join
         self._join_until = 0.0
         self.ended = False  # the manager has announced the end of the cluster
         self._sent: deque[Any] = deque(maxlen=SENT_MAX)
-        self._measured: dict[int, Any] = {}  # latest measurements by peer; -1: of the host itself
+        self._measured: dict[int, Any] = {}  # latest measurements by peer; -1: this host's own link
         self._ends: deque[Commit | OperationFailed | Forget] = deque(maxlen=ENDED_MAX)
 
     # -- messages ------------------------------------------------------------------------------
 
     def send(self, message: Any) -> None:
-        """Sends a message to the manager. Without a manager the message is dropped, because the
-        next manager gets a report; messages without a report are kept for the next manager."""
+        """Sends a message to the manager. If no manager is connected, drops the message, because
+        the next manager receives a report. Messages not covered by the report are kept for the next
+        manager."""
         if isinstance(message, ONCE):
             self._sent.append(message)
         elif isinstance(message, HostMeasured):
             self._measured[-1] = message
         elif isinstance(message, LinkMeasured) and message.bytes_per_s is None:
             # Rates of pairs are not kept, because the next manager must not mistake old rates for
-            # new ones; they are measured again.
+            # new ones. They are measured again.
             self._measured[message.peer] = message
         if self.channel is not None:
             self.channel.send(encode(message))
@@ -220,20 +223,19 @@ class ManagerConnection:
     def _given_up(self, message: GivenUp) -> None:
         why = f"was silent for {message.silent_s:.1f} s"
         _log.warning(
-            "this host %s: excluded by the manager",
+            "the manager has excluded this host, which %s",
             why if message.silent_s else "lost contact with another host",
         )
-        self.lifecycle.given_up = (
-            not self.lifecycle.stopping
-        )  # a leaving node is not considered lost
+        # A leaving node is not considered lost.
+        self.lifecycle.given_up = not self.lifecycle.stopping
 
     def _led(self, message: Leads) -> None:
         if self.failover is not None:
             self.failover.leads(message)
 
     def _vote_asked(self, _: VoteAsked) -> None:
-        """A standby asks again over the connection over which this node voted. This node already
-        follows it."""
+        """Ignores a standby's repeated request over the connection over which this node voted,
+        because this node already follows that standby."""
 
     def _standby_named(self, message: StandbyNamed) -> None:
         if self.failover is not None:
@@ -244,7 +246,7 @@ class ManagerConnection:
     # -- the beginning -------------------------------------------------------------------------
 
     def join(self) -> None:
-        """Joins the cluster. Blocks until a manager on another host has answered."""
+        """Joins the cluster. If the manager is on another host, blocks until it has answered."""
         stream = self._near
         if stream is None:
             assert self.network is not None
@@ -259,15 +261,15 @@ class ManagerConnection:
         self._speak(stream, [self.events.joining(self._incarnation)])
 
     def announce_leaving(self) -> bool:
-        """Tells the manager that this host is no longer needed. False: not possible yet, because no
-        manager has admitted this node."""
+        """Notifies the manager that this host is no longer needed. Returns False if that is not
+        possible yet because no manager has admitted this node."""
         if self.lifecycle.joined:
             self.send(NodeLeaving(self.client.number, self._incarnation))
         return self.lifecycle.joined
 
     def _join_again(self, reason: str) -> bool:
         """Asks the next manager for admission, because the first one died before it admitted this
-        node. False: there will be no other manager, or the time for joining is over."""
+        node. Returns False if there will be no other manager or the time for joining is over."""
         left, network = self._join_until - self.loop.now(), self.network
         if network is None or self.is_near or self.ended or self.lifecycle.given_up or left <= 0:
             return False
@@ -290,7 +292,7 @@ class ManagerConnection:
         self.lifecycle.leave()
 
     def admitted(self) -> None:
-        """The manager has admitted this node."""
+        """Called when the manager has admitted this node."""
         if self.failover is not None and not self.is_near:
             self.failover.hold()
 
@@ -302,7 +304,7 @@ class ManagerConnection:
     @property
     def standby(self) -> tuple[tuple[str, ...], str, int, bool]:
         """The standby, for `status`: its addresses; its address on this host, or ""; the number of
-        the member whose host has one of these addresses, or -1; whether that host has the
+        the member whose host has one of these addresses, or -1; whether that host runs the
         manager."""
         failover = self.failover
         if failover is None:
@@ -336,16 +338,15 @@ class ManagerConnection:
             channel.received = self.heartbeat_sender.received
         for word in words:
             channel.send(encode(word))
-        if (
-            channel.open
-        ):  # bytes that arrived with the end of the handshake do not wake the loop again
+        # Bytes that arrived together with the end of the handshake do not wake the loop again.
+        if channel.open:
             channel.ready()
 
     # -- loss of the manager -------------------------------------------------------------------
 
     def _lost(self, reason: str) -> None:
-        """The connection has ended. Unless the manager has announced the end of the cluster, the
-        node waits for another manager."""
+        """Handles the end of the connection. Unless the manager has announced the end of the
+        cluster, the node waits for another manager."""
         lifecycle, channel = self.lifecycle, self.channel
         self.channel = None
         if self.heartbeat_sender is not None:
@@ -377,20 +378,20 @@ class ManagerConnection:
 
     def _called(self, admission: Admission | None, broken: bool) -> None:
         if admission is None:
-            # A broken connection may mean that only this host is cut off; then it may rejoin.
+            # If the connection is broken, perhaps only this host is cut off, and it may rejoin.
             self.lifecycle.given_up = broken
             self.lifecycle.leave()
         else:
             self.found(admission)
 
     def found(self, admission: Admission) -> None:
-        """Reports to a manager that was restarted."""
+        """Follows a restarted manager, and reports to it."""
         self.other_host_id = admission.peer.host_id
         self._return(admission.stream)
 
     def follow(self, channel: ControlChannel, vote: Voted, host_id: int) -> None:
-        """Makes the standby at the other end of this channel the manager of this node. host_id: of
-        the standby's host."""
+        """Makes the standby at the other end of this channel the manager of this node. host_id: the
+        id of the standby's host."""
         self.other_host_id = host_id
         self.drop("another manager leads")
         channel.hand_over(self._take, self._lost)
@@ -403,13 +404,13 @@ class ManagerConnection:
 
     @property
     def waits_for_votes(self) -> bool:
-        """Whether a standby may take over and then decide which hosts are lost: this node has no
-        manager, or has voted for a candidate that does not lead yet."""
+        """Whether a standby may take over and then decide which hosts are lost. This is so if this
+        node has no manager, or has voted for a candidate that does not lead yet."""
         failover = self.failover
         return failover is not None and (self.channel is None or failover.is_electing)
 
     def drop(self, why: str) -> None:
-        """Stops obeying this manager. This node follows the next manager that it finds."""
+        """Stops following this manager. The node will follow the next manager that it finds."""
         channel, self.channel = self.channel, None
         if self.heartbeat_sender is not None:  # stop its failure detector
             self.heartbeat_sender.stop()
@@ -418,30 +419,29 @@ class ManagerConnection:
             channel.close(why)
 
     def farewell(self) -> None:
-        """Announces the end of this node, so that it is not considered lost, and the manager's
-        lease no longer depends on it."""
+        """Announces the end of this node, so that the node is not considered lost, and the
+        manager's lease no longer depends on it."""
         if self.lifecycle.orderly and not self.is_here:
             self.announce_leaving()
         if self.failover is not None:
             self.send(self.failover.ends())
 
     def again(self, stream: ByteStream) -> None:
-        """The supervisor has restarted the manager of this host."""
-        if self.channel is not None:  # the dead manager's last messages come first
+        """Called when the supervisor has restarted the manager on this host."""
+        if self.channel is not None:  # first handle the dead manager's last messages
             self.channel.drain()
         self._return(stream)
 
     def _silent(self, seconds: float) -> None:
-        """The manager has been silent for too long: its host or this one is cut off."""
-        if (
-            self.failover is not None and self.channel is not None
-        ):  # `_lost` looks for another manager
+        """Handles a manager that has been silent for too long. Its host or this one is cut off."""
+        # With a standby, `_lost` looks for another manager.
+        if self.failover is not None and self.channel is not None:
             self.channel.close(f"it has been silent for {seconds:.1f} s")
             return
         self.cut_off(f"it has been silent for {seconds:.1f} s")
 
     def cut_off(self, why: str) -> None:
-        """Ends this incarnation of the node; the host may join again."""
+        """Ends this incarnation of the node. The host may join again."""
         self.lifecycle.given_up = True
         if self.channel is not None:
             self.channel.close(why)
@@ -473,18 +473,19 @@ class ManagerConnection:
 
 # Heartbeats to the manager, and a failure detector for the manager.
 #
-# A stopped or disconnected host closes no connection. A thread sends the heartbeats, so that a loop
-# that is busy reading a large file does not appear dead; but only for HUNG_S after the loop's last
-# turn, so that a hanging loop does not appear alive.
+# A stopped or disconnected host does not close its connections. A thread sends the heartbeats, so
+# that a loop that is busy reading a large file does not appear dead. The thread stops sending
+# HUNG_S after the loop's last turn, so that a hanging loop does not appear alive.
 
 
-# Maximum time of one turn of the loop. Higher: a host with a slow disk is not declared lost. Lower:
-# a hanging loop blocks the other hosts for a shorter time.
+# Maximum duration of one turn of the loop. Higher: a host with a slow disk is not declared lost.
+# Lower: a hanging loop blocks the other hosts for a shorter time.
 HUNG_S = 30.0
 
 
 class HeartbeatSender:
-    """The heartbeats of one node. Its loop sets `turned_at` to the time of its latest turn."""
+    """The heartbeats of one node. The node's loop sets `turned_at` to the time of its latest
+    turn."""
 
     def __init__(
         self,
@@ -510,8 +511,8 @@ class HeartbeatSender:
         loop.call_later(interval_s, self._poll)
 
     def received(self) -> None:
-        """A message of the manager has arrived."""
-        # A late loop reads the message late; that delay is not the manager's silence.
+        """Called when a message from the manager has arrived."""
+        # A late loop reads the message late. This delay does not count as the manager's silence.
         self._silence.heard(min(self._loop.now(), self._poll_at))
 
     def stop(self) -> None:
@@ -524,8 +525,8 @@ class HeartbeatSender:
             self._send(BEAT)
 
     def _poll(self) -> None:
-        """Checks for silence, in the loop. A late loop reads the heartbeats that have arrived only
-        after this timer, so its delay does not count as silence."""
+        """Checks for silence. A late loop calls this timer before it reads the heartbeats that have
+        arrived, so its delay does not count as silence."""
         if self._over:
             return
         now = self._loop.now()

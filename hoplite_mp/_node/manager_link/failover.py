@@ -1,19 +1,19 @@
 """Failover: this node follows one manager, and votes for the standby when it loses that manager.
 
-In a cluster with a standby a node must never obey two managers. Terms and votes work as in Raft's
-elections; the manager's right to decide is a lease (Gray and Cheriton, SOSP 1989). Each answer of
-this node to a heartbeat of its manager renews the lease, and binds the node for a while. A node
+In a cluster with a standby a node must never follow two managers. Terms and votes work as in Raft's
+elections. The manager's right to decide is a lease (Gray and Cheriton, SOSP 1989). Each answer from
+this node to a heartbeat from its manager renews the lease, and binds the node for a while. A node
 that has lost its manager and is no longer bound offers its vote to the standby. If the manager
-returns before the vote, the node returns to it. After the vote the node no longer obeys the old
-manager, and its connection to the standby becomes its connection to the manager. If the standby
-does not lead, the node also asks the old manager whether it still decides; if so, the cluster has
-continued without this node, which ends.
+returns before the vote, the node follows it again. After the vote the node no longer follows the
+old manager, and its connection to the standby becomes its connection to the manager. If the standby
+does not lead, the node also asks the old manager whether it still decides. If so, the cluster has
+continued without this node, and the node stops.
 
     following ──► no heartbeat or connection ──► vote offered ──► voted ──► following the new one
         ▲                                              │ ▲               │
         └────────── the manager is back ◄──────────────┘ └─ no leader ───┘
 
-The node of the manager's own host never votes, because that host ends with its manager.
+The node on the manager's own host never votes, because that host stops with its manager.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ __all__ = ["Failover", "ManagerDialing"]
 # addresses replace these.
 
 
-# Rounds over the addresses of a lost manager. They suffice because its supervisor keeps the socket
-# listening during the manager's restart.
+# The number of rounds over the addresses of a lost manager. They suffice, because its supervisor
+# keeps the socket listening during the manager's restart.
 MANAGER_ROUNDS_MAX = 3
 
 
@@ -83,8 +83,8 @@ class ManagerDialing:
         processes: ProcessesPort,
         let_in: Callable[[], None],
     ) -> None:
-        """let_in: starts to accept other nodes; called once the cluster's id is known, or, with
-        TLS, once the node has the cluster's certificate."""
+        """let_in: starts to accept other nodes. Called when the cluster's id is known or, with TLS,
+        when the node has the cluster's certificate."""
         self.loop = loop
         self.lifecycle = lifecycle
         self.connections = connections
@@ -100,7 +100,8 @@ class ManagerDialing:
         self.heartbeat_timeout_s = start.heartbeat_timeout_s
 
     def connect(self) -> Admission:
-        """The first connection. Blocks, and raises the errors of `OutgoingConnection.wait`."""
+        """Makes the first connection. Blocks, and raises the errors of
+        `OutgoingConnection.wait`."""
         admission = self._calling(self.connect_timeout_s).wait()
         self.membership.cluster = self.peers.cluster = admission.cluster
         if not self.membership.start.tls:
@@ -108,7 +109,7 @@ class ManagerDialing:
         return admission
 
     def call(self, done: Callable[[Admission | None], None], timeout_s: float) -> None:
-        """`done` gets a connection to the manager that leads, or None if none is found."""
+        """Calls `done` with a connection to the leading manager, or with None if none is found."""
         level = logging.WARNING if self.management.failover is None else logging.INFO
         make = functools.partial(
             self._calling, timeout_s, MANAGER_ROUNDS_MAX, self.membership.cluster
@@ -128,7 +129,7 @@ class ManagerDialing:
         )
 
     def failover(self, named: StandbyNamed) -> Failover:
-        """Makes the failover, after the manager has named a standby."""
+        """Makes the Failover after the manager has named a standby."""
         return Failover(
             self.loop,
             self.lifecycle,
@@ -143,17 +144,18 @@ class ManagerDialing:
         )
 
 
-# How long a node without a manager waits for a user to promote the standby, if it is connected to
-# the standby. Higher: more time for the user. Lower: programs fail sooner without a user's help.
+# How long a node without a manager waits for a user to promote the standby, if the node is
+# connected to the standby. Higher: more time for the user. Lower: programs fail sooner without a
+# user's help.
 PROMOTE_WAIT_S = 300.0
-# How long it waits without a connection to the standby, and for its candidate to lead. Higher: a
-# standby may start later.
+# How long a node waits without a connection to the standby, and for its candidate to lead. Higher:
+# a standby may start later.
 ALONE_S = 10.0
 US = 1_000_000
-# In clusters of at most this many hosts, the death of a peer looks the same as the loss of this
-# host's connection: there is no majority, and a user must decide.
+# In clusters of at most this many hosts, the death of a peer cannot be distinguished from the loss
+# of this host's connection. There is no majority, so a user must decide.
 ALONE_MAX = 2
-# Timeout of a connection to the standby or to the former manager, and of the latter's answer. The
+# Timeout for a connection to the standby or the former manager, and for the latter's answer. The
 # node calls again afterwards.
 CALL_S = 2.0
 
@@ -161,7 +163,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class Failover:
-    """One node's part in a failover; made when the manager names a standby."""
+    """The failover on one node. It is made when the manager names a standby."""
 
     def __init__(
         self,
@@ -190,52 +192,53 @@ class Failover:
         self.voter = Voter(promise_s(network.heartbeat_timeout_s), now)
         self.voter.bind(named.lease_us / US)
         self.holds = ""  # address of the standby, if it runs on this host
-        # This node wants another manager only after this failure detector has fired. The lease
+        # This node looks for another manager only after this failure detector has fired. The lease
         # expires earlier, even if the manager is merely late.
         self._silence = Silence(now, network.heartbeat_timeout_s)
         self._poll_at = now
-        self.channel: ControlChannel | None = None  # to the standby, until it leads
+        self.channel: ControlChannel | None = None  # channel to the standby until it leads
         self._host_id = 0  # id of the standby's host
         self._offered = False
         self._calling = False
         self._alone_since: float | None = None
-        self._found_at = -ALONE_S  # when a manager was found last
-        self._voted_at: float | None = None  # set from the vote until the candidate leads
+        self._found_at = -ALONE_S  # time at which a manager was last found
+        # time of the vote, until the candidate leads
+        self._voted_at: float | None = None
         self._endpoints = [endpoint_of(parse_address(address)) for address in named.addresses]
         # Addresses of the manager that this node follows before it votes. The standby's address may
         # be among them. The standby ignores NotLed, so addresses are tried in sequence.
         self._former = tuple(endpoint_at(*where) for where in membership.start.manager)
-        self._asked = 0  # number of requests to it
+        self._asked = 0  # number of requests to the former manager
         self._is_unled = False  # no manager has led for a long time since this node voted
         self._asking = False
         if not management.is_near:
             self._poll()
 
-    # -- messages of the manager ---------------------------------------------------------------
+    # -- messages from the manager -------------------------------------------------------------
 
     def named(self, message: StandbyNamed) -> None:
-        """The manager has named the standby again."""
+        """Handles a further message with which the manager names the standby."""
         self.voter.bind(message.lease_us / US)
 
     def leads(self, message: Leads) -> None:
-        """The manager leads in the given term."""
+        """Handles the manager's message that it leads in a term."""
         voter, now = self.voter, self.loop.now()
-        # A late loop reads the message late; that delay is not the manager's silence.
+        # A late loop reads the message late. This delay does not count as the manager's silence.
         self._silence.heard(min(now, self._poll_at))
         if not voter.hear(message.term, message.at, message.lists, now):
-            _log.warning("ignoring a manager of an older term")
+            _log.warning("ignoring a manager with an older term")
             self.management.drop("its term is over")
             self.lost()
             return
         if self._voted_at is not None:
             self._voted_at, self._is_unled = None, False
-            words = "the cluster is led at %s from now on: join there"
+            words = "the cluster's manager is now at %s: join there"
             _log.warning(words, " or ".join(self.addresses))
         answer = Follows(self.management.client.number, voter.term, message.sent_us, voter.version)
         self.management.send(answer)
 
     def knows(self) -> Knows:
-        """This node's record of terms, for a manager that was restarted and for the standby."""
+        """This node's record of terms, for a restarted manager and for the standby."""
         return Knows(self.management.client.number, self._knowledge)
 
     @property
@@ -247,13 +250,14 @@ class Failover:
         return known._replace(gone=tuple(node for node in known.latest.nodes if node not in here))
 
     def ends(self) -> Ends:
-        """The last message of this node. It promises that the node never votes again, so that the
-        manager's lease no longer depends on it."""
+        """The last message from this node. It promises that the node never votes again, so that the
+        manager's lease no longer depends on the node."""
         return Ends(self.management.client.number)
 
     @property
     def has_voted(self) -> bool:
-        """Whether this node has voted for a standby, and so never calls its first manager again."""
+        """Whether this node has voted for a standby, and therefore never follows its first manager
+        again."""
         return bool(self.voter.voted_for)
 
     @property
@@ -264,13 +268,14 @@ class Failover:
     # -- without a manager ---------------------------------------------------------------------
 
     def lost(self) -> None:
-        """The connection to the manager has ended."""
+        """Handles the end of the connection to the manager."""
         now = self.loop.now()
         if self._alone_since is None:
             self._alone_since = now
         if self.has_voted:
             return
-        # A manager that was stopped for long, and may not decide, ends each connection at once.
+        # A manager that was stopped for a long time may not decide, and immediately ends each
+        # connection.
         pause_s = self._found_at + self.network.heartbeat_interval_s - now
         if pause_s > 0:
             self.loop.call_later(pause_s, self._call_again)
@@ -294,7 +299,7 @@ class Failover:
             admission.stream.close()
 
     def _found(self) -> None:
-        """A manager was found; its silence is measured from now on."""
+        """Records that a manager was found, and starts a new failure detector for it."""
         self._alone_since, self._found_at = None, self.loop.now()
         self._silence = Silence(self._found_at, self.network.heartbeat_timeout_s)
 
@@ -303,7 +308,7 @@ class Failover:
             self._call_manager()
 
     def _poll(self) -> None:
-        """Runs once per heartbeat interval."""
+        """Called once in each heartbeat interval."""
         if self.lifecycle.stopping:
             return
         now = self.loop.now()
@@ -370,7 +375,8 @@ class Failover:
         latest = self.voter.knowledge.latest
         if self._alone_since is not None and latest is not None and len(latest.nodes) <= ALONE_MAX:
             words = (
-                "there is no manager: if its host is gone, `hoplite-mp promote %s` within %.0f s"
+                "no manager is running: if its host is lost, run `hoplite-mp promote %s` within "
+                "%.0f s"
             )
             _log.warning(words, " or ".join(self.addresses), PROMOTE_WAIT_S)
         self.channel = ControlChannel(
@@ -381,7 +387,7 @@ class Failover:
             self._standby_lost,
             shared=True,
         )
-        # Bytes that arrived with the end of the handshake do not wake the loop again.
+        # Bytes that arrived together with the end of the handshake do not wake the loop again.
         self.channel.ready()
         self._offer(self.loop.now())
 
@@ -408,7 +414,8 @@ class Failover:
 
     def _ask_former(self) -> None:
         """Asks the manager from before the vote whether it still decides. If so, it has declared
-        this node lost, but could not report that, because the vote has ended their connection."""
+        this node lost, but could not report that to the node, because the vote has ended their
+        connection."""
         self._asking = True
         endpoint = self._former[self._asked % len(self._former)]
         self._asked += 1
@@ -439,19 +446,19 @@ class Failover:
         self._asking = False
 
     def _from_former(self, message: Any) -> None:
-        # Once it has voted again, this node first waits for that candidate.
+        # If this node has voted again, it first waits for that candidate.
         if isinstance(message, GivenUp) and self._alone_since is not None:
             _log.warning(
-                "the manager has continued without this host, which has voted: this node ends"
+                "the manager has continued without this host, which has voted: this node stops"
             )
             self.management.cut_off("the manager has excluded this host")
 
     # -- the standby itself --------------------------------------------------------------------
 
     def hold(self) -> None:
-        """Has the supervisor start the standby, if one of its addresses is this host's."""
+        """Lets the supervisor start the standby if one of its addresses belongs to this host."""
         if not self.membership.start.accepts_drivers:
-            return  # this node ends with its driver, so it must not have the standby
+            return  # this node stops with its driver, so the standby must not be on its host
         here = set(self.connections.own_addresses()) | {self.peers.listens_at}
         for address in map(parse_address, self.addresses):
             if address.host in here:

@@ -1,8 +1,8 @@
 """The members of the cluster, including this node, as announced by the manager.
 
 The manager decides on membership, and announces each member with its initial number of workers.
-Nodes notify each other of changes of that number. Components that only need the living nodes use
-the roster (_node/roster.py).
+Nodes notify each other when that number changes. Components that only need the living nodes use the
+roster (_node/roster.py).
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ __all__ = ["JoinWaiters", "NodeMembership", "SingleHostMembership"]
 
 
 NUMBER = 0  # the number of the only node in a cluster of one host
-GONE_MAX = 32  # how many former hosts are remembered for `status` and `top`
-# How long they are remembered. Higher: `status` and `top` list old losses beside new ones.
+GONE_MAX = 32  # the number of former hosts that are remembered for `status` and `top`
+# How long former hosts are remembered. Higher: `status` and `top` list old losses beside new ones.
 GONE_SHOWN_S = 600.0
 
 
@@ -79,12 +79,12 @@ class SingleHostMembership:
             GroupDoorbell: says(None, "this is the only node"),
             UsersOfNode: says(0),
             Locate: says([NUMBER]),
-            GroupWritten: lambda slot, request: None,  # no other host waits for these blocks
+            GroupWritten: lambda slot, request: None,  # no other host is waiting for these blocks
         }
 
     @property
     def known(self) -> tuple[Member, ...]:
-        """All nodes."""
+        """All nodes in the cluster."""
         return (Member(NUMBER, 0, self.client.host_id, self.workers_at_start),)
 
     def joining(self, incarnation: int) -> NodeJoined:
@@ -92,7 +92,7 @@ class SingleHostMembership:
         return NodeJoined(self.client.host_id, incarnation, self.workers_at_start)
 
     def asked(self, slot: int, request: Request) -> None:
-        """A process asks for all nodes."""
+        """Replies to a process with all nodes."""
         mine = len(self.workers.pools[0].workers)
         node = (
             NUMBER,
@@ -131,19 +131,20 @@ class NodeMembership:
         self.cluster = start.cluster
         self.certificate = start.certificate
         self.members: dict[int, Member] = {}  # by number, in order of joining
-        # The last hosts that were lost or have left: (number, name, when).
+        # The last hosts that were lost or have left: (number, name, time).
         self.gone: deque[tuple[int, str, float]] = deque(maxlen=GONE_MAX)
         self.left: set[int] = set()  # numbers of gone hosts that had announced their departure
         self.former_workers: set[int] = set()  # numbers of members that have had workers
         self.numbers = 1  # the highest known count of node numbers that the manager has assigned
-        self.workers_now: int | None = None  # number of workers, if changed since joining
+        # this host's number of workers, if it has changed since the node joined
+        self.workers_now: int | None = None
 
     @property
     def handlers(self) -> dict[type, Handler]:
         """Handlers by type of request."""
         return {Members: self.asked, GoneNodes: self.asked_gone}
 
-    # -- announcements of this node ------------------------------------------------------------
+    # -- announcements from this node ----------------------------------------------------------
 
     def joining(self, incarnation: int) -> NodeJoined:
         """The first message to the manager."""
@@ -171,24 +172,24 @@ class NodeMembership:
             self.tell_workers(count)
 
     def grow_remote(self, number: int, count: int) -> bool:
-        """Asks another node to start more workers; False if it is gone."""
+        """Asks another node to start more workers. Returns False if the node is gone."""
         member = self.roster.by_number.get(number)
         return member is not None and self.send_peer(member.host_id, AddPeerWorkers(count))
 
     def grow(self, host_id: int, message: AddPeerWorkers) -> None:
-        """Another node asks for more workers here."""
+        """Starts more workers here at another node's request."""
         if not self.roster.leaves:
             self.tell_workers(self.workers.grow(message.count))
 
-    # -- messages of the manager ---------------------------------------------------------------
+    # -- messages from the manager -------------------------------------------------------------
 
     def peer_joined(self, member: Member) -> None:
-        """A member has joined."""
+        """Adds a member that has joined."""
         self.numbers = max(self.numbers, member.node + 1)
         self.members[member.node] = member
 
     def remove(self, number: int) -> Member | None:
-        """Removes a member that is gone. Returns it; None if it was already removed."""
+        """Removes a member that is gone. Returns the member, or None if it was already removed."""
         member = self.members.pop(number, None)
         had_workers = number in self.former_workers  # a leaving host first announces 0 workers
         self.former_workers.discard(number)
@@ -201,11 +202,12 @@ class NodeMembership:
         return member
 
     def has_left(self, number: int) -> None:
-        """The member announced its departure."""
+        """Records that the member had announced its departure."""
         self.left.add(number)
 
     def have_workers(self, host_id: int, count: int) -> Member | None:
-        """Updates the number of workers in the host's common pool; None: not a member."""
+        """Updates the number of workers in the host's common pool. Returns the updated member, or
+        None if the host is not a member."""
         member = self.roster.by_host_id.get(host_id)
         if member is None:
             return None
@@ -218,13 +220,13 @@ class NodeMembership:
         return found
 
     def manager_is_at(self, addresses: list[tuple[int, tuple[Any, ...]]]) -> None:
-        """Sets the addresses of the new manager: (address family, socket address)."""
+        """Sets the addresses of the new manager, as (address family, socket address)."""
         self.start = msgspec.structs.replace(self.start, manager=addresses)
 
-    # -- processes of this host ----------------------------------------------------------------
+    # -- processes on this host ----------------------------------------------------------------
 
     def asked(self, slot: int, request: Request) -> None:
-        """A process asks for all nodes."""
+        """Replies to a process with all nodes."""
         number = self.client.number
         mine, free = len(self.workers.pools[0].workers), self.resources.ledger.free()
         found = [
@@ -243,8 +245,8 @@ class NodeMembership:
         self.reply(slot, Reply(request.number, found))
 
     def asked_gone(self, slot: int, request: Request) -> None:
-        """A process asks which hosts are gone, for how many seconds, and whether they left in
-        order."""
+        """Replies to a process with the hosts that are gone, for how many seconds they have been
+        gone, and whether they had announced their departure."""
         now = self.loop.now()
         while self.gone and now - self.gone[0][2] > GONE_SHOWN_S:
             self.gone.popleft()
@@ -252,21 +254,21 @@ class NodeMembership:
         self.reply(slot, Reply(request.number, gone))
 
 
-# Requests of clients that wait until their node has joined a cluster.
+# Requests from clients that wait until their node has joined a cluster.
 #
-# A node serves the processes of its host before a manager has admitted it, but a program must not
+# A node serves the processes on its host before a manager has admitted it, but a program must not
 # begin before that.
 
 
 class JoinWaitersEvents(Protocol):
-    """Reports and requests of this component to the components above it."""
+    """Requests from this component to the components above it."""
 
     def cluster(self) -> bytes:
-        """The id of the cluster; empty in a cluster of one host."""
+        """The id of the cluster. Empty in a cluster of one host."""
 
 
 class JoinWaiters:
-    """The requests of one host's processes."""
+    """The waiting requests from one host's processes."""
 
     def __init__(
         self,
@@ -290,7 +292,7 @@ class JoinWaiters:
         return {JoinStatus: self.ask}
 
     def ask(self, slot: int, request: Request) -> None:
-        """A process requests an answer once this node has joined."""
+        """Handles a process's request for a reply once this node has joined."""
         self.waiting.append((slot, request.number))
         self.answer()
 
