@@ -2,7 +2,7 @@
 
 Each worker writes to pipes. Complete lines are sent, in order, to the output owner of the task that
 printed them. While the next lines of a pipe must wait, the pipe is not read, so that memory stays
-bounded and the loop never blocks. A worker that prints much then blocks in `print`.
+bounded and the loop never blocks. A worker that prints a lot then blocks in `print`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 __all__ = ["LineSplitter", "Output", "Run", "Subscriber"]
 
-# A driver as a subscriber of lines: bytes in flight, and whether it reads any.
+# A driver as a subscriber of lines: its unread bytes, and its progress in reading them.
 #
 # A slow driver must not lose lines, but a driver that reads nothing must not block workers that
-# also serve others. So lines wait while the driver makes progress, however slowly. After
-# `patience_s` without progress they are dropped and counted until the driver reads again, and it
-# then gets the number of dropped lines.
+# also serve other drivers. Lines therefore wait while the driver makes progress, however slow.
+# After `patience_s` without progress they are dropped and counted until the driver reads again. The
+# driver then receives the number of dropped lines.
 
 
 class Subscriber:
-    """A driver, here or elsewhere. Times are seconds of one clock."""
+    """A driver on this or another host. Times are in seconds on one clock."""
 
     def __init__(
         self,
@@ -41,19 +41,19 @@ class Subscriber:
         bytes_max: int,
         patience_s: float | None,
     ) -> None:
-        """deliver: sends (slot, stream, lines) now. patience_s: None means no limit."""
+        """deliver: sends (slot, stream, lines) immediately. patience_s: None means no limit."""
         self.deliver = deliver
         self.bytes_max = bytes_max
         self.patience_s = patience_s
-        self.waiting = 0  # bytes delivered but not yet read
-        # when the waiting lines last made progress; None if none wait
+        self.waiting = 0  # number of bytes delivered but not yet read
+        # time at which the driver last made progress while lines waited; None if no lines wait
         self.stalled_at: float | None = None
-        self.stuck = False  # it has read nothing for too long: its lines are dropped
+        self.stuck = False  # the driver has read nothing for too long, so its lines are dropped
         self.dropped: dict[tuple[int, int], int] = {}  # (slot, stream) -> number of lines
 
     def offer(self, slot: int, stream: int, lines: list[bytes], now: float) -> bool:
-        """Sends the lines to the driver if the limit allows. False: they must wait. True: they were
-        sent, or dropped because the driver is `stuck`."""
+        """Sends the lines to the driver if the limit allows, or drops them if the driver is
+        `stuck`. Returns False if they must wait."""
         if self.stuck:
             key = slot, stream
             self.dropped[key] = self.dropped.get(key, 0) + len(lines)
@@ -70,8 +70,8 @@ class Subscriber:
         self.deliver(slot, stream, lines)
 
     def taken(self, nbytes: int, now: float) -> bool:
-        """The driver has read this many bytes. Returns whether waiting lines may be offered
-        again."""
+        """Records that the driver has read this many bytes. Returns whether waiting lines may be
+        offered again."""
         self.waiting -= nbytes
         if self.waiting > self.bytes_max // 2:
             if self.stalled_at is not None:
@@ -93,13 +93,13 @@ class Subscriber:
             self._deliver(slot, stream, [text.encode()])
 
     def due(self) -> float | None:
-        """When the driver times out; None if no lines wait for it."""
+        """The time at which the driver times out, or None if no lines are waiting for it."""
         if self.stalled_at is None or self.patience_s is None or self.stuck:
             return None
         return self.stalled_at + self.patience_s
 
     def give_up(self, now: float) -> bool:
-        """Whether the driver has timed out. Its lines are dropped from then on."""
+        """Returns whether the driver has timed out. If so, its lines are dropped from then on."""
         due = self.due()
         if due is None or now < due:
             return False
@@ -109,17 +109,17 @@ class Subscriber:
 
 # Splits the bytes of one pipe into lines, and finds the output owner of each line.
 #
-# A pipe is read in pieces that end anywhere. A line may exceed the limit, lack an end, or be cut
+# A pipe is read in pieces of any length. A line may exceed the limit, lack a line end, or be cut
 # off by a mark, after which the lines belong to another output owner.
 
 
-# Consecutive lines for one output owner.
+# (output owner, consecutive lines for it).
 Run = tuple[int, list[bytes]]
 
 
 class LineSplitter:
-    """The state of one pipe. `output_owner`: of the next bytes; `served`: all output owners in
-    marks so far."""
+    """The state of one pipe. `output_owner`: the output owner of the next bytes; `served`: all
+    output owners in marks so far."""
 
     def __init__(self, host_id: int, line_bytes_max: int, output_owner: int = 0) -> None:
         self.line_bytes_max = line_bytes_max
@@ -129,7 +129,7 @@ class LineSplitter:
         self._head = mark_head(host_id)
 
     def feed(self, data: bytes) -> list[Run]:
-        """Takes bytes of the pipe. Returns the completed lines without line ends. A line that is
+        """Takes bytes from the pipe. Returns the completed lines without line ends. A line that is
         too long is returned in pieces."""
         *lines, rest = (self.rest + data).split(b"\n")
         most = self.line_bytes_max
@@ -151,7 +151,7 @@ class LineSplitter:
         return runs
 
     def finish(self) -> list[Run]:
-        """Returns the part of a last line that has no end."""
+        """Returns an incomplete last line, if there is one."""
         rest, self.rest = self.rest, b""
         return [(self.output_owner, self._pieces([rest]))] if rest else []
 
@@ -170,7 +170,7 @@ class LineSplitter:
 
     def _marked(self, line: bytes) -> tuple[bytes, int | None]:
         """Splits a line that ends with a mark into the text before the mark and the mark's output
-        owner; returns the whole line and None if there is no mark."""
+        owner. Returns the whole line and None if there is no mark."""
         at = len(line) - MARK_BYTES
         if at < 0 or not line.startswith(self._head, at):
             return line, None
@@ -194,21 +194,21 @@ def _append(runs: list[Run], output_owner: int, lines: list[bytes]) -> None:
         runs.append((output_owner, lines))
 
 
-# Queue limit, in bytes, of the lines of this host's own workers for its driver. Higher: workers
-# wait less for a driver that reads in bursts. Lower: less memory in the node.
+# Queue limit in bytes for lines from this host's workers to one driver on this host. Higher:
+# workers wait less for a driver that reads in bursts. Lower: less memory in the node.
 BACKLOG_BYTES_MAX = 1 << 20
 READ_BYTES = 65536
-# Bytes read at once from a pipe that must be emptied: the capacity of the largest pipe. Limited
-# because another process may still be writing into the pipe.
+# The maximum number of bytes read at once from a pipe that must be emptied: the capacity of the
+# largest pipe. The limit is necessary because another process may still be writing to the pipe.
 DRAIN_BYTES_MAX = 1 << 20
 
 
 @dataclass(slots=True, eq=False)
 class Pipe:
-    """One stream of one worker. `waiting`: lines that cannot be sent yet; the pipe is not read
-    until they are sent or dropped."""
+    """One stream of one worker. `waiting`: the lines that cannot be sent yet. The pipe is not read
+    until they have been sent or dropped."""
 
-    fd: int  # -1: closed, because the writer is gone and everything has been read
+    fd: int  # -1: closed, because the writer is gone and all bytes have been read
     slot: int
     stream: int
     lines: LineSplitter
@@ -217,10 +217,10 @@ class Pipe:
 
 
 class OutputEvents(Protocol):
-    """Reports and requests of this component to the components above it."""
+    """Requests from this component to the components above it."""
 
     def remote_subscriber(self, output_owner: int) -> Subscriber | None:
-        """The subscriber for a driver of another host; None if that host is gone."""
+        """The subscriber for a driver on another host, or None if that host is gone."""
 
 
 class Output:
@@ -236,8 +236,8 @@ class Output:
         patience_s: float | None,
         events: OutputEvents,
     ) -> None:
-        """number: this node's number, for the labels. patience_s: how long a driver may read
-        nothing before its lines are dropped; None: no limit."""
+        """number: returns this node's number, for the labels. patience_s: how long a driver may
+        read nothing before its lines are dropped; None: no limit."""
         self.loop = loop
         self.host_id = host_id
         self.number = number
@@ -254,8 +254,8 @@ class Output:
     def add(
         self, fd: int, stream: int, slot: int, output_owner: int, ended: Callable[[int], None]
     ) -> None:
-        """Starts reading a worker's pipe. output_owner: of the lines before its first mark. ended:
-        called after the pipe was closed here because it has no writer left."""
+        """Starts to read a worker's pipe. output_owner: the owner of the lines before the first
+        mark. ended: called after the pipe was closed because it has no writer left."""
         processes.open_for_reading(fd)
         lines = LineSplitter(self.host_id, self.line_bytes_max, output_owner)
         self.pipes[fd] = pipe = Pipe(fd, slot, stream, lines, ended)
@@ -269,7 +269,7 @@ class Output:
     def _ready(self, pipe: Pipe) -> None:
         """Reads the available bytes, or detects the pipe's end."""
         if pipe.waiting:
-            return  # the pipe was paused after the report of this event
+            return  # the pipe was paused after epoll had reported this event
         fd = pipe.fd
         data = processes.read(fd, READ_BYTES)
         if data is None:
@@ -289,7 +289,8 @@ class Output:
             self._push(pipe)
 
     def mark_lines(self, number: int, output_owner: int) -> None:
-        """Sends the driver a mark, which follows all lines already sent to it within the limit."""
+        """Sends the driver a mark that follows all lines already printed for it, as far as the
+        limit has allowed to send them."""
         self.read_marks()
         if output_owner in self.drivers:
             _, driver = self.drivers[output_owner]
@@ -330,10 +331,10 @@ class Output:
     # -- out -----------------------------------------------------------------------------------
 
     def _push(self, pipe: Pipe) -> None:
-        """Offers lines to their subscribers until some must wait; then pauses the pipe."""
+        """Offers lines to their subscribers. If some must wait, pauses the pipe."""
         while pipe.waiting:
-            # Remove the lines first: `offer` may call this method again if the driver reads them at
-            # once or is gone.
+            # Remove the lines first, because `offer` may call this method again if the driver reads
+            # them immediately or is gone.
             to, lines = pipe.waiting.popleft()
             subscriber = self._subscriber(to)
             if subscriber is not None and not subscriber.offer(
@@ -349,7 +350,7 @@ class Output:
         if output_owner in self.drivers:
             return self.drivers[output_owner][0]
         if same_host(output_owner, self.host_id):
-            return None  # a driver that has left
+            return None  # the driver has left
         return self.events.remote_subscriber(output_owner)
 
     def _hold(self, pipe: Pipe) -> None:
@@ -376,7 +377,7 @@ class Output:
             self.catch_up(fd)
 
     def served(self) -> dict[int, set[int]]:
-        """The output owners in each worker's marks, by slot, without workers without marks."""
+        """The output owners in each worker's marks, by slot, excluding workers without marks."""
         found: dict[int, set[int]] = {}
         for pipe in self.pipes.values():
             if pipe.lines.served:
@@ -398,18 +399,19 @@ class Output:
         taken: Callable[[int], None],
         output_owner: int,
     ) -> None:
-        """Sends lines of a worker of the node to the driver of this host with the given name."""
+        """Sends lines to a driver on this host. slot, number: the worker that printed them, and the
+        number of its node. output_owner: the driver's name."""
         if output_owner in self.drivers:
             _, driver = self.drivers[output_owner]
             label = f"worker {slot}@h{number}"
             driver.put(frames(stream, label, lines), bytes_of(lines), taken)
-        else:  # the driver has left: drops its lines
+        else:  # the driver has left, so its lines are dropped
             taken(bytes_of(lines))
 
     # -- drivers that attach and leave ----------------------------------------------------------
 
     def attach(self, name: int, sock: Socket) -> None:
-        """Adds a driver of this host."""
+        """Adds a driver on this host."""
         driver = DriverSocket(sock, self.loop)
 
         def deliver(slot: int, stream: int, lines: list[bytes]) -> None:
@@ -431,7 +433,7 @@ class Output:
         return driver.broken or not (driver.backlog or self.waits_for(name))
 
     def detach(self, name: int, busy: Callable[[int], bool]) -> None:
-        """Removes a driver, whose socket is closed once the queue has been sent. busy: as in
+        """Removes a driver. Its socket is closed when the queue has been sent. busy: as in
         `lose`."""
         _, driver = self.drivers.pop(name)
         self.lose(name, busy)
@@ -440,7 +442,7 @@ class Output:
     # -- subscribers ----------------------------------------------------------------------------
 
     def taken(self, subscriber: Subscriber, nbytes: int) -> None:
-        """A driver has read this many bytes."""
+        """Handles that a driver has read this many bytes."""
         if subscriber.taken(nbytes, self.loop.now()):
             self.push_held()
 
@@ -474,12 +476,12 @@ class Output:
     # -- the end -------------------------------------------------------------------------------
 
     def drain_all(self) -> None:
-        """Reads all remaining output of the workers at the end of the host."""
+        """Reads all remaining output of the workers when the host shuts down."""
         for fd in list(self.pipes):
             self.drain(fd)
 
     @property
     def quiet(self) -> bool:
-        """Whether everything has been sent."""
+        """Whether all lines have been sent."""
         drivers = (driver for _, driver in self.drivers.values())
         return not self.held and all(driver.broken or not driver.backlog for driver in drivers)

@@ -1,9 +1,8 @@
-"""Workers' output between hosts: lines of this host for remote drivers, and the reverse.
+"""Workers' output between hosts: lines from this host for drivers elsewhere, and the reverse.
 
-Lines for a driver elsewhere are sent to its node, at most a limited number of bytes ahead of the
-driver's reading. They precede the message about the end of their task on the same connection, so
-they arrive before the task's result. A leaving driver requests its outstanding lines from all
-nodes.
+Lines for a driver on another host are sent to its node, with a limit on unread bytes. On the same
+connection they precede the message about the end of their task, so they arrive before the task's
+result. A leaving driver requests its outstanding lines from all nodes.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteOutput"]
 
-# Read bytes are acknowledged in steps of this size, because an acknowledgement of every line would
-# double the number of messages.
+# Bytes that a driver has read are acknowledged in steps of this size, because an acknowledgement of
+# every line would double the number of messages.
 TOLD_BYTES_MIN = REMOTE_BYTES_MAX // 4
 
 
 class Speaker:
-    """Another node whose workers have lines for a driver of this host."""
+    """Another node whose workers have lines for a driver on this host."""
 
     def __init__(
         self, host_id: int, number: int, output_owner: int, tell: Callable[[int, PeerMessage], bool]
@@ -48,8 +47,7 @@ class Speaker:
         self.untold = 0
 
     def taken(self, nbytes: int) -> None:
-        """This host's driver has read this many bytes of the node's lines. Acknowledges them in
-        steps."""
+        """Acknowledges, in steps, the bytes of the node's lines that the driver here has read."""
         self.untold += nbytes
         if self.untold >= TOLD_BYTES_MIN:
             self.tell(self.host_id, PrintedTaken(self.untold, self.output_owner))
@@ -68,9 +66,10 @@ class RemoteOutput:
         busy: Callable[[int], bool],
         note_printed: Callable[[], None],
     ) -> None:
-        """number_of: the number of a host's node, None if it is gone. host_id_of: the host of the
-        driver with the name, None if it is gone. busy: whether the worker in the slot is running a
-        task. note_printed: called after lines of another host were queued for a driver."""
+        """number_of: returns the number of a host's node, or None if it is gone. host_id_of:
+        returns the host of the driver with a name, or None if it is gone. busy: returns whether the
+        worker in the slot is running a task. note_printed: called after lines from another host
+        were queued for a driver."""
         self.output = output
         self.send = send
         self.number_of = number_of
@@ -78,7 +77,7 @@ class RemoteOutput:
         self.busy = busy
         self.note_printed = note_printed
         self.subscribers: dict[int, Subscriber] = {}  # by the driver's name
-        # By host id and the name of the driver here.
+        # (host id, name of the driver here) -> the node that has lines for the driver.
         self.speakers: dict[tuple[int, int], Speaker] = {}
         # Name of a driver -> other hosts that may have lines for it, because this node sent them
         # tasks with that output owner.
@@ -87,13 +86,13 @@ class RemoteOutput:
         self.asked: set[int] = set()
         # (Name of a driver here, host that was asked and has not sent its last lines yet).
         self.asking: set[tuple[int, int]] = set()
-        # As `asking`, but with all hosts that were asked, so that no host is asked twice.
+        # Like `asking`, but with all hosts that were asked, so that no host is asked twice.
         self.received: set[tuple[int, int]] = set()
 
-    # -- lines of this host --------------------------------------------------------------------
+    # -- lines from this host ------------------------------------------------------------------
 
     def subscriber(self, name: int) -> Subscriber | None:
-        """A driver of another host as a subscriber; None if it is gone."""
+        """A driver on another host as a subscriber, or None if that host is gone."""
         host_id = self.host_id_of(name)
         if host_id is None:
             return None
@@ -114,13 +113,13 @@ class RemoteOutput:
             self.others.setdefault(output_owner, set()).add(host_id)
 
     def taken(self, host_id: int, message: PrintedTaken) -> None:
-        """A driver of the host has read some bytes."""
+        """Handles the acknowledgement of bytes that a driver on the host has read."""
         subscriber = self.subscribers.get(message.output_owner or host_id)
         if subscriber is not None:
             self.output.taken(subscriber, message.nbytes)
 
     def last_lines_asked(self, host_id: int, message: LastLinesAsked) -> None:
-        """A driver of the host is leaving and requests its last lines."""
+        """Handles the request of a leaving driver on the host for its last lines."""
         self.asked.add(message.output_owner or host_id)
         self.poll()
 
@@ -142,7 +141,7 @@ class RemoteOutput:
     # -- lines for this host's driver ----------------------------------------------------------
 
     def printed(self, host_id: int, message: Printed) -> None:
-        """Sends lines of the node's workers to a driver of this host."""
+        """Sends lines from the node's workers to a driver on this host."""
         name = message.output_owner
         if name not in self.output.drivers:  # the driver has left
             self.send(host_id, PrintedTaken(bytes_of(message.lines), name))
@@ -159,8 +158,8 @@ class RemoteOutput:
         self.note_printed()
 
     def ask_last_lines(self, host_ids: Iterable[int], name: int = 0) -> None:
-        """Requests the last lines for a leaving driver of this host from these hosts. name: of an
-        attached driver; 0: the driver that started this host."""
+        """Requests the last lines for a leaving driver on this host from these hosts. name: the
+        name of an attached driver; 0: the driver that started this host."""
         for host_id in host_ids:
             if (name, host_id) not in self.received:
                 self.received.add((name, host_id))
@@ -180,8 +179,8 @@ class RemoteOutput:
             del self.speakers[key]
 
     def last_lines_sent(self, host_id: int, message: LastLinesSent) -> None:
-        """All of the node's lines have arrived. The message names other hosts that may have
-        more."""
+        """Handles the end of a node's lines, which have all arrived. The message names other hosts
+        that may have more lines."""
         others = [other for other in message.others if other != self.output.host_id]
         if (message.output_owner, host_id) in self.asking:
             self.ask_last_lines(others, message.output_owner)
