@@ -270,8 +270,8 @@ def test_both_lead_until_they_hear_of_each_other(two: StandbyCluster) -> None:
         assert driver.hear() == "ready h1 h2"
         lan[0].cut()
         eventually(
-            lambda: "there is no manager" in two.command(lan[1], "status").stdout,
-            "status does not say that there is no manager",
+            lambda: "no manager is running" in two.command(lan[1], "status").stdout,
+            "status does not say that no manager is running",
             pause_s=0.05,
         )
         assert two.command(lan[1], "promote").returncode == 0
