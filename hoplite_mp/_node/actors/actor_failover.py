@@ -89,7 +89,7 @@ class ActorFailover:
                 action()
 
     def sought(self, host_id: int, identity: bytes) -> None:
-        """Answers another host's question where to send calls to the actor."""
+        """Answers another host, which asks where to send calls to the actor."""
         self.when_known(identity, lambda: self._found(host_id, identity))
 
     def _found(self, host_id: int, identity: bytes) -> None:

@@ -395,8 +395,8 @@ class LocalActors:
         self.reply(slot, Reply(request.number))
 
     def may_end(self, slot: int, request: Request) -> None:
-        """Replies whether a closed, idle actor may end. It may not while calls to it are still
-        waiting for arguments."""
+        """Replies to a closed, idle actor whether it may end. It may not while calls to it are
+        still waiting for arguments."""
         actor = self._of_worker(slot)
         if actor is None:
             ends = True

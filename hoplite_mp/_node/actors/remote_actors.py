@@ -313,14 +313,14 @@ class RemoteActors:
             self._is_there(record, bool(waits))
 
     def _is_here(self, record: ImportRecord, closes: bool) -> None:
-        """Handles this host becoming the new owner. Either the actor has restarted here, or no host
+        """Called when this host is the new owner. Either the actor has restarted here, or no host
         can restart it."""
         if self._ends(record, closes):
             self.actors.end_here(record.oid, self.ends[record.oid])
         self.ownerless(record)
 
     def ownerless(self, record: ImportRecord) -> None:
-        """Handles that no other host will restart the actor."""
+        """Called when no other host will restart the actor."""
         actor = self.actors.by_identity.get(record.oid)
         for client in self.counting.pop(record.oid, ()):
             client.answer(actor.restarts if actor else 0)
@@ -329,7 +329,7 @@ class RemoteActors:
             self._end(pool, self.bound[pool], NO_BACKUP)
 
     def _is_there(self, record: ImportRecord, closes: bool) -> None:
-        """Handles another host becoming the new owner. It may have restarted the actor."""
+        """Called when another host is the new owner. That host may have restarted the actor."""
         if self._ends(record, closes):
             self.send(record.owner, EndActorThere(record.object, self.ends[record.oid]))
         for client in self.counting.pop(record.oid, ()):

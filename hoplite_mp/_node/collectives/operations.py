@@ -335,8 +335,8 @@ class Operations:
 
     def _no_memory(self, operation: RunningOperation, why: str) -> None:
         """Delays the next attempt beyond the next turn, or fails the operation after its deadline.
-        The failed attempt may have spilled and restored objects, which wakes processes, and they
-        cause the next turn."""
+        The failed attempt may have spilled and restored objects. This wakes processes, which in
+        turn wake the loop."""
         now = self.loop.now()
         operation.try_again_at = now + MEMORY_POLL_S
         if now > operation.space_deadline:

@@ -37,7 +37,7 @@ NAMED_MAX = 10  # maximum number of sources in an error message
 
 
 class PlanError(Exception):
-    """The plan can be executed with no set of members. The message is for the user."""
+    """The plan cannot be executed, whatever its members. The message is for the user."""
 
 
 class SourcesGone(Exception):

@@ -342,8 +342,8 @@ class PlanRunner:
             Folding(self.results, execution, plan, self.cells).begin()
 
     def _release_unused(self, execution: PlanState) -> None:
-        """Frees blocks of earlier plans that this plan cannot use. This precedes the making of
-        cells, which may need the memory."""
+        """Frees blocks of earlier plans that this plan cannot use. Called before its cells are
+        made, because they may need the memory."""
         plan = execution.plan
         slots: set[SlotName | None] = set()
         copies: set[bytes] = set()

@@ -136,7 +136,7 @@ class PlanOwner(Protocol):
         SourcesGone."""
 
     def arrived(self, execution: PlanState) -> Ranges | None:
-        """The bytes that have arrived of the block with the cells `execution.followed`, or None if
+        """The bytes that have arrived in the block with the cells `execution.followed`, or None if
         all have arrived."""
 
     def parent_failed(self, execution: PlanState, node: int, reason: str) -> None:

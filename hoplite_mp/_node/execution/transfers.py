@@ -269,7 +269,7 @@ class Transfers:
                     again = partial(self._request_again, message.object, oid)
                     self.loop.call_later(MEMORY_POLL_S, again)
                 return
-            self.remote_objects.lost(oid, message.message)  # this call calls `forget`
+            self.remote_objects.lost(oid, message.message)  # which calls `forget`
         self.fetching.pop(message.object, None)
 
     def _request_again(self, object_id: bytes, oid: int) -> None:

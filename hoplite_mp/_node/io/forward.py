@@ -2,7 +2,7 @@
 
 Two hosts may be unable to reach each other even if both can reach a third. The third host then
 lends a port, and its kernel forwards bytes in both directions (splice). The two ends authenticate
-each other with the token. If the cluster uses TLS, they do so too, and the host in the middle need
+each other with the token. In a cluster with TLS they also use TLS, so the host in the middle need
 not be trusted. Each connection costs that host two threads and six descriptors.
 """
 

@@ -56,8 +56,8 @@ class ExportsEvents(Protocol):
     """Requests from this component to the components above it."""
 
     def extra_holds(self, oid: int) -> int:
-        """The number of the node's holds on the object that are not for a process: holds for
-        lineage, and a hold on the result of another host's task for that host."""
+        """The number of the node's holds on the object that are not for a process here: holds for
+        lineage, and a hold for the host of the task whose result the object is."""
 
 
 class Exports:

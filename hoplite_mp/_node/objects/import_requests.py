@@ -94,7 +94,7 @@ class Locations:
         self.questions = host.questions
 
     def ask(self, slot: int, question: int, oid: int) -> None:
-        """Answers a process's question which nodes hold an object."""
+        """Replies to a process with the nodes that hold an object."""
         reply = self.replier(slot)
         record = self.imports.by_oid.get(oid)
 

@@ -132,7 +132,7 @@ class Imports:
         return record
 
     def lead(self, record: ImportRecord) -> None:
-        """Makes this header the one to which the object's id maps."""
+        """Maps the object's id to this header."""
         record.same = self.by_object.get(record.object, record).same
         self.by_object[record.object] = self.by_oid[record.oid] = record
         if record in record.same:
@@ -154,8 +154,8 @@ class Imports:
             self.fail(record, "its host is not in this cluster, or has left it")
 
     def keep(self, object_id: bytes) -> Any:
-        """Returns a hold on the object's header here, for a replica. The owner does not count this
-        host for it."""
+        """Returns a hold on the object's header here, for a replica. The owner does not count
+        it."""
         record = self.by_object.get(object_id)
         hold = None if record is None else self.client.hold(record.oid)
         if record is None or hold is None:
@@ -242,8 +242,8 @@ class Imports:
     # -- messages from the owner ---------------------------------------------------------------
 
     def described(self, message: Described) -> None:
-        """Handles the owner's description of an object. It arrives after the Acquire, and again
-        when a pending object is done."""
+        """Handles the owner's description of an object. The owner sends it after an Acquire, and
+        again when a pending object is done."""
         headers = self.all_of(message.object)
         record = next((record for record in headers if record.number == message.number), None)
         if record is None:

@@ -44,7 +44,7 @@ class LeasesEvents(Protocol):
     """Reports from this component to the components above it."""
 
     def leases(self, slot: int) -> None:
-        """Handles that the process in the slot is about to write a payload."""
+        """Called when the process in the slot is about to write a payload."""
 
 
 class Leases:
@@ -62,9 +62,8 @@ class Leases:
         self.requests = requests
         self.pages = pages
         self.events = events
-        self.preallocated_blocks: dict[
-            int, int
-        ] = {}  # preallocated blocks, which may never be needed -> slot
+        # Preallocated block, which may never be needed -> slot.
+        self.preallocated_blocks: dict[int, int] = {}
 
     @property
     def handlers(self) -> dict[type, Handler]:
@@ -80,9 +79,8 @@ class Leases:
     def lease(self, slot: int, request: Request) -> None:
         ask: Any = request.ask
         nbytes = ask.nbytes
-        if (
-            ask.error or ask.preallocated
-        ):  # answered at once: other processes may wait for the error of a task
+        # Reply immediately, because other processes may be waiting for the error of a task.
+        if ask.error or ask.preallocated:
             found = (
                 self._preallocated(nbytes, slot)
                 if ask.preallocated

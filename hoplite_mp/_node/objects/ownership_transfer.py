@@ -195,7 +195,7 @@ class OwnershipTransfer:
         events: OwnershipTransferEvents,
     ) -> None:
         """host_id_at: returns the host id for the number of a living node, which may be this node.
-        number_of: does the reverse."""
+        number_of: returns the number for a host id."""
         self.imports = imports
         self.exports = exports
         self.remote_objects = remote_objects
@@ -243,7 +243,7 @@ class OwnershipTransfer:
             self._close(lost)
 
     def report_again(self) -> Iterator[HoldingsReported | OwnersKnown | OwnerAsked]:
-        """Repeats this node's reports to a new manager, and reports the known new owners."""
+        """Yields this node's reports for a new manager, and the known new owners."""
         moved: dict[int, list[ImportRecord]] = {}
         owners: dict[bytes, int] = {}
         for record in list(self.imports.by_oid.values()):
@@ -455,7 +455,7 @@ class OwnershipTransfer:
     def released(self, peer: int, message: Release) -> None:
         """Handles the release of an object that this node owns or is about to own. In the latter
         case the manager's message may still count that import, even if this node has already
-        counted and released it."""
+        counted the import and handled its release."""
         self.exports.release(peer, message)
         lost = self.lost.get(self.imports.owner_of(message.object))
         if lost is not None:

@@ -349,8 +349,7 @@ class RemoteObjects:
         self.fetcher.fetch(oid, remote)
 
     def let_go(self, oid: int) -> None:
-        """Handles that the filler has stopped. If a reader is waiting for the object, fetches
-        it."""
+        """Called when the filler has stopped. Fetches the object if a reader is waiting for it."""
         remote = self.by_oid.get(oid)
         if remote is not None and remote.waiting:
             self._fetch(oid, remote)
@@ -390,14 +389,14 @@ class RemoteObjects:
         _close(remote)
 
     def brought(self, oid: int, payload: int) -> None:
-        """Makes a block with the whole value, which has arrived in another way, the object's."""
+        """Finishes an object with a block that has received the whole value in another way."""
         remote = self.by_oid[oid]
         self._forget(oid, remote)
         remote.payload = payload
         self.arrived(oid)
 
     def lost(self, oid: int, why: str) -> None:
-        """Handles that no living holder of the object is known. The object becomes absent, or fails
+        """Called when no living holder of the object is known. The object becomes absent, or fails
         if the maker cannot help."""
         remote = self.by_oid[oid]
         why = remote.why or f"object {remote.object.hex()} is lost: {why}"
@@ -477,12 +476,12 @@ class RemoteObjects:
             self.lose_holder(oid, member.node)
 
     def lose_copy(self, oid: int, number: int) -> None:
-        """Handles that a node has released its replica of an object."""
+        """Called when a node has released its replica of an object."""
         if oid in self.by_oid and self.by_oid[oid].copied:
             self.lose_holder(oid, number)
 
     def lose_holder(self, oid: int, number: int) -> None:
-        """Handles that a node no longer has the object's bytes."""
+        """Removes a node that no longer has the object's bytes from the holders."""
         remote = self.by_oid.get(oid)
         if remote is None or number not in remote.holders:
             return

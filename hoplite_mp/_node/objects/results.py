@@ -149,7 +149,7 @@ class ResultWriter:
         self.store_value(oid, _serialize.encode_error(error, text), True, error)
 
     def replace_spilled(self, oid: int, error: BaseException) -> None:
-        """Replaces the content of a spilled object whose bytes are lost with the error."""
+        """Makes the error the content of a spilled object whose bytes are lost."""
         data = _serialize.encode_error(error, "").tobytes()
         payload = self.lease(len(data), True)
         if payload is None:  # not even the error fits, so delete the object

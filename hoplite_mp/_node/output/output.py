@@ -289,8 +289,8 @@ class Output:
             self._push(pipe)
 
     def mark_lines(self, number: int, output_owner: int) -> None:
-        """Sends the driver a mark that follows all lines already printed for it, as far as the
-        limit has allowed to send them."""
+        """Sends the driver a mark. It follows all lines already printed for the driver, except
+        those that must wait because of the limit."""
         self.read_marks()
         if output_owner in self.drivers:
             _, driver = self.drivers[output_owner]
@@ -442,7 +442,7 @@ class Output:
     # -- subscribers ----------------------------------------------------------------------------
 
     def taken(self, subscriber: Subscriber, nbytes: int) -> None:
-        """Handles that a driver has read this many bytes."""
+        """Called when a driver has read this many bytes."""
         if subscriber.taken(nbytes, self.loop.now()):
             self.push_held()
 

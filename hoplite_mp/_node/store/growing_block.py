@@ -103,7 +103,7 @@ class EngineBuffer:
             action()
 
     def let_go(self) -> None:
-        """Handles that the engine has released a closed cell."""
+        """Called when the engine has released a closed cell."""
         self.closing -= 1
         if not self.closing:
             actions, self.then = self.then, []
@@ -195,19 +195,18 @@ class GrowingBlocks:
             self.abandon(source)
 
     def abandon(self, source: GrowingBlock) -> None:
-        """Handles that a block's writer has left or died, so that the rest will never be
-        written."""
+        """Called when a block's writer has left or died, so that the rest is never written."""
         source.slot = NODE_SLOT
         self.maybe_free(source)
 
     def let_go(self, source: GrowingBlock) -> None:
-        """Handles that no call needs the block any longer."""
+        """Called when no call needs the block any longer."""
         source.needed = False
         source.then = []
         self.maybe_free(source)
 
     def leave(self, source: GrowingBlock) -> None:
-        """Handles that a plan execution no longer has cells in the block."""
+        """Called when a plan execution no longer has cells in the block."""
         source.users -= 1
         self.maybe_free(source)
 

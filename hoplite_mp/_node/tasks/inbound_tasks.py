@@ -185,9 +185,8 @@ class InboundTasks:
         with_args = message.args_object != NO_OBJECT
         if holds[0] is None or (with_args and holds[-1] is None):
             self._refused(inbound_task)
-            self.send(
-                inbound_task.peer, TaskEnded(inbound_task.task, "returned")
-            )  # the sender knows the reason
+            # The sender knows the reason.
+            self.send(inbound_task.peer, TaskEnded(inbound_task.task, "returned"))
             return
         pool, closed = message.pool, inbound_task.late
         if closed or (
@@ -248,9 +247,8 @@ class InboundTasks:
         self.events.dropped(inbound_task.task)
         _log.error("a task of node %#x cannot begin", inbound_task.peer, exc_info=error)
         if inbound_task.oid and self.client.take_over(inbound_task.oid, NODE_SLOT):
-            self.results.store_error(
-                inbound_task.oid, error
-            )  # `completed` will report it to the sender
+            # `completed` will report the error to the sender.
+            self.results.store_error(inbound_task.oid, error)
             return
         self._forget(inbound_task)
         payload = _serialize.encode_error(error, "").tobytes()
@@ -285,9 +283,8 @@ class InboundTasks:
         for object_id in dict.fromkeys(_serialize.read_dependencies(mem) if mem else ()):
             record = self.imports.by_object.get(object_id)
             if record is not None and record.oid in remote_objects:
-                remote_objects.want(
-                    record.oid, _nothing
-                )  # if it does not fit, the worker fetches it
+                # If the object does not fit now, the worker fetches it.
+                remote_objects.want(record.oid, _nothing)
 
     # -- ends of tasks -------------------------------------------------------------------------
 
@@ -364,15 +361,15 @@ class InboundTasks:
                 self.tasks.cancel(inbound_task.oid, False)
 
     def recall(self, peer: int, tasks: list[bytes]) -> None:
-        """Returns those of the listed tasks to their host that have not begun."""
+        """Returns to their host those of the listed tasks that have not begun."""
         for task in tasks:
             inbound_task = self.by_task.get(task)
             if inbound_task is not None and inbound_task.peer == peer:
                 self._return(inbound_task)
 
     def recall_all(self, peer: int) -> None:
-        """Returns all tasks to the host that have not begun, except calls to actors and tasks of
-        worker broadcasts, which only this host can run."""
+        """Returns to the host all its tasks that have not begun, except calls to actors and tasks
+        of worker broadcasts, which only this host can run."""
         for inbound_task in [task for task in self.by_task.values() if task.peer == peer]:
             pool = self.tasks.pool_of(inbound_task.oid) if inbound_task.oid else POOL
             if not (self.events.is_actor(pool) or self.events.is_round(pool)):

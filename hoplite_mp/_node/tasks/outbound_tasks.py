@@ -123,10 +123,8 @@ class Runners:
             del self._all[runner.number]
         self._count -= 1
         self._forget(runner)
-        for heap in (
-            self._free,
-            self._with_capacity,
-        ):  # entries must not keep its tasks' holds alive
+        # No entry may keep the runner alive, because it refers to its tasks' holds.
+        for heap in (self._free, self._with_capacity):
             heap[:] = [entry for entry in heap if entry[4] is not runner]
             heapq.heapify(heap)
 

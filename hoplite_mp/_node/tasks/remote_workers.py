@@ -245,7 +245,7 @@ class RemoteWorkers:
         self.questions.ask(host_id, self._make(short.pool, 1, True), answered)
 
     def _give_up(self, short: _Short) -> None:
-        """Handles that no host can start a worker now. Fails the pool's tasks if the pool has no
+        """Called when no host can start a worker now. Fails the pool's tasks if the pool has no
         workers left and none can be expected."""
         pool, now = short.pool, self.loop.now()
         remote = self.outbound_tasks.remote_runners.get(pool.number, ())
@@ -432,8 +432,8 @@ class PoolRequests:
         self.reply(slot, Reply(request.number))
 
     def try_again(self, slot: int, request: Request) -> None:
-        """Handles a task's error after which the task is retried, as after its worker's death.
-        Replies whether a retry is granted."""
+        """Handles a task's error after which the task is to be retried, as after its worker's
+        death. The reply states whether a retry is granted."""
         ask: Any = request.ask
         header = self.client.inspect(ask.task)
         claimed = (header["id"], header["state"], header["claimant"]) == (ask.task, "CLAIMED", slot)

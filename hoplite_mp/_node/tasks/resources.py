@@ -385,9 +385,9 @@ class Resources:
     # -- demands that no node can meet ---------------------------------------------------------
 
     def lost(self, row: WaitingRow, why: str) -> bool:
-        """Handles a row whose resources no node has. why: describes that. Returns True if all tasks
-        of the row have failed, because they have waited for resource_wait_s or are bound to a lost
-        node."""
+        """Handles a row whose resources no node has. why: the text for the tasks' errors. Returns
+        True if all tasks of the row have failed, because they have waited for resource_wait_s or
+        are bound to a lost node."""
         patience = self.config.resource_wait_s
         if row.where == GONE:
             self._fail(row, "the node to which it is bound is gone")

@@ -45,7 +45,7 @@ class RetryDelays:
             self.inbound_tasks.try_again(oid)
             return
         pool = self.workers.pools.get(self.tasks.pool_of(oid))
-        ends = pool is None or pool.closing or pool.broken  # its tasks fail at once
+        ends = pool is None or pool.closing or pool.broken  # the task will fail immediately
         pause = 0.0 if ends else self.tasks.retry_pause(oid)
         self._by_oid[oid] = self.loop.now() + pause, self.resources.take_back(oid)
         self.loop.call_later(pause, functools.partial(self._over, oid))

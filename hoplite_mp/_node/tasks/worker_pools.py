@@ -79,7 +79,7 @@ class Pool:
     start_again_at: float = 0.0
     keeps_failing: bool = False  # after many failed attempts: queued tasks fail as well
     proven: bool = False  # the initializer has returned in some worker
-    why: str = ""  # how the last worker exited that died before its first task
+    why: str = ""  # how the latest worker to die before its first task exited
     surplus_since: float | None = None
     stuck_since: float | None = None
     setup_hold: object = None
@@ -122,9 +122,8 @@ class Pool:
             return 0
         wanted = self.target + (0 if self.actor or self.demand else min(blocked, blocked_max))
         short = max(0, wanted - self.living)
-        return (
-            min(short, 1) if self.keeps_failing else short
-        )  # one worker shows whether starts succeed
+        # After many failed attempts, a single worker shows whether starts succeed.
+        return min(short, 1) if self.keeps_failing else short
 
     def stuck(self, blocked: int, blocked_max: int, now: float) -> bool:
         """Whether the pool is in a deadlock: all workers have been waiting inside tasks for a
