@@ -79,13 +79,13 @@ def bench_planner(benchmark, rounds, record):
         epoch = next(s.epoch for _, s in plan.sends if isinstance(s, m.Distribute))
         done = [m.FetchComplete(node, one, epoch) for node in range(1, NODES)]
         note(per_message, "broadcast: a copy is complete", timed(planner, done) / len(done))
-        planner.step(m.ObjectGone(one), 0.0)
+        planner.step(m.ObjectDeleted(one), 0.0)
 
     def fetches() -> None:
         one = object_id(next(numbers))
         asks = [m.FetchRequested(node, one, NBYTES, (0,)) for node in range(1, FETCHES)]
         note(per_message, "a fetch", timed(planner, asks) / len(asks))
-        planner.step(m.ObjectGone(one), 0.0)
+        planner.step(m.ObjectDeleted(one), 0.0)
 
     def one_round() -> None:
         fold("reduce")

@@ -19,8 +19,8 @@ from hoplite_mp._common.machine_limits import format_bytes
 from hoplite_mp._planner.resources import as_amounts
 from hoplite_mp._protocol.local import (
     AddWorkers,
+    DepartedNodes,
     DrainNode,
-    GoneNodes,
     JoinStatus,
     LeavingNodes,
     Members,
@@ -377,7 +377,7 @@ def gone_nodes(runtime: Runtime) -> list[tuple[str, str, float, bool]]:
     the node's id, its host, the number of seconds since the event, and whether the node has
     left."""
     runtime.memory.check()
-    found = runtime.channel.call(GoneNodes()).value
+    found = runtime.channel.call(DepartedNodes()).value
     return [(node_id(number), host, seconds, left) for number, host, seconds, left in found]
 
 

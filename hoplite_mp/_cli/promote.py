@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hoplite_mp._common import clock, ids
 from hoplite_mp._protocol.codec import encode, promotion_decoder
 from hoplite_mp._protocol.greetings import Introduction, software_versions
-from hoplite_mp._protocol.terms import Promote, Promoted
+from hoplite_mp._protocol.terms import Promote, PromoteResponse
 from hoplite_mp._transport.addresses import parse_address, resolve
 from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.tokens import load_token
@@ -53,7 +53,7 @@ def promote(arguments: argparse.Namespace) -> int:
     return 1
 
 
-def _ask(arguments: argparse.Namespace) -> Promoted:
+def _ask(arguments: argparse.Namespace) -> PromoteResponse:
     config = Config.from_environment()
     caller = Dialer(
         resolve(parse_address(arguments.address)),
@@ -73,7 +73,7 @@ def _ask(arguments: argparse.Namespace) -> Promoted:
         stream.close()
 
 
-def _answer(stream: TcpStream) -> Promoted:
+def _answer(stream: TcpStream) -> PromoteResponse:
     decoder = promotion_decoder()
     deadline = clock.monotonic() + ANSWER_S
     poll = select.poll()
@@ -84,7 +84,7 @@ def _answer(stream: TcpStream) -> Promoted:
         if data is None:
             break
         for message in decoder.feed(data):
-            if isinstance(message, Promoted):
+            if isinstance(message, PromoteResponse):
                 return message
         poll.register(stream.fileno(), select.POLLIN | (select.POLLOUT * stream.wants_write))
         poll.poll(left * 1000)

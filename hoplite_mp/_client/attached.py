@@ -28,7 +28,7 @@ from hoplite_mp._client.runtime import Runtime
 from hoplite_mp._common import clock, ids
 from hoplite_mp._protocol.greetings import Introduction, software_versions
 from hoplite_mp._protocol.handshake import ClientHandshake
-from hoplite_mp._protocol.local import Attached, NotAttached
+from hoplite_mp._protocol.local import Attached, AttachRefused
 from hoplite_mp._transport.caller import Dialer
 from hoplite_mp._transport.conversation import Conversation
 from hoplite_mp._transport.rendezvous import anybody, peer_of, reach
@@ -89,7 +89,7 @@ def attach(network: HostNetwork, config: Config) -> AttachedHost | None:
         life.close()
         _log.info("this process cannot attach to this host's node: %s", error)
         return None
-    if isinstance(told, NotAttached):
+    if isinstance(told, AttachRefused):
         life.close()
         _log.info("this process cannot attach to this host's node: %s", told.reason)
         return None
@@ -118,7 +118,7 @@ def _prove(
     sock.settimeout(timeout_s)
 
 
-def _receive(life: socket.socket) -> tuple[Attached | NotAttached, list[int]]:
+def _receive(life: socket.socket) -> tuple[Attached | AttachRefused, list[int]]:
     """Receives the node's reply and its descriptors. Raises ConnectionError if the node has closed
     the connection or sent the wrong number of descriptors."""
     flags = socket.MSG_CMSG_CLOEXEC
@@ -126,7 +126,7 @@ def _receive(life: socket.socket) -> tuple[Attached | NotAttached, list[int]]:
     try:
         if not data:
             raise ConnectionError("it has closed the connection")
-        told = msgspec.msgpack.decode(data, type=Attached | NotAttached)
+        told = msgspec.msgpack.decode(data, type=Attached | AttachRefused)
         if isinstance(told, Attached) and len(fds) != DESCRIPTORS:
             raise ConnectionError(f"{len(fds)} descriptors were received instead of {DESCRIPTORS}")
     except BaseException:

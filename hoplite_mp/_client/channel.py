@@ -23,14 +23,14 @@ from hoplite_mp import errors
 from hoplite_mp._client.descriptors import Watched, close_socket, lift_socket
 from hoplite_mp._common import locks
 from hoplite_mp._common.signals import is_interruption
-from hoplite_mp._protocol.local import Ask, Imported, Reply, Request
+from hoplite_mp._protocol.local import AnyRequest, Imported, Reply, Request
 from hoplite_mp.errors import ClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from hoplite_mp import _shm
-    from hoplite_mp._protocol.local import Ask
+    from hoplite_mp._protocol.local import AnyRequest
 
 __all__ = ["Channel", "take_over", "take_over_all"]
 
@@ -78,7 +78,7 @@ class Channel:
         # Allocated once, because each new buffer of this size would be mapped and unmapped again.
         self._packet = memoryview(bytearray(PACKET_BYTES_MAX))
 
-    def tell(self, ask: Ask, sent: list[int] | None = None) -> None:
+    def tell(self, ask: AnyRequest, sent: list[int] | None = None) -> None:
         """Sends a request that has no reply. ValueError: the request is too large. sent: a list to
         which an item is added in the same step that sends the request, so no signal handler can
         raise an exception in between.
@@ -100,7 +100,7 @@ class Channel:
 
     def call(
         self,
-        ask: Ask,
+        ask: AnyRequest,
         take: Callable[..., Any] | None = None,
         descriptors: Sequence[int] = (),
         sent: list[int] | None = None,
@@ -231,14 +231,16 @@ class Holder(Protocol):
     def channel(self) -> Channel: ...
 
 
-def take_over(holder: Holder, ask: Ask, oid_in: Callable[[Any], int]) -> Any:
+def take_over(holder: Holder, ask: AnyRequest, oid_in: Callable[[Any], int]) -> Any:
     """Sends the request, and returns a hold on the object whose id `oid_in` finds in the reply;
     None if there is no object."""
     (hold,) = take_over_all(holder, ask, lambda value: [oid_in(value)])
     return hold
 
 
-def take_over_all(holder: Holder, ask: Ask, oids_in: Callable[[Any], list[int]]) -> list[Any]:
+def take_over_all(
+    holder: Holder, ask: AnyRequest, oids_in: Callable[[Any], list[int]]
+) -> list[Any]:
     """Sends the request, and returns holds on the objects whose ids `oids_in` finds in the reply;
     None for an id that is 0 and for an object that is gone."""
 

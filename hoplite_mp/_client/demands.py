@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp._client.calls import current_call
 from hoplite_mp._client.option_checks import checked_priority
 from hoplite_mp._planner.resources import Demand, amounts_of, demand_words
-from hoplite_mp._protocol.resources import AssignedAsked, ResourcePlaces
+from hoplite_mp._protocol.resources import AssignedResources, ResourcePlaces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,7 +150,7 @@ class Demands:
         long as it runs."""
         call = current_call.get()
         oid = self._runtime.running if call is None else call.oid
-        found = self._runtime.channel.call(AssignedAsked(oid)).value
+        found = self._runtime.channel.call(AssignedResources(oid)).value
         return {name: list(indices) for name, indices in found.items()}
 
 

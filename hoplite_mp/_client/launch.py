@@ -45,7 +45,7 @@ from hoplite_mp._common.machine_limits import (
 )
 from hoplite_mp._common.object_states import DRIVER_SLOT, NODE_SLOT
 from hoplite_mp._protocol.local import GIVEN_UP, NODE_DIED, Shutdown, Start
-from hoplite_mp._protocol.output import MarkLines
+from hoplite_mp._protocol.output import MarkOutput
 from hoplite_mp._protocol.secret import encode_secret
 from hoplite_mp.config import MIB, SPAN_BYTES_MIN
 from hoplite_mp.errors import ClosedError, ConfigError, HopliteError, ManagerLostError
@@ -240,7 +240,7 @@ class HostProcesses:
         self.runtime.channel.why_gone = memory.node_gone
         self._ending = False
         channel = self.runtime.channel  # the thread must keep the channel alive, but not `self`
-        self._printer = Printer(lambda number: channel.tell(MarkLines(number)))
+        self._printer = Printer(lambda number: channel.tell(MarkOutput(number)))
         self._printer.follow_cells()
         self.runtime.memory.print_lines = self._print_lines
         self._reader = threading.Thread(

@@ -27,12 +27,12 @@ from hoplite_mp._common.signals import is_interruption
 from hoplite_mp._protocol.local import (
     ON_ITS_WAY,
     DropForeign,
-    GiveSpans,
     Import,
     Lease,
     LeaseSpan,
     Reply,
     Restore,
+    ReturnSpans,
 )
 from hoplite_mp._serialize.contributions import shortened
 from hoplite_mp.errors import (
@@ -405,7 +405,7 @@ class Memory:
         spans = self.client.take_empty_spans()
         try:
             if spans:
-                self.channel.tell(GiveSpans(spans))
+                self.channel.tell(ReturnSpans(spans))
         except BaseException:  # Ctrl-C, or called in a finalizer: the node did not take them back
             list(map(self.client.add_span, spans))
             raise

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp import _tasks
 from hoplite_mp._protocol.actors import FailActorCalls
-from hoplite_mp._protocol.resources import TakeResources
+from hoplite_mp._protocol.resources import AcquireResources
 
 if TYPE_CHECKING:
     import threading
@@ -159,7 +159,7 @@ class Queues:
             return self._tasks.post(task.oid, task.queue)
         if task.demand is None:
             return self.ranked.post(task.oid, task.queue)
-        self._memory.channel.tell(TakeResources(task.oid, task.demand))
+        self._memory.channel.tell(AcquireResources(task.oid, task.demand))
         return True
 
     # -- actors --------------------------------------------------------------------------------

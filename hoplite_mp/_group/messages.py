@@ -18,7 +18,7 @@ from hoplite_mp._common import clock, locks
 from hoplite_mp._common.clock import FOREVER_NS, deadline_ns
 from hoplite_mp._common.locks import starting_thread
 from hoplite_mp._protocol.fields import SOURCES_MAX
-from hoplite_mp._protocol.local import USER_TAG_MAX, GroupInbox, GroupReceived, GroupSend
+from hoplite_mp._protocol.local import USER_TAG_MAX, GroupInbox, GroupMessageAck, GroupSend
 from hoplite_mp.errors import (
     ClosedError,
     HopliteTimeoutError,
@@ -238,7 +238,7 @@ class Inbox:
         with self._lock:
             self._receives = [one for one in self._receives if one is not receive]
             receive.found = None
-        self._channel.tell(GroupReceived(self._generation, self._rank, found.number))
+        self._channel.tell(GroupMessageAck(self._generation, self._rank, found.number))
 
 
 # Maximum number of refs that a request to the node lists, with 16 bytes each. By default a packet

@@ -23,7 +23,7 @@ from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.reduction import DTYPES, OPS, has_kernel, prefix, result_dtype
 from hoplite_mp._group.single_host import INVALID_CALL
 from hoplite_mp._protocol.group_calls import PIECE_BYTES_MAX
-from hoplite_mp._protocol.local import GroupCall, GroupDoorbell, GroupWritten
+from hoplite_mp._protocol.local import GroupBlockWritten, GroupCall, GroupDoorbell
 from hoplite_mp._serialize.contributions import (
     PREFIXES,
     REDUCTIONS,
@@ -109,7 +109,7 @@ class OverlappedCopy:
                     self._due += self._step * self._wait_s
                 self._ranges, self._at = self._round()
                 self._step = min(2 * self._step, self._step_max)
-            self._channel.tell(GroupWritten(self._payload, self._ranges))
+            self._channel.tell(GroupBlockWritten(self._payload, self._ranges))
             self._ranges = []
 
     def _round(self) -> tuple[list[tuple[int, int]], list[int]]:

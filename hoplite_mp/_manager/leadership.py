@@ -17,19 +17,19 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hoplite_mp._planner.terms import OUT_S, Candidate, ManagerLease
-from hoplite_mp._protocol.messages import GivenUp
+from hoplite_mp._protocol.messages import DeclaredDead
 from hoplite_mp._protocol.terms import (
-    Ends,
-    Follows,
-    Knows,
-    Leads,
-    NotLed,
+    LeaderHeartbeat,
+    LeaderHeartbeatAck,
+    NoLeader,
     Promote,
-    Promoted,
-    StandbyNamed,
+    PromoteResponse,
+    StandbyAnnounced,
     Superseded,
-    VoteAsked,
-    Voted,
+    VoteGranted,
+    VoterEnded,
+    VoteRequest,
+    VoterState,
 )
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Leadership(Generic[Connection]):
         """standby: the standby's addresses. own: the number of this host's node. again: whether
         this manager replaces a dead one, whose lists in force are known to this host's node.
         candidate: only in the standby."""
-        self._named = StandbyNamed(standby, int(lease_s * US))
+        self._named = StandbyAnnounced(standby, int(lease_s * US))
         self.held: deque[Any] = deque()  # messages held until this process may decide
         self.on_won: Callable[[int], None] = lambda term: None  # called once, with the term
         self.superseded = 0  # the term of another manager that has superseded this one
@@ -150,7 +150,7 @@ class Leadership(Generic[Connection]):
 
     def _half_is_alive(self, now: float) -> bool:
         """Whether at least half of the hosts have sent data recently. Hosts that are too busy to
-        reply to `Leads` do not follow another manager meanwhile."""
+        reply to `LeaderHeartbeat` do not follow another manager meanwhile."""
         assert self._lease is not None
         return self._lease.suffice({n for n, at in self._data_at.items() if now < at + OUT_S})
 
@@ -188,14 +188,14 @@ class Leadership(Generic[Connection]):
 
     # -- messages --------------------------------------------------------------------------------
 
-    def lead_message(self, node: int, now: float) -> Leads | None:
+    def lead_message(self, node: int, now: float) -> LeaderHeartbeat | None:
         """The message for a node at each heartbeat; None if a plain heartbeat must be sent."""
         lease = self._lease
         if lease is None:
             return None
-        return Leads(lease.term, lease.at, int(now * US), lease.words_for(node))
+        return LeaderHeartbeat(lease.term, lease.at, int(now * US), lease.words_for(node))
 
-    def list_message(self, now: float) -> Leads | None:
+    def list_message(self, now: float) -> LeaderHeartbeat | None:
         """The message with a new list for this host's node, which must receive each list before
         other nodes; None if there is no new list."""
         lease = self._lease
@@ -207,18 +207,18 @@ class Leadership(Generic[Connection]):
     def handle(self, link: Connection, message: Any, now: float) -> bool:
         """Handles a message about terms; returns False for other messages."""
         match message:
-            case Follows():
+            case LeaderHeartbeatAck():
                 if self._lease is not None:
                     sent, version = message.sent_us / US, message.version
                     self._lease.followed(message.node, message.term, sent, version)
-            case Knows():
+            case VoterState():
                 self._knows(link, message, now)
-            case Voted():
+            case VoteGranted():
                 self._voted(link, message)
-            case Ends():
+            case VoterEnded():
                 if self._lease is not None:
                     self._lease.ended(message.node)
-            case NotLed():
+            case NoLeader():
                 self._not_led(link, message, now)
             case Superseded():
                 if self._lease is not None and message.term > self._lease.term:
@@ -229,7 +229,7 @@ class Leadership(Generic[Connection]):
                 return False
         return True
 
-    def _knows(self, link: Connection, message: Knows, now: float) -> None:
+    def _knows(self, link: Connection, message: VoterState, now: float) -> None:
         node, knowledge = message.node, message.knowledge
         if self._candidate is not None:
             self._offers[link] = node, knowledge
@@ -243,24 +243,24 @@ class Leadership(Generic[Connection]):
                 lease.followed(node, lease.term, now, version)
                 self._lease = lease
         elif self._identity:  # a late offer: request a vote in the present term
-            self._write(link, VoteAsked(self._lease.term, self._identity))
+            self._write(link, VoteRequest(self._lease.term, self._identity))
 
-    def _not_led(self, link: Connection, message: NotLed, now: float) -> None:
+    def _not_led(self, link: Connection, message: NoLeader, now: float) -> None:
         """Handles a node that has voted, and will never follow this manager again. While this
         manager may decide, the candidate has not won (unless an operator forced it), and the
         cluster continues without the node. Otherwise the candidate may still win."""
         lease = self._lease
         if lease is not None and message.term > lease.term and lease.decides(now):
-            self._write(link, GivenUp(0.0))
+            self._write(link, DeclaredDead(0.0))
 
     def _request_votes(self, now: float) -> None:
         assert self._candidate is not None
         asked = self._candidate.ask(now)
         for link, (node, _) in self._offers.items():
             if node in asked:
-                self._write(link, VoteAsked(self._candidate.term, self._identity))
+                self._write(link, VoteRequest(self._candidate.term, self._identity))
 
-    def _voted(self, link: Connection, message: Voted) -> None:
+    def _voted(self, link: Connection, message: VoteGranted) -> None:
         node, offer = message.node, self._offers.get(link)
         if self._candidate is None or offer is None or offer[0] != node:
             return
@@ -282,7 +282,7 @@ class Leadership(Generic[Connection]):
         _log.warning("the standby is now the manager of the cluster, in term %d", term)
         if self._promoter is not None:
             reason = f"it is now the manager of the cluster, in term {term}"
-            self._write(self._promoter, Promoted(True, reason))
+            self._write(self._promoter, PromoteResponse(True, reason))
         self.on_won(term)
         return True
 
@@ -297,7 +297,7 @@ class Leadership(Generic[Connection]):
             self._promoter = None
             candidate.force(False)
         elif self._promoter is not None and candidate.own not in candidate.offers:
-            self._write(self._promoter, Promoted(False, MANAGER_ALIVE, may_change=True))
+            self._write(self._promoter, PromoteResponse(False, MANAGER_ALIVE, may_change=True))
             self._promoter = None
             candidate.force(False)
 
@@ -319,7 +319,7 @@ class Leadership(Generic[Connection]):
     def _promote(self, link: Connection, message: Promote, now: float) -> None:
         candidate = self._candidate
         if candidate is None:
-            self._write(link, Promoted(True, "it is already the manager of the cluster"))
+            self._write(link, PromoteResponse(True, "it is already the manager of the cluster"))
             return
         hosts = candidate.latest(candidate.offers)
         if candidate.own not in candidate.offers:
@@ -342,4 +342,4 @@ class Leadership(Generic[Connection]):
             self._request_votes(now)
             return
         may_change = reason in (MANAGER_ALIVE, AUTOMATIC)
-        self._write(link, Promoted(False, reason, may_change=may_change))
+        self._write(link, PromoteResponse(False, reason, may_change=may_change))

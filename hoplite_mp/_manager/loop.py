@@ -31,7 +31,7 @@ from hoplite_mp._protocol.membership import NodeReturned
 from hoplite_mp._protocol.messages import (
     ClusterEnded,
     Credentials,
-    GivenUp,
+    DeclaredDead,
     NodeAdmitted,
     NodeJoined,
     NodeLost,
@@ -288,7 +288,7 @@ class ManagerLoop:
                 "node h%d was silent for %.1f s: it is declared dead", link.admitted.node, seconds
             )
             if self._may_decide(now):
-                link.write(encode(GivenUp(seconds)))  # in case the node reads again
+                link.write(encode(DeclaredDead(seconds)))  # in case the node reads again
                 link.stream.flush()
             self._end(link)
 
@@ -391,7 +391,7 @@ class ManagerLoop:
         link = self._routes.get(message.node)
         admitted = None if link is None else link.admitted
         if link is not None and admitted and admitted.incarnation == message.incarnation:
-            link.write(encode(GivenUp(0.0)))
+            link.write(encode(DeclaredDead(0.0)))
             link.break_off()
 
     def _step(self, message: Any, now: float) -> None:
@@ -408,7 +408,7 @@ class ManagerLoop:
         if self._planner.restoring is None:  # the cluster has continued without it
             # A manager that may not decide cannot declare the node dead; the node reconnects.
             if self._leadership is None or self._leadership.decides(now):
-                link.write(encode(GivenUp(0.0)))
+                link.write(encode(DeclaredDead(0.0)))
             link.break_off()
             return
         link.joined = True
@@ -430,7 +430,7 @@ class ManagerLoop:
             if encoded[0] is not message:
                 encoded = (message, encode(message))
             link.write(encoded[1])
-            if isinstance(message, GivenUp):  # its last message
+            if isinstance(message, DeclaredDead):  # its last message
                 link.break_off()
         for note in result.notes:
             _log.info("%s", note)

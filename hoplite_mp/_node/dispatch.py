@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from hoplite_mp._protocol.local import Ask
+from hoplite_mp._protocol.local import AnyRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +58,7 @@ class Requests:
 
     def serve(self, *parts: Mapping[type, Handler]) -> None:
         """Sets the handlers of all requests; see `complete`."""
-        self._handlers = complete(Ask, *parts)
+        self._handlers = complete(AnyRequest, *parts)
 
     def when_forgotten(self, forget: Callable[[int], object]) -> None:
         """Registers a function that is called with the slot of each process that has ended."""

@@ -16,15 +16,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from hoplite_mp._protocol.actors import ActorNameHeld
+from hoplite_mp._protocol.actors import ActorNameReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._planner.step_result import Send
     from hoplite_mp._protocol.actors import (
-        ActorNameAsked,
         ActorNameClaimed,
+        ActorNameQuery,
         ActorNameReleased,
     )
 
@@ -53,12 +53,12 @@ class ActorNames:
             self._held[name] = claimed
             return []
         holder = self._held.setdefault(name, claimed)
-        return [(message.node, ActorNameHeld(message.request, name, holder.identity))]
+        return [(message.node, ActorNameReport(message.request, name, holder.identity))]
 
-    def ask(self, message: ActorNameAsked) -> list[Send]:
+    def ask(self, message: ActorNameQuery) -> list[Send]:
         held = self._held.get(message.name)
         identity = None if held is None else held.identity
-        return [(message.node, ActorNameHeld(message.request, message.name, identity))]
+        return [(message.node, ActorNameReport(message.request, message.name, identity))]
 
     def release(self, message: ActorNameReleased) -> list[Send]:
         for name in [message.name] if message.name else list(self._held):

@@ -38,7 +38,7 @@ from hoplite_mp._protocol.messages import (
     FetchFailed,
     FetchRefused,
     FetchRequested,
-    ObjectGone,
+    ObjectDeleted,
     Stripe,
     Withdraw,
 )
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.manager_recovery import RunningCopy
     from hoplite_mp._planner.membership import ClusterMembership
     from hoplite_mp._planner.step_result import Send
-    from hoplite_mp._protocol.membership import CopyHeld
+    from hoplite_mp._protocol.membership import ReportedCopy
 
 # Maximum number of complete holders, and of incomplete holders, that are considered for a new
 # receiver. The latest holders are considered, because they have served least. Higher: better
@@ -162,7 +162,7 @@ class Copies:
         self._directory.forget_if_over(entry)
         return sends
 
-    def gone(self, message: ObjectGone) -> list[Send]:
+    def gone(self, message: ObjectDeleted) -> list[Send]:
         """Ends every transfer of a deleted object, and sends every receiver a refusal."""
         entry = self.entries.get(message.object)
         if entry is None:
@@ -201,7 +201,7 @@ class Copies:
         self._directory.go_on(copied)
 
     def restore(
-        self, held: Iterable[CopyHeld], running: dict[int, RunningCopy], now: float
+        self, held: Iterable[ReportedCopy], running: dict[int, RunningCopy], now: float
     ) -> list[Send]:
         """Records the nodes' copies, and their progress with the plans of the previous planner."""
         sends: list[Send] = []

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from hoplite_mp._common import ids
 from hoplite_mp._protocol.fields import RANKS_MAX
-from hoplite_mp._protocol.groups import ASKED_MAX, NO_TASK, Founder, GroupEnd, GroupTasksAsked
+from hoplite_mp._protocol.groups import ASKED_MAX, NO_TASK, Founder, GroupEnd, GroupTasksQuery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from hoplite_mp._planner.step_result import Send
-    from hoplite_mp._protocol.groups import GroupTasksOver, Run
+    from hoplite_mp._protocol.groups import GroupTasksEnded, TaskRun
     from hoplite_mp._protocol.messages import GroupMembers
 
 __all__ = [
@@ -62,7 +62,7 @@ class _End(NamedTuple):
 
     generation: int
     tasks: frozenset[bytes]
-    run: Run | None
+    run: TaskRun | None
     various: bool
 
 
@@ -93,7 +93,7 @@ class Tombstones:
             while len(table) > ENDED_TASKS_MAX:
                 del table[next(iter(table))]
 
-    def mates(self, name: str, task: bytes, run: Run) -> Mates:
+    def mates(self, name: str, task: bytes, run: TaskRun) -> Mates:
         """The other members' tasks in the Group of that name to which this task belonged before it
         was retried. None: the task is not retried, or may wait for any task."""
         known = self._dead.get((name, task)) or self._left.get((name, task))
@@ -157,7 +157,7 @@ class MemberRecord:
     team: bytes = NO_TASK
 
     @property
-    def run(self) -> Run:
+    def run(self) -> TaskRun:
         return (*self.identity, self.tries)
 
 
@@ -175,7 +175,7 @@ class GroupRecord:
     shown: GroupMembers | None = None  # the version last sent to these nodes
     versions: int = 0  # versions sent so far
     whole: int = 0  # the first version that shows the group as formed; 0: none yet
-    tasks: dict[bytes, Run] = field(default_factory=dict)  # of present and former members
+    tasks: dict[bytes, TaskRun] = field(default_factory=dict)  # of present and former members
     dead: dict[bytes, None] = field(default_factory=dict)  # members that died and have not rejoined
     left: bool = False  # a member has left of its own accord
     open: bool = False  # a driver was a member
@@ -346,12 +346,12 @@ class Rejoins:
                 self._asked[task] = node
                 asked.setdefault(node, []).append(task)
         return [
-            (node, GroupTasksAsked(tuple(some[begin : begin + ASKED_MAX])))
+            (node, GroupTasksQuery(tuple(some[begin : begin + ASKED_MAX])))
             for node, some in sorted(asked.items())
             for begin in range(0, len(some), ASKED_MAX)
         ]
 
-    def told(self, message: GroupTasksOver) -> None:
+    def told(self, message: GroupTasksEnded) -> None:
         """Handles a node's report that some tasks are over."""
         self._over.update(task for task in message.tasks if task in self._asked)
 

@@ -22,13 +22,13 @@ from hoplite_mp._planner.group_members import (
     struck_text,
 )
 from hoplite_mp._protocol.groups import NO_TASK
-from hoplite_mp._protocol.messages import GroupGivenUp
+from hoplite_mp._protocol.messages import GroupMemberRemoved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from hoplite_mp._planner.step_result import Send
-    from hoplite_mp._protocol.membership import GroupHeld
+    from hoplite_mp._protocol.membership import ReportedGroup
     from hoplite_mp._protocol.messages import GroupJoinRequested, GroupMembers
 
 __all__ = ["RecoveredGroups"]
@@ -40,7 +40,7 @@ class RecoveredGroups:
 
     def __init__(
         self,
-        held: Sequence[GroupHeld],
+        held: Sequence[ReportedGroup],
         joins: Iterable[GroupJoinRequested],
         members: Collection[int],
         closed: Collection[int],
@@ -81,7 +81,7 @@ class RecoveredGroups:
                     self._give_back(group, one.node, left)
         self.ended = list(ended.values())
 
-    def _note_members(self, group: GroupRecord, one: GroupHeld, shown: GroupMembers) -> None:
+    def _note_members(self, group: GroupRecord, one: ReportedGroup, shown: GroupMembers) -> None:
         """Adds the members that the node reports and the latest version shows."""
         if shown.formed and not one.shown.formed and group.shown is not None:
             # Some nodes do not know that the group is formed, so all are informed again.
@@ -220,13 +220,13 @@ def restored(shown: GroupMembers) -> GroupRecord:
     return group
 
 
-def _is_latest(one: GroupHeld, shown: GroupMembers, rank: int) -> bool:
+def _is_latest(one: ReportedGroup, shown: GroupMembers, rank: int) -> bool:
     """Whether the latest version shows the same member at that rank as the node's version does."""
     return one.shown.since_of(rank) == shown.since_of(rank)
 
 
-def _given_up(shown: GroupMembers, rank: int, client: int, generation: int) -> GroupGivenUp:
-    return GroupGivenUp(
+def _given_up(shown: GroupMembers, rank: int, client: int, generation: int) -> GroupMemberRemoved:
+    return GroupMemberRemoved(
         name=shown.name,
         generation=shown.generation,
         board=shown.board,

@@ -43,10 +43,10 @@ from hoplite_mp._protocol.messages import (
     SHARES,
     GroupAdmitted,
     GroupClosed,
-    GroupGivenUp,
     GroupJoined,
     GroupJoinRequested,
     GroupLeft,
+    GroupMemberRemoved,
     GroupMembers,
     GroupRefused,
 )
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 
     from hoplite_mp._planner.link_speeds import LinkSpeeds
     from hoplite_mp._planner.step_result import Send
-    from hoplite_mp._protocol.groups import GroupEnd, GroupTasksOver
-    from hoplite_mp._protocol.membership import GroupHeld
+    from hoplite_mp._protocol.groups import GroupEnd, GroupTasksEnded
+    from hoplite_mp._protocol.membership import ReportedGroup
     from hoplite_mp._protocol.messages import ManagerToNode, Stripe
 
 
@@ -113,7 +113,7 @@ class GroupRegistry:
         member.mates = self.ends.mates(group.name, member.task, member.run)
         group.take(rank, member)
 
-    def tasks_over(self, message: GroupTasksOver) -> list[Send]:
+    def tasks_over(self, message: GroupTasksEnded) -> list[Send]:
         """Handles a report of ended tasks. Some members may now be waiting in vain."""
         self.returns.told(message)
         return self._settle_forming()
@@ -175,7 +175,7 @@ class GroupRegistry:
 
     def restore(
         self,
-        held: Sequence[GroupHeld],
+        held: Sequence[ReportedGroup],
         joins: Iterable[GroupJoinRequested],
         members: Collection[int],
         closed: Mapping[int, GroupEnd] = MappingProxyType({}),
@@ -218,7 +218,7 @@ class GroupRegistry:
             group.tasks.pop(member.task, None)
             group.holders.pop(rank, None)
             node, client, client_generation = member.identity
-            message = GroupGivenUp(
+            message = GroupMemberRemoved(
                 name=group.name,
                 generation=group.generation,
                 board=group.board,

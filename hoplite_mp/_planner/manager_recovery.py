@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._protocol.groups import GroupEnd
 from hoplite_mp._protocol.membership import (
-    CopyHeld,
-    DistributeHeld,
-    GroupHeld,
     NodeReturned,
     OperationEnded,
-    OwnersKnown,
-    ReduceHeld,
-    Reported,
+    ReportComplete,
+    ReportedCopy,
+    ReportedDistribute,
+    ReportedGroup,
+    ReportedOwners,
+    ReportedReduce,
 )
 from hoplite_mp._protocol.messages import (
     Forget,
     GroupJoinRequested,
-    HoldingsReported,
     NodeLost,
+    OrphansReported,
     ReduceRequested,
 )
 
@@ -78,11 +78,11 @@ class ManagerRecovery:
         self._members: dict[int, Member] = {}  # all that any report names, by node
         self._begun: float | None = None
         self._heard = 0.0  # when a report began or continued
-        self.held: list[CopyHeld] = []
-        self.groups: list[GroupHeld] = []
+        self.held: list[ReportedCopy] = []
+        self.groups: list[ReportedGroup] = []
         self.group_ends: list[GroupEnd] = []
-        self.owners: list[OwnersKnown] = []
-        self.inventories: list[HoldingsReported] = []
+        self.owners: list[ReportedOwners] = []
+        self.inventories: list[OrphansReported] = []
         self.ended: dict[int, OperationEnded] = {}  # by operation
         self.copies: dict[int, RunningCopy] = {}  # by epoch
         self.folds: dict[int, RunningFold] = {}  # by operation
@@ -106,32 +106,32 @@ class ManagerRecovery:
                 self.returned[message.node] = message
                 self._note_members(message)
                 self._heard = now
-            case Reported():
+            case ReportComplete():
                 self._reported.add(message.node)
             case NodeLost():
                 known = self.returned.get(message.node)
                 if known is not None and known.incarnation == message.incarnation:
                     self._forget(message.node)
-            case CopyHeld():
+            case ReportedCopy():
                 self.held.append(message)
-            case GroupHeld():
+            case ReportedGroup():
                 self.groups.append(message)
             case GroupEnd():
                 self.group_ends.append(message)
-            case OwnersKnown():
+            case ReportedOwners():
                 self.owners.append(message)
-            case HoldingsReported():
+            case OrphansReported():
                 self.inventories.append(message)
             case OperationEnded():
                 known_end = self.ended.get(message.end.operation)
                 if known_end is None or isinstance(known_end.end, Forget):
                     self.ended[message.end.operation] = message
-            case DistributeHeld():
+            case ReportedDistribute():
                 copy = self.copies.setdefault(message.plan.epoch, RunningCopy(message.plan))
                 copy.at.add(message.node)
                 if message.receiving:
                     copy.receiving.add(message.node)
-            case ReduceHeld():
+            case ReportedReduce():
                 self._take_fold(message)
             case _:
                 self.later.append(message)
@@ -157,7 +157,7 @@ class ManagerRecovery:
                 nodes.discard(node)
         self.folds = {number: one for number, one in self.folds.items() if one.at or one.older}
 
-    def _take_fold(self, message: ReduceHeld) -> None:
+    def _take_fold(self, message: ReportedReduce) -> None:
         plan = message.plan
         fold = self.folds.setdefault(plan.operation, RunningFold(plan))
         if plan.epoch > fold.plan.epoch:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hoplite_mp._protocol.fields import NODES_MAX
-from hoplite_mp._protocol.messages import GivenUp, Member, MembersChanged, NodeAdmitted
+from hoplite_mp._protocol.messages import DeclaredDead, Member, MembersChanged, NodeAdmitted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -193,15 +193,15 @@ class Announcements:
 
     def before(self, sends: list[Send]) -> list[Send]:
         """The same messages, each preceded by the joins that its node does not know. Nothing is put
-        before NodeAdmitted, which comes first and contains all members, or before GivenUp, which
-        ends the node's membership."""
+        before NodeAdmitted, which comes first and contains all members, or before DeclaredDead,
+        which ends the node's membership."""
         if not self._came:
             return sends
         found: list[Send] = []
         for node, message in sends:
             if isinstance(message, NodeAdmitted):
                 self.knows_all(node)
-            elif not isinstance(message, GivenUp):
+            elif not isinstance(message, DeclaredDead):
                 found += self._missing(node)
             found.append((node, message))
         return found

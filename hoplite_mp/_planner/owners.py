@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, TypeAlias
 from hoplite_mp._common.ids import unpack_id
 from hoplite_mp._protocol.copies import HOLDINGS_MAX
 from hoplite_mp._protocol.fields import NODES_MAX
-from hoplite_mp._protocol.messages import HoldingsReported, OwnersNamed, OwnerTold
+from hoplite_mp._protocol.messages import OrphansReported, OwnerReport, OwnersReassigned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from hoplite_mp._planner.membership import ClusterMembership
     from hoplite_mp._planner.step_result import Send
-    from hoplite_mp._protocol.membership import OwnersKnown
-    from hoplite_mp._protocol.messages import ObjectGone, OwnerAsked
+    from hoplite_mp._protocol.membership import ReportedOwners
+    from hoplite_mp._protocol.messages import ObjectDeleted, OwnerQuery
 
 NOBODY = NODES_MAX
 # Numbers in one message, of at most 5 bytes each, and the equivalent of an object's id in numbers.
@@ -36,7 +36,7 @@ NUMBERS_MAX = 1 << 20
 OBJECT_NUMBERS = 8
 
 
-# An object, its owner, the number of holders on each node, its other copies: see OwnersNamed.
+# An object, its owner, the number of holders on each node, its other copies: see OwnersReassigned.
 _Row: TypeAlias = tuple[bytes, int, tuple[int, ...], tuple[int, ...]]
 
 
@@ -62,9 +62,9 @@ class _Round:
     """The reports after one death. The round ends when `waiting` is empty."""
 
     waiting: set[int]
-    reports: dict[int, HoldingsReported] = field(default_factory=dict)
+    reports: dict[int, OrphansReported] = field(default_factory=dict)
     further: dict[bytes, _Held] = field(default_factory=dict)  # from rounds that have ended
-    asked: list[OwnerAsked] = field(default_factory=list)  # answered at the end
+    asked: list[OwnerQuery] = field(default_factory=list)  # answered at the end
     gone: set[bytes] = field(default_factory=set)  # objects that were freed meanwhile
 
 
@@ -93,7 +93,7 @@ class OwnerRounds:
         """Whether reports about that node's objects are still expected."""
         return lost in self._rounds
 
-    def restore(self, known: list[OwnersKnown], inventories: list[HoldingsReported]) -> None:
+    def restore(self, known: list[ReportedOwners], inventories: list[OrphansReported]) -> None:
         """Takes over the rounds of the previous manager. All remaining nodes have reported their
         objects. Each node reports again after its admission, because it may have received an object
         or the notice of a death since its first report. Both reports are used.
@@ -121,7 +121,7 @@ class OwnerRounds:
                 elif not self._owner_lives(object_id) and (living(owner) or owner in self._rounds):
                     self.named[object_id] = owner
 
-    def report(self, message: HoldingsReported) -> list[Send]:
+    def report(self, message: OrphansReported) -> list[Send]:
         """Records a survivor's report of its objects. An unexpected report is ignored."""
         open_ = self._rounds.get(message.lost)
         if open_ is None or message.node not in open_.waiting:
@@ -130,7 +130,7 @@ class OwnerRounds:
         open_.reports[message.node] = _joined(open_.reports.get(message.node), message)
         return self._conclude()
 
-    def asked(self, message: OwnerAsked) -> list[Send]:
+    def asked(self, message: OwnerQuery) -> list[Send]:
         """Handles a node's request for the owner of an object. The owner that the node knew has
         died, or the node knew none."""
         if not self._membership.is_living(message.node):
@@ -144,9 +144,9 @@ class OwnerRounds:
             self._rounds[awaited[0]].asked.append(message)
             return []
         told = owner if owner is not None and self._membership.is_living(owner) else NOBODY
-        return [(message.node, OwnerTold(message.object, told))]
+        return [(message.node, OwnerReport(message.object, told))]
 
-    def gone(self, message: ObjectGone) -> None:
+    def gone(self, message: ObjectDeleted) -> None:
         """Handles the owner's report that an object has no holder any more. An earlier report may
         still name the object. A new manager may receive this report after the owner's death. Then
         the reports of the other nodes decide, because the owner may have lost contact with them."""
@@ -217,9 +217,9 @@ class OwnerRounds:
     def _named(
         self,
         node: int,
-        report: HoldingsReported,
+        report: OrphansReported,
         held: dict[bytes, _Held],
-    ) -> Iterator[OwnersNamed]:
+    ) -> Iterator[OwnersReassigned]:
         """The message to that node, split to fit into frames."""
         rows: list[_Row] = []
         size = 0
@@ -253,14 +253,14 @@ def _held(open_: _Round) -> dict[bytes, _Held]:
     return found
 
 
-def _held_in(report: HoldingsReported) -> set[bytes]:
+def _held_in(report: OrphansReported) -> set[bytes]:
     """The objects that the node has or uses."""
     whole = {report.objects[place] for place in report.whole}
     used = zip(report.objects, report.imports, strict=True)
     return whole | {object_id for object_id, number in used if number}
 
 
-def _joined(first: HoldingsReported | None, later: HoldingsReported) -> HoldingsReported:
+def _joined(first: OrphansReported | None, later: OrphansReported) -> OrphansReported:
     """Both reports of a node as one; for an object in both, the later report counts."""
     if first is None or not first.objects:
         return later
@@ -279,7 +279,7 @@ def _joined(first: HoldingsReported | None, later: HoldingsReported) -> Holdings
         whole.pop(object_id, None)
     at = {object_id: place for place, object_id in enumerate(imports)}
     news = (number for one, new in backups.items() if one in whole for number in (at[one], new))
-    return HoldingsReported(
+    return OrphansReported(
         later.node,
         later.lost,
         tuple(imports),
@@ -289,6 +289,6 @@ def _joined(first: HoldingsReported | None, later: HoldingsReported) -> Holdings
     )
 
 
-def _told(lost: int, rows: list[_Row], more: bool) -> OwnersNamed:
+def _told(lost: int, rows: list[_Row], more: bool) -> OwnersReassigned:
     objects, owners, counted, copies = zip(*rows, strict=True)
-    return OwnersNamed(lost, objects, owners, counted, copies, more)
+    return OwnersReassigned(lost, objects, owners, counted, copies, more)

@@ -25,21 +25,20 @@ from hoplite_mp._planner.plan_log import PlanLog
 from hoplite_mp._planner.reduce import Reductions
 from hoplite_mp._planner.step_result import StepResult
 from hoplite_mp._protocol.messages import (
-    ActorNameAsked,
     ActorNameClaimed,
+    ActorNameQuery,
     ActorNameReleased,
     ClientLost,
     CopyDropped,
+    DeclaredDead,
     ExecutionFailed,
     FetchComplete,
     FetchFailed,
     FetchRequested,
-    GivenUp,
     GroupAdmitted,
     GroupJoinRequested,
     GroupLeft,
-    GroupTasksOver,
-    HoldingsReported,
+    GroupTasksEnded,
     HostMeasured,
     Leave,
     LinkMeasured,
@@ -48,10 +47,11 @@ from hoplite_mp._protocol.messages import (
     NodeJoined,
     NodeLeaving,
     NodeLost,
-    ObjectGone,
+    ObjectDeleted,
     OperationDropped,
     OperationSlow,
-    OwnerAsked,
+    OrphansReported,
+    OwnerQuery,
     PeerLost,
     PlansReported,
     PlansRequested,
@@ -165,7 +165,7 @@ class Planner:
                     (node, self._admitted(node, report.incarnation))
                     for node, report in restoring.returned.items()
                 ),
-                *((node, GivenUp(0.0)) for node in sorted(buried)),
+                *((node, DeclaredDead(0.0)) for node in sorted(buried)),
                 *(send for send in sends if living(send[0])),
             ]
         )
@@ -238,7 +238,7 @@ class Planner:
             return []
         later = max((message.node, message.peer), key=lambda node: (node != self._own, node))
         lost = NodeLost(later, self.membership.incarnation(later))
-        return [(later, GivenUp(0.0)), *self._node_lost(lost, now)]
+        return [(later, DeclaredDead(0.0)), *self._node_lost(lost, now)]
 
     def _tell_others(
         self,
@@ -334,14 +334,14 @@ class Planner:
             refused = CopyRefused(message.node, message.full, "full")
         return sends + self.reductions.about_copy(message.object, refused, now)
 
-    def _object_gone(self, message: ObjectGone, now: float) -> list[Send]:
+    def _object_gone(self, message: ObjectDeleted, now: float) -> list[Send]:
         self.owners.gone(message)
         return self._heard(self.copies.gone(message), now)
 
-    def _holdings_reported(self, message: HoldingsReported, now: float) -> list[Send]:
+    def _holdings_reported(self, message: OrphansReported, now: float) -> list[Send]:
         return self.owners.report(message)
 
-    def _owner_asked(self, message: OwnerAsked, now: float) -> list[Send]:
+    def _owner_asked(self, message: OwnerQuery, now: float) -> list[Send]:
         return self.owners.asked(message)
 
     def _heard(self, sends: list[Send], now: float) -> list[Send]:
@@ -409,20 +409,20 @@ class Planner:
     def _group_left(self, message: GroupLeft, now: float) -> list[Send]:
         return self.groups.leave(message)
 
-    def _group_tasks(self, message: GroupTasksOver, now: float) -> list[Send]:
+    def _group_tasks(self, message: GroupTasksEnded, now: float) -> list[Send]:
         return self.groups.tasks_over(message)
 
     # ---- actors
 
     def _actor_name(
-        self, message: ActorNameClaimed | ActorNameAsked | ActorNameReleased, now: float
+        self, message: ActorNameClaimed | ActorNameQuery | ActorNameReleased, now: float
     ) -> list[Send]:
         if not self.membership.is_living(message.node):
             return []
         names = self.actor_names
         if isinstance(message, ActorNameClaimed):
             return [] if message.by_backup else names.claim(message)
-        return names.ask(message) if isinstance(message, ActorNameAsked) else names.release(message)
+        return names.ask(message) if isinstance(message, ActorNameQuery) else names.release(message)
 
 
 def _is_restated(message: Any) -> bool:
@@ -444,9 +444,9 @@ _HANDLERS: dict[type, Callable[[Planner, Any, float], list[Send]]] = {
     FetchComplete: Planner._fetch_complete,
     FetchFailed: Planner._fetch_failed,
     CopyDropped: Planner._copy_dropped,
-    ObjectGone: Planner._object_gone,
-    HoldingsReported: Planner._holdings_reported,
-    OwnerAsked: Planner._owner_asked,
+    ObjectDeleted: Planner._object_gone,
+    OrphansReported: Planner._holdings_reported,
+    OwnerQuery: Planner._owner_asked,
     ReduceRequested: Planner._reduce_requested,
     SourceReady: Planner._source_ready,
     SourceFailed: Planner._operation,
@@ -457,9 +457,9 @@ _HANDLERS: dict[type, Callable[[Planner, Any, float], list[Send]]] = {
     GroupJoinRequested: Planner._group_join,
     GroupAdmitted: Planner._group_admitted,
     GroupLeft: Planner._group_left,
-    GroupTasksOver: Planner._group_tasks,
+    GroupTasksEnded: Planner._group_tasks,
     ActorNameClaimed: Planner._actor_name,
-    ActorNameAsked: Planner._actor_name,
+    ActorNameQuery: Planner._actor_name,
     ActorNameReleased: Planner._actor_name,
     PlansRequested: Planner._plans_asked,
 }

@@ -18,6 +18,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from hoplite_mp._protocol.resources import Demand
+
 __all__ = [
     "INDICES_MAX",
     "UNITS",
@@ -40,7 +42,6 @@ AMOUNT_MAX = 1 << 40  # of one resource: 1 TiB of bytes
 NAMES_MAX, NAME_CHARS_MAX = 64, 64
 _NAME = re.compile(r"[^\s,=\0]{1,64}")
 
-Demand: TypeAlias = tuple[tuple[str, int], ...]  # (name, units), by name
 Assigned: TypeAlias = dict[str, list[int]]
 
 

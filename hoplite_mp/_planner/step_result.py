@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from hoplite_mp._protocol.fields import NODES_MAX, SHARES
 from hoplite_mp._protocol.messages import (
-    ActorNameHeld,
+    ActorNameReport,
     Commit,
     Credentials,
+    DeclaredDead,
     Distribute,
     ExecuteReduce,
     FetchRefused,
     Forget,
-    GivenUp,
     GroupClosed,
-    GroupGivenUp,
     GroupJoined,
+    GroupMemberRemoved,
     GroupMembers,
     GroupRefused,
-    GroupTasksAsked,
+    GroupTasksQuery,
     Leave,
     MembersChanged,
     NodeAdmitted,
     OperationFailed,
-    OwnersNamed,
-    OwnerTold,
+    OwnerReport,
+    OwnersReassigned,
     PlansReported,
     Withdraw,
 )
@@ -136,7 +136,7 @@ def _refused_fetch(m: FetchRefused) -> list[str]:
     return [f"fetch of {_object(m.object)} refused, {m.error}: {m.message}"]
 
 
-def _owners_named(m: OwnersNamed) -> list[str]:
+def _owners_named(m: OwnersReassigned) -> list[str]:
     found = zip(m.objects, m.owners, strict=True)
     at = [
         (_object(one), "nobody" if owner == NODES_MAX else f"node {owner}") for one, owner in found
@@ -144,7 +144,7 @@ def _owners_named(m: OwnersNamed) -> list[str]:
     return [f"owners after node {m.lost}", *(f"{one} at {owner}" for one, owner in at)]
 
 
-def _owner_told(m: OwnerTold) -> list[str]:
+def _owner_told(m: OwnerReport) -> list[str]:
     owner = "nobody" if m.owner == NODES_MAX else f"node {m.owner}"
     return [f"owner of {_object(m.object)}: {owner}"]
 
@@ -209,15 +209,15 @@ def _closed(m: GroupClosed) -> list[str]:
     return [f"board {m.board}: {m.name!r} #{m.generation} is closed"]
 
 
-def _tasks_asked(m: GroupTasksAsked) -> list[str]:
+def _tasks_asked(m: GroupTasksQuery) -> list[str]:
     return [f"say when these tasks are over: {' '.join(map(_object, m.tasks))}"]
 
 
-def _given_up(m: GroupGivenUp) -> list[str]:
+def _given_up(m: GroupMemberRemoved) -> list[str]:
     return [f"board {m.board}: rank {m.rank} of {m.name!r} #{m.generation} waits in vain"]
 
 
-def _name_held(m: ActorNameHeld) -> list[str]:
+def _name_held(m: ActorNameReport) -> list[str]:
     holder = "nobody" if m.identity is None else _object(m.identity)
     return [f"request {m.request}: {m.name!r} is the name of {holder}"]
 
@@ -232,13 +232,13 @@ _DRAWN: dict[type, Callable[..., list[str]]] = {
     Credentials: _credentials,
     NodeAdmitted: _admitted,
     MembersChanged: _changed,
-    GivenUp: lambda m: [f"you are given up, after a silence of {m.silent_s:.1f} s"],
+    DeclaredDead: lambda m: [f"you are given up, after a silence of {m.silent_s:.1f} s"],
     Leave: _leave,
     Distribute: _distribute,
     Withdraw: _withdraw,
     FetchRefused: _refused_fetch,
-    OwnersNamed: _owners_named,
-    OwnerTold: _owner_told,
+    OwnersReassigned: _owners_named,
+    OwnerReport: _owner_told,
     ExecuteReduce: _execute,
     Commit: _commit,
     OperationFailed: _failed,
@@ -247,8 +247,8 @@ _DRAWN: dict[type, Callable[..., list[str]]] = {
     GroupJoined: _joined,
     GroupRefused: _refused,
     GroupClosed: _closed,
-    GroupTasksAsked: _tasks_asked,
-    GroupGivenUp: _given_up,
-    ActorNameHeld: _name_held,
+    GroupTasksQuery: _tasks_asked,
+    GroupMemberRemoved: _given_up,
+    ActorNameReport: _name_held,
     PlansReported: _plans_told,
 }

@@ -7,11 +7,11 @@ class for each side. The time is an argument.
     Voter         of a node: the manager that it follows, and whether it is free to vote for another
     Candidate     of the standby, which leads once more than half of the hosts have voted for it
 
-A node that answers the manager's `Leads` is bound to this manager for `promise_s` after the answer.
-The manager counts the node for `lease_s`. This time is shorter, and starts when `Leads` is sent.
-Half of the hosts and a majority of the hosts have a host in common. So when a standby has won, the
-lease of the other manager has expired, however slow messages were. The rates of clocks may differ
-by PROMISE_LEASES.
+A node that answers the manager's `LeaderHeartbeat` is bound to this manager for `promise_s` after
+the answer. The manager counts the node for `lease_s`. This time is shorter, and starts when
+`LeaderHeartbeat` is sent. Half of the hosts and a majority of the hosts have a host in common. So
+when a standby has won, the lease of the other manager has expired, however slow messages were. The
+rates of clocks may differ by PROMISE_LEASES.
 
 Hosts join and leave, so there are *lists* of hosts, with increasing versions. A list is in force
 for the manager until half of its hosts know a later list; a candidate uses the latest list known to

@@ -25,39 +25,39 @@ from hoplite_mp._protocol.fields import (
     object_id,
     text,
 )
-from hoplite_mp._protocol.resources import Wanted
+from hoplite_mp._protocol.resources import Demand
 from hoplite_mp._protocol.spawning import Environment
 
 __all__ = [
     "ABOUT_BYTES_MAX",
-    "ActorAsk",
     "ActorBacklog",
-    "ActorBegins",
-    "ActorBegun",
+    "ActorBackupStored",
+    "ActorEndRequest",
     "ActorFailed",
-    "ActorFound",
-    "ActorHeld",
-    "ActorKept",
-    "ActorMayEnd",
-    "ActorNameAsked",
     "ActorNameClaimed",
-    "ActorNameHeld",
+    "ActorNameQuery",
     "ActorNameReleased",
+    "ActorNameReport",
+    "ActorPoolQuery",
+    "ActorPoolReport",
+    "ActorReady",
+    "ActorRequest",
     "ActorRestarts",
-    "ActorSought",
-    "ActorStateAsked",
-    "BeginActor",
     "BindActor",
-    "DropActor",
+    "DropActorBackup",
     "EndActor",
-    "EndActorThere",
+    "EndRemoteActor",
     "FailActorCalls",
     "FindActor",
-    "KeepActor",
-    "KeepActorState",
+    "LoadActorState",
     "OpenActor",
-    "RestartsAsked",
-    "RestartsTold",
+    "RemoteActorAck",
+    "RemoteActorStarted",
+    "RestartsQuery",
+    "RestartsReport",
+    "SaveActorState",
+    "StartRemoteActor",
+    "StoreActorBackup",
 ]
 
 
@@ -77,7 +77,7 @@ class OpenActor(msgspec.Struct, frozen=True, tag="OpenActor", array_like=True):
     node: int  # the node on which it runs
     places: tuple[int, ...] = ()  # nodes to which it is bound; empty: any node may restart it
     env: Environment = ()  # changes to its process's environment
-    demand: Wanted = ()  # resources for its lifetime
+    demand: Demand = ()  # resources for its lifetime
     only_now: bool = False  # fail instead of waiting for resources
 
 
@@ -127,12 +127,12 @@ class ActorFailed(msgspec.Struct, frozen=True, tag="ActorFailed", array_like=Tru
     payload: bytes
 
 
-# Most calls in a reply to ActorBegins or ActorBacklog. Higher: fewer requests. The kernel's default
+# Most calls in a reply to ActorReady or ActorBacklog. Higher: fewer requests. The kernel's default
 # limit of a packet is 416 KiB; an id takes up to 9 bytes.
 BACKLOG_CALLS_MAX = 8192
 
 
-class ActorBegins(msgspec.Struct, frozen=True, tag="ActorBegins", array_like=True):
+class ActorReady(msgspec.Struct, frozen=True, tag="ActorBegins", array_like=True):
     """The actor's object exists. Reply: ids of the calls queued so far, oldest first, at most
     BACKLOG_CALLS_MAX. If the actor began with a saved state, the reply waits until another host has
     a copy of it."""
@@ -142,17 +142,17 @@ class ActorBacklog(msgspec.Struct, frozen=True, tag="ActorBacklog", array_like=T
     """The actor has begun all calls of the previous reply. Reply: the next calls."""
 
 
-class ActorMayEnd(msgspec.Struct, frozen=True, tag="ActorMayEnd", array_like=True):
+class ActorEndRequest(msgspec.Struct, frozen=True, tag="ActorMayEnd", array_like=True):
     """This actor's process is idle and accepts no new calls. Reply: whether it may end. It must not
     while calls wait for arguments or are in transit, or while its node is leaving."""
 
 
-class ActorStateAsked(msgspec.Struct, frozen=True, tag="ActorStateAsked", array_like=True):
+class LoadActorState(msgspec.Struct, frozen=True, tag="ActorStateAsked", array_like=True):
     """Requests the last saved state of this actor. Reply: the local id of that object, which the
     node holds until Imported; 0 if there is none."""
 
 
-class KeepActorState(msgspec.Struct, frozen=True, tag="KeepActorState", array_like=True):
+class SaveActorState(msgspec.Struct, frozen=True, tag="KeepActorState", array_like=True):
     """Saves the actor's state after its last call, with the results of calls; a restarted process
     begins with it. Reply: None, once another host has a copy, or if no other host could restart the
     actor."""
@@ -160,7 +160,7 @@ class KeepActorState(msgspec.Struct, frozen=True, tag="KeepActorState", array_li
     state: int
 
 
-ActorAsk: TypeAlias = (
+ActorRequest: TypeAlias = (
     OpenActor
     | FindActor
     | EndActor
@@ -168,19 +168,19 @@ ActorAsk: TypeAlias = (
     | FailActorCalls
     | ActorFailed
     | ActorBacklog
-    | ActorBegins
-    | ActorMayEnd
+    | ActorReady
+    | ActorEndRequest
     | BindActor
-    | ActorStateAsked
-    | KeepActorState
+    | LoadActorState
+    | SaveActorState
 )
 
 
 # Messages about names of actors, which are unique in the cluster.
 #
-#   ActorNameClaimed ─► ActorNameHeld        the claimant's actor, or the present owner of the name
-#   ActorNameAsked   ─► ActorNameHeld        the owner of the name, or none
-#   ActorNameReleased ─►                     the actor has ended
+#   ActorNameClaimed ─► ActorNameReport     the claimant's actor, or the present owner of the name
+#   ActorNameQuery   ─► ActorNameReport     the owner of the name, or none
+#   ActorNameReleased ─►                    the actor has ended
 #
 # An actor is identified by its *identity*, the id of an object on its host. A node claims its names
 # again at a new manager, so its report does not contain them.
@@ -206,7 +206,7 @@ class ActorNameClaimed(Message, frozen=True, tag="ActorNameClaimed"):
         flags(can_fail_over=self.can_fail_over, by_backup=self.by_backup)
 
 
-class ActorNameAsked(Message, frozen=True, tag="ActorNameAsked"):
+class ActorNameQuery(Message, frozen=True, tag="ActorNameAsked"):
     """Requests the actor with that name."""
 
     request: int
@@ -232,7 +232,7 @@ class ActorNameReleased(Message, frozen=True, tag="ActorNameReleased"):
         object_id("identity", self.identity)
 
 
-class ActorNameHeld(Message, frozen=True, tag="ActorNameHeld"):
+class ActorNameReport(Message, frozen=True, tag="ActorNameHeld"):
     """The answer to a claim or request: the owner of the name, or None."""
 
     request: int
@@ -248,10 +248,10 @@ class ActorNameHeld(Message, frozen=True, tag="ActorNameHeld"):
 
 # Messages between nodes about actors.
 #
-#   BeginActor ─► ActorBegun ─► ActorHeld          starts an actor on the receiver's host
-#   EndActorThere, RestartsAsked ─► RestartsTold   about an actor of the receiver's host
-#   KeepActor ─► ActorKept, DropActor              the receiver becomes the actor's backup
-#   ActorSought ─► ActorFound                      after the loss of an actor's host
+#   StartRemoteActor ─► RemoteActorStarted ─► RemoteActorAck    starts an actor on that host
+#   EndRemoteActor, RestartsQuery ─► RestartsReport             about an actor of that host
+#   StoreActorBackup ─► ActorBackupStored, DropActorBackup      makes that host the actor's backup
+#   ActorPoolQuery ─► ActorPoolReport                           after the loss of an actor's host
 #
 # Calls are sent like all tasks (RunTask), with the number of the actor's pool on its host.
 
@@ -261,10 +261,10 @@ ABOUT_BYTES_MAX = 256 << 10
 NO_IDENTITY = bytes(ID_BYTES)
 
 
-class BeginActor(Message, frozen=True, tag="BeginActor"):
+class StartRemoteActor(Message, frozen=True, tag="BeginActor"):
     """Starts an actor on the receiver's host. `setup`: the object with its constructor and
     arguments. `about`: the data of its handles, opaque to nodes. `output_owner`: as in RunTask. The
-    other fields: as in OpenActor. Answered by ActorBegun with the same number."""
+    other fields: as in OpenActor. Answered by RemoteActorStarted with the same number."""
 
     number: int
     setup: bytes
@@ -277,7 +277,7 @@ class BeginActor(Message, frozen=True, tag="BeginActor"):
     output_owner: int
     places: tuple[int, ...] = ()
     env: Environment = ()
-    demand: Wanted = ()
+    demand: Demand = ()
     only_now: bool = False
 
     def __post_init__(self) -> None:
@@ -292,9 +292,9 @@ class BeginActor(Message, frozen=True, tag="BeginActor"):
         amounts("demand", self.demand)
 
 
-class ActorBegun(Message, frozen=True, tag="ActorBegun"):
-    """The identity of the actor, which the sender holds until ActorHeld. Zeros: the actor was not
-    started; `error`: the reason; `gone`: the sender accepts no more actors."""
+class RemoteActorStarted(Message, frozen=True, tag="ActorBegun"):
+    """The identity of the actor, which the sender holds until RemoteActorAck. Zeros: the actor was
+    not started; `error`: the reason; `gone`: the sender accepts no more actors."""
 
     number: int
     identity: bytes
@@ -308,7 +308,7 @@ class ActorBegun(Message, frozen=True, tag="ActorBegun"):
         text("error", self.error, TEXT_CHARS_MAX)
 
 
-class ActorHeld(Message, frozen=True, tag="ActorHeld"):
+class RemoteActorAck(Message, frozen=True, tag="ActorHeld"):
     """The sender's host holds the identity of the actor that it requested with that number."""
 
     number: int
@@ -317,7 +317,7 @@ class ActorHeld(Message, frozen=True, tag="ActorHeld"):
         counts(number=self.number)
 
 
-class EndActorThere(Message, frozen=True, tag="EndActorThere"):
+class EndRemoteActor(Message, frozen=True, tag="EndActorThere"):
     """Ends that actor after the calls made so far; `kill`: immediately; `unheld`: as soon as no
     process holds its identity."""
 
@@ -330,7 +330,7 @@ class EndActorThere(Message, frozen=True, tag="EndActorThere"):
         flags(kill=self.kill, unheld=self.unheld)
 
 
-class RestartsAsked(Message, frozen=True, tag="RestartsAsked"):
+class RestartsQuery(Message, frozen=True, tag="RestartsAsked"):
     """Requests how many times that actor's process was restarted."""
 
     number: int
@@ -341,8 +341,8 @@ class RestartsAsked(Message, frozen=True, tag="RestartsAsked"):
         object_id("identity", self.identity)
 
 
-class RestartsTold(Message, frozen=True, tag="RestartsTold"):
-    """The answer to RestartsAsked."""
+class RestartsReport(Message, frozen=True, tag="RestartsTold"):
+    """The answer to RestartsQuery."""
 
     number: int
     restarts: int
@@ -352,14 +352,14 @@ class RestartsTold(Message, frozen=True, tag="RestartsTold"):
         between("restarts", self.restarts, 0, 1 << 62)
 
 
-class KeepActor(Message, frozen=True, tag="KeepActor"):
+class StoreActorBackup(Message, frozen=True, tag="KeepActor"):
     """Makes the receiver the backup of that actor of the sender's host: it keeps the data for a
     restart. These are `setup` with its objects, and `state`, the last saved state (zeros: none).
     `name` is the actor's registered name, `label` its name in errors. `restarts_left`: remaining
     restarts, including the next one; `restarts`: previous restarts. `begun`: its constructor has
     run, so the objects that it needs are ready. A later message about this actor replaces this one
-    once its objects have arrived. Answered by ActorKept with the same number, after the arrival of
-    all objects that are not lost."""
+    once its objects have arrived. Answered by ActorBackupStored with the same number, after the
+    arrival of all objects that are not lost."""
 
     number: int
     identity: bytes
@@ -376,7 +376,7 @@ class KeepActor(Message, frozen=True, tag="KeepActor"):
     output_owner: int
     places: tuple[int, ...] = ()
     env: Environment = ()
-    demand: Wanted = ()
+    demand: Demand = ()
 
     def __post_init__(self) -> None:
         environment("env", self.env)
@@ -394,8 +394,8 @@ class KeepActor(Message, frozen=True, tag="KeepActor"):
         amounts("demand", self.demand)
 
 
-class ActorKept(Message, frozen=True, tag="ActorKept"):
-    """The objects of the KeepActor with that number are here, except lost objects."""
+class ActorBackupStored(Message, frozen=True, tag="ActorKept"):
+    """The objects of the StoreActorBackup with that number are here, except lost objects."""
 
     number: int
 
@@ -403,7 +403,7 @@ class ActorKept(Message, frozen=True, tag="ActorKept"):
         counts(number=self.number)
 
 
-class DropActor(Message, frozen=True, tag="DropActor"):
+class DropActorBackup(Message, frozen=True, tag="DropActor"):
     """The receiver is no longer the backup of that actor."""
 
     identity: bytes
@@ -413,9 +413,9 @@ class DropActor(Message, frozen=True, tag="DropActor"):
         object_id("identity", self.identity)
 
 
-class ActorSought(Message, frozen=True, tag="ActorSought"):
+class ActorPoolQuery(Message, frozen=True, tag="ActorSought"):
     """Requests the pool of that actor, whose host was lost, from the new owner of its identity.
-    Answered by ActorFound once the receiver knows that it is the owner."""
+    Answered by ActorPoolReport once the receiver knows that it is the owner."""
 
     identity: bytes
 
@@ -423,7 +423,7 @@ class ActorSought(Message, frozen=True, tag="ActorSought"):
         object_id("identity", self.identity)
 
 
-class ActorFound(Message, frozen=True, tag="ActorFound"):
+class ActorPoolReport(Message, frozen=True, tag="ActorFound"):
     """The number of the actor's pool on the sender's host; 0: the actor does not exist, and its
     calls fail. `error`, an error payload, is not used yet."""
 

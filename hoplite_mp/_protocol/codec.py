@@ -24,7 +24,7 @@ import msgspec
 
 from hoplite_mp._protocol.membership import Report
 from hoplite_mp._protocol.messages import AnyMessage, ManagerToNode, NodeToManager
-from hoplite_mp._protocol.terms import Promoted, TermsToManager, TermsToNode
+from hoplite_mp._protocol.terms import PromoteResponse, TermsToManager, TermsToNode
 from hoplite_mp.errors import ProtocolError
 
 # A request with SOURCES_MAX sources has 4.7 MB. Higher: one peer can make this process hold more.
@@ -44,7 +44,7 @@ def _head(body: bytes) -> bytes:
 BEAT = _head(b"")
 
 
-def encode(message: AnyMessage | Report | TermsToManager | TermsToNode | Promoted) -> bytes:
+def encode(message: AnyMessage | Report | TermsToManager | TermsToNode | PromoteResponse) -> bytes:
     """The frame of one message. ValueError if it is longer than peers accept."""
     body = _encoder.encode(message)
     if len(body) > FRAME_BYTES_MAX:
@@ -131,6 +131,6 @@ def node_decoder() -> Decoder[ManagerToNode | TermsToNode]:
     return Decoder(ManagerToNode | TermsToNode)
 
 
-def promotion_decoder() -> Decoder[Promoted | TermsToNode]:
+def promotion_decoder() -> Decoder[PromoteResponse | TermsToNode]:
     """A decoder of a standby's messages to `hoplite-mp promote`."""
-    return Decoder(Promoted | TermsToNode)
+    return Decoder(PromoteResponse | TermsToNode)

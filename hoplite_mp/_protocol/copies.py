@@ -88,7 +88,7 @@ class CopyDropped(Message, frozen=True, tag="CopyDropped"):
         text("full", self.full, TEXT_CHARS_MAX)
 
 
-class ObjectGone(Message, frozen=True, tag="ObjectGone"):
+class ObjectDeleted(Message, frozen=True, tag="ObjectGone"):
     """The object was deleted by its owner, so all transfers of it end."""
 
     object: bytes
@@ -169,9 +169,9 @@ class FetchRefused(Message, frozen=True, tag="FetchRefused"):
 
 # Messages about objects of a dead owner: their holders and new owners.
 #
-#   MembersChanged(went) ─► HoldingsReported, by each remaining node
-#                           OwnersNamed, after all reports, to each node that named an object
-#   OwnerAsked ─► OwnerTold
+#   MembersChanged(went) ─► OrphansReported, by each remaining node
+#                           OwnersReassigned, after all reports, to each node that named an object
+#   OwnerQuery ─► OwnerReport
 #
 # The owner of an object counts the hosts that hold it. After the owner's death, the survivors
 # report to the manager which of its objects they hold. The living node with the lowest number that
@@ -185,7 +185,7 @@ HOLDINGS_MAX = SOURCES_MAX
 # ---- node -> manager
 
 
-class HoldingsReported(Message, frozen=True, tag="HoldingsReported"):
+class OrphansReported(Message, frozen=True, tag="HoldingsReported"):
     """The objects of the lost owner `lost` that `node` uses or holds. `imports`: for each object,
     the number of the import by which the owner counted this node as a holder; 0: no process of the
     node holds the object. `whole`: indices in `objects` of complete copies. `backups`: flat (index,
@@ -213,7 +213,7 @@ class HoldingsReported(Message, frozen=True, tag="HoldingsReported"):
         between("number of backups", len(self.backups), 0, 2 * len(self.objects))
 
 
-class OwnerAsked(Message, frozen=True, tag="OwnerAsked"):
+class OwnerQuery(Message, frozen=True, tag="OwnerAsked"):
     """`node` has received a ref to this object, whose first owner is lost, and requests the
     present owner."""
 
@@ -228,7 +228,7 @@ class OwnerAsked(Message, frozen=True, tag="OwnerAsked"):
 # ---- manager -> node
 
 
-class OwnersNamed(Message, frozen=True, tag="OwnersNamed"):
+class OwnersReassigned(Message, frozen=True, tag="OwnersNamed"):
     """The new owners of `lost`'s objects, after all nodes have reported. `objects` are those that
     the receiver has reported; `more`: another message follows. `owners`: the new owners; NODES_MAX:
     no node has the whole object, so it is lost. For each object that the receiver now owns:
@@ -258,8 +258,8 @@ class OwnersNamed(Message, frozen=True, tag="OwnersNamed"):
             numbers("copies", row, NODES_MAX - 1)
 
 
-class OwnerTold(Message, frozen=True, tag="OwnerTold"):
-    """The answer to OwnerAsked. NODES_MAX: the object has no owner."""
+class OwnerReport(Message, frozen=True, tag="OwnerTold"):
+    """The answer to OwnerQuery. NODES_MAX: the object has no owner."""
 
     object: bytes
     owner: int

@@ -1,7 +1,7 @@
 """Messages between nodes for diagnostics: clocks, traces, and dumps of waits.
 
-    requester ── ClockAsked TraceAsked TraceRead DumpAsked ─►  node
-              ◄─ LookTold ──
+    requester ── ClockQuery TraceRequest TraceReadRequest DumpRequest ─►  node
+              ◄─ DiagnosticsResponse ──
 
 Each node records its part of a trace. At the end of the trace this part becomes one document, which
 is read in pieces. This file also defines the format of the document.
@@ -22,13 +22,13 @@ __all__ = [
     "OUTCOMES_OF_EVENTS",
     "PIECE_BYTES_MAX",
     "TRACE_STEPS",
-    "ClockAsked",
-    "DumpAsked",
-    "LookMessage",
-    "LookTold",
-    "TraceAsked",
+    "ClockQuery",
+    "DiagnosticsMessage",
+    "DiagnosticsResponse",
+    "DumpRequest",
     "TraceDocument",
-    "TraceRead",
+    "TraceReadRequest",
+    "TraceRequest",
 ]
 
 # "begin": record events; "end": stop, and keep the document; "drop": discard the document.
@@ -43,7 +43,7 @@ KINDS_OF_EVENTS = ("task", "group call")
 OUTCOMES_OF_EVENTS = ("running", "done", "failed", "cancelled", "lost", "timeout")
 
 
-class ClockAsked(Message, frozen=True, tag="ClockAsked"):
+class ClockQuery(Message, frozen=True, tag="ClockAsked"):
     """Requests the time of the receiver's monotonic clock, which is the `value` of the answer."""
 
     number: int
@@ -52,7 +52,7 @@ class ClockAsked(Message, frozen=True, tag="ClockAsked"):
         counts(number=self.number)
 
 
-class TraceAsked(Message, frozen=True, tag="TraceAsked"):
+class TraceRequest(Message, frozen=True, tag="TraceAsked"):
     """Requests a step (TRACE_STEPS) of the sender's trace with the id `trace`. If the step fails,
     the answer's `error` is the reason. After "end" its `value` is the length of the document in
     bytes."""
@@ -66,7 +66,7 @@ class TraceAsked(Message, frozen=True, tag="TraceAsked"):
         one_of("step", self.step, TRACE_STEPS)
 
 
-class TraceRead(Message, frozen=True, tag="TraceRead"):
+class TraceReadRequest(Message, frozen=True, tag="TraceRead"):
     """Requests a piece of the trace's document, from `offset` on."""
 
     number: int
@@ -77,7 +77,7 @@ class TraceRead(Message, frozen=True, tag="TraceRead"):
         counts(number=self.number, trace=self.trace, offset=self.offset)
 
 
-class DumpAsked(Message, frozen=True, tag="DumpAsked"):
+class DumpRequest(Message, frozen=True, tag="DumpAsked"):
     """Requests a dump of the waits on the receiver's host, which is the `data` of the answer.
     `stacks`: include the stacks of the workers' threads."""
 
@@ -89,7 +89,7 @@ class DumpAsked(Message, frozen=True, tag="DumpAsked"):
         flags(stacks=self.stacks)
 
 
-class LookTold(Message, frozen=True, tag="LookTold"):
+class DiagnosticsResponse(Message, frozen=True, tag="LookTold"):
     """The answer to the request with the same `number`."""
 
     number: int
@@ -102,7 +102,9 @@ class LookTold(Message, frozen=True, tag="LookTold"):
         text("error", self.error, TEXT_CHARS_MAX)
 
 
-LookMessage: TypeAlias = ClockAsked | TraceAsked | TraceRead | DumpAsked | LookTold
+DiagnosticsMessage: TypeAlias = (
+    ClockQuery | TraceRequest | TraceReadRequest | DumpRequest | DiagnosticsResponse
+)
 
 
 class TraceDocument(msgspec.Struct, frozen=True):

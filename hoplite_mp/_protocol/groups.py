@@ -29,13 +29,13 @@ from hoplite_mp._protocol.fields import (
 )
 
 NO_TASK = b""  # instead of a task, for a member that is a thread of a driver
-ASKED_MAX = 1 << 12  # tasks in one GroupTasksAsked
+ASKED_MAX = 1 << 12  # tasks in one GroupTasksQuery
 
 
 Founder: TypeAlias = tuple[int, int, int, int]
 # One run of a task: (node, client, client_generation) of its process, and the number of earlier
 # runs (tries).
-Run: TypeAlias = tuple[int, int, int, int]
+TaskRun: TypeAlias = tuple[int, int, int, int]
 
 
 def _founders(founders: tuple[Founder, ...]) -> None:
@@ -68,7 +68,7 @@ def _holders(holders: tuple[tuple[bytes, bytes], ...], size: int) -> None:
         _tasks("holder", holder, 2)
 
 
-def _runs(runs: tuple[Run, ...], count: int) -> None:
+def _runs(runs: tuple[TaskRun, ...], count: int) -> None:
     if not isinstance(runs, tuple) or len(runs) != count:
         raise ValueError(f"runs must have one item per task, {count} tasks: {runs!r}")
     for run in runs:
@@ -88,7 +88,7 @@ class GroupEnd(Message, frozen=True, tag="GroupEnd"):
     generation: int
     dead: tuple[bytes, ...]
     tasks: tuple[bytes, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[TaskRun, ...]
     open: bool = False
 
     def __post_init__(self) -> None:
@@ -175,8 +175,8 @@ class GroupLeft(Message, frozen=True, tag="GroupLeft"):
         between("rank", self.rank, 0, RANKS_MAX - 1)
 
 
-class GroupTasksOver(Message, frozen=True, tag="GroupTasksOver"):
-    """These tasks of a GroupTasksAsked have finished, failed or been cancelled, without a retry."""
+class GroupTasksEnded(Message, frozen=True, tag="GroupTasksOver"):
+    """These tasks of a GroupTasksQuery have finished, failed or been cancelled, without a retry."""
 
     node: int
     tasks: tuple[bytes, ...]
@@ -189,8 +189,8 @@ class GroupTasksOver(Message, frozen=True, tag="GroupTasksOver"):
 # ---- manager -> node
 
 
-class GroupTasksAsked(Message, frozen=True, tag="GroupTasksAsked"):
-    """Requests a report (GroupTasksOver) when these tasks, submitted on the node's host, have
+class GroupTasksQuery(Message, frozen=True, tag="GroupTasksAsked"):
+    """Requests a report (GroupTasksEnded) when these tasks, submitted on the node's host, have
     ended. Members of a Group wait for them to join, and must not wait for ended tasks."""
 
     tasks: tuple[bytes, ...]
@@ -199,7 +199,7 @@ class GroupTasksAsked(Message, frozen=True, tag="GroupTasksAsked"):
         _tasks("tasks", self.tasks, ASKED_MAX)
 
 
-class GroupGivenUp(Message, frozen=True, tag="GroupGivenUp"):
+class GroupMemberRemoved(Message, frozen=True, tag="GroupGivenUp"):
     """Removes a member, because its group can never be formed, or has continued without the
     member's host. `message`: the reason, for the user."""
 

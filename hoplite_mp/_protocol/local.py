@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from hoplite_mp._protocol.actors import ActorAsk
+from hoplite_mp._protocol.actors import ActorRequest
 from hoplite_mp._protocol.local_groups import (
     BOUNDED_TAG,
     INBOX_MAX,
@@ -21,19 +21,19 @@ from hoplite_mp._protocol.local_groups import (
     TAG_MAX,
     USER_TAG_MAX,
     GroupAdmit,
+    GroupBlockWritten,
     GroupBuffers,
     GroupCall,
     GroupDoorbell,
     GroupInbox,
     GroupJoin,
     GroupLeave,
-    GroupReceived,
+    GroupMessageAck,
     GroupRefusal,
     GroupSend,
-    GroupWritten,
 )
-from hoplite_mp._protocol.output import MarkLines
-from hoplite_mp._protocol.resources import ResourceAsk, Wanted
+from hoplite_mp._protocol.output import MarkOutput
+from hoplite_mp._protocol.resources import Demand, ResourceRequest
 from hoplite_mp._protocol.spawning import (
     GIVEN_UP,
     NODE_DIED,
@@ -42,10 +42,10 @@ from hoplite_mp._protocol.spawning import (
     FromSupervisor,
     LanStart,
     ManagerStarted,
-    NotSpawned,
     Shutdown,
     Spawn,
     Spawned,
+    SpawnFailed,
     Start,
     StartStandby,
     ToSupervisor,
@@ -69,12 +69,15 @@ __all__ = [
     "TAG_MAX",
     "USER_TAG_MAX",
     "AddWorkers",
-    "Ask",
+    "AnyRequest",
+    "AttachRefused",
     "Attached",
     "BeginWorkerBroadcast",
     "BindPool",
     "ClosePool",
     "Collective",
+    "CountDrivers",
+    "DepartedNodes",
     "DrainNode",
     "DropForeign",
     "Dump",
@@ -83,22 +86,23 @@ __all__ = [
     "Exited",
     "Explain",
     "FromSupervisor",
-    "GiveSpans",
-    "GoneNodes",
+    "GetBroadcastTasks",
     "GroupAdmit",
+    "GroupBlockWritten",
     "GroupBuffers",
     "GroupCall",
     "GroupDoorbell",
     "GroupInbox",
     "GroupJoin",
     "GroupLeave",
-    "GroupReceived",
+    "GroupMessageAck",
     "GroupRefusal",
     "GroupSend",
-    "GroupWritten",
     "HoldForeign",
     "Import",
     "Imported",
+    "InitializerDone",
+    "InitializerFailed",
     "Interrupt",
     "JoinStatus",
     "LanStart",
@@ -108,38 +112,34 @@ __all__ = [
     "Locate",
     "ManagerStarted",
     "Members",
-    "NotAttached",
-    "NotSpawned",
     "OpenPool",
     "OpenWorkerBroadcast",
     "ReadSpilled",
     "Reply",
     "Request",
     "Restore",
-    "SetUp",
-    "SetupFailed",
+    "RetryTask",
+    "ReturnSpans",
     "Shutdown",
     "Spawn",
+    "SpawnFailed",
     "Spawned",
     "Start",
     "StartStandby",
     "Stats",
-    "TakeBroadcastTasks",
     "ToSupervisor",
     "TraceBegin",
     "TraceDrop",
     "TraceEnd",
     "TracePiece",
-    "TryAgain",
-    "UsersOfNode",
-    "WorkerBroadcastAsk",
+    "WorkerBroadcastRequest",
 ]
 
 # Messages between a client and its node about a worker broadcast, that is, a call of `Cluster.run`.
 #
 #   caller ── OpenWorkerBroadcast ─►  node     pool of the broadcast, and its number of workers
 #          ── tasks of that pool, one for each worker; BeginWorkerBroadcast ─►
-#   worker ── TakeBroadcastTasks ─►   node     its task of each broadcast that it has not run yet
+#   worker ── GetBroadcastTasks ─►   node     its task of each broadcast that it has not run yet
 #   caller ── ClosePool ─►            node     the broadcast has ended
 #          ── EndWorkerBroadcast ─►   node     cancels tasks that have not begun
 
@@ -166,22 +166,22 @@ class EndWorkerBroadcast(msgspec.Struct, frozen=True, tag="EndRound", array_like
     pool: int
 
 
-class TakeBroadcastTasks(msgspec.Struct, frozen=True, tag="TakeRound", array_like=True):
+class GetBroadcastTasks(msgspec.Struct, frozen=True, tag="TakeRound", array_like=True):
     """This worker is idle between two tasks. Reply: ids of tasks that it must claim and run."""
 
 
-WorkerBroadcastAsk: TypeAlias = (
-    OpenWorkerBroadcast | BeginWorkerBroadcast | EndWorkerBroadcast | TakeBroadcastTasks
+WorkerBroadcastRequest: TypeAlias = (
+    OpenWorkerBroadcast | BeginWorkerBroadcast | EndWorkerBroadcast | GetBroadcastTasks
 )
 
 
 # A pool whose initializer raises is broken. Once the initializer has returned in any worker, the
 # pool continues, even if its workers are killed later.
-class SetUp(msgspec.Struct, frozen=True, tag="SetUp", array_like=True):
+class InitializerDone(msgspec.Struct, frozen=True, tag="SetUp", array_like=True):
     """This worker's initializer has returned. No reply."""
 
 
-class SetupFailed(msgspec.Struct, frozen=True, tag="SetupFailed", array_like=True):
+class InitializerFailed(msgspec.Struct, frozen=True, tag="SetupFailed", array_like=True):
     """This worker's initializer has raised. `summary`: the exception; `text`: its traceback. Reply:
     None."""
 
@@ -201,11 +201,11 @@ class HoldForeign(msgspec.Struct, frozen=True, tag="HoldForeign", array_like=Tru
             raise ValueError(f"seconds={self.seconds}: must be finite and at least 0")
 
 
-class UsersOfNode(msgspec.Struct, frozen=True, tag="UsersOfNode", array_like=True):
+class CountDrivers(msgspec.Struct, frozen=True, tag="UsersOfNode", array_like=True):
     """Reply: the number of drivers attached to this node, except the process that started it."""
 
 
-class TryAgain(msgspec.Struct, frozen=True, tag="TryAgain", array_like=True):
+class RetryTask(msgspec.Struct, frozen=True, tag="TryAgain", array_like=True):
     """The task that this worker has claimed has failed. Reply: whether it is requeued, with one
     retry less. Other workers are not woken for an actor's call, because this worker runs it next.
     `failures` > 0: only one item of a chunk has failed, for the `failures`-th time; the reply is
@@ -245,7 +245,7 @@ class LeaseSpan(msgspec.Struct, frozen=True, tag="LeaseSpan", array_like=True):
     error: bool = False
 
 
-class GiveSpans(msgspec.Struct, frozen=True, tag="GiveSpans", array_like=True):
+class ReturnSpans(msgspec.Struct, frozen=True, tag="GiveSpans", array_like=True):
     """Returns empty spans. No reply."""
 
     offsets: list[int]
@@ -326,7 +326,7 @@ class OpenPool(msgspec.Struct, frozen=True, tag="OpenPool", array_like=True):
     remote: list[tuple[int, int]] = []  # (node, number of workers)
     exact: bool = False
     env: Environment = ()
-    demand: Wanted = ()  # resources of each worker for its lifetime
+    demand: Demand = ()  # resources of each worker for its lifetime
     anywhere: bool = False
 
 
@@ -374,7 +374,7 @@ class Members(msgspec.Struct, frozen=True, tag="Members", array_like=True):
     resources, free resources as known to this node)."""
 
 
-class GoneNodes(msgspec.Struct, frozen=True, tag="GoneNodes", array_like=True):
+class DepartedNodes(msgspec.Struct, frozen=True, tag="GoneNodes", array_like=True):
     """Reply: the latest gone hosts known to this node, each as (number, name, seconds ago, whether
     it left rather than was lost)."""
 
@@ -437,10 +437,10 @@ class DumpRead(msgspec.Struct, frozen=True, tag="DumpRead", array_like=True):
     offset: int
 
 
-Ask: TypeAlias = (
+AnyRequest: TypeAlias = (
     Lease
     | LeaseSpan
-    | GiveSpans
+    | ReturnSpans
     | Restore
     | ReadSpilled
     | Import
@@ -456,16 +456,16 @@ Ask: TypeAlias = (
     | GroupCall
     | GroupSend
     | GroupInbox
-    | GroupReceived
+    | GroupMessageAck
     | GroupJoin
     | GroupLeave
     | GroupRefusal
     | GroupAdmit
     | Members
-    | GoneNodes
+    | DepartedNodes
     | JoinStatus
-    | SetUp
-    | SetupFailed
+    | InitializerDone
+    | InitializerFailed
     | Stats
     | TraceBegin
     | TraceEnd
@@ -473,19 +473,19 @@ Ask: TypeAlias = (
     | TraceDrop
     | Dump
     | DumpRead
-    | ActorAsk
-    | ResourceAsk
-    | MarkLines
-    | WorkerBroadcastAsk
-    | TryAgain
+    | ActorRequest
+    | ResourceRequest
+    | MarkOutput
+    | WorkerBroadcastRequest
+    | RetryTask
     | HoldForeign
     | DrainNode
     | GroupDoorbell
-    | GroupWritten
+    | GroupBlockWritten
     | Locate
     | Explain
     | LeavingNodes
-    | UsersOfNode
+    | CountDrivers
 )
 
 
@@ -495,7 +495,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
     number: int
     seen: int
-    ask: Ask
+    ask: AnyRequest
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
@@ -522,7 +522,7 @@ class Attached(msgspec.Struct, frozen=True, tag="Attached"):
     output_owner: int = 0  # the driver's name as an output owner; see _protocol/output.py
 
 
-class NotAttached(msgspec.Struct, frozen=True, tag="NotAttached"):
+class AttachRefused(msgspec.Struct, frozen=True, tag="NotAttached"):
     """Sent instead of Attached if this host's node cannot accept the driver now."""
 
     reason: str

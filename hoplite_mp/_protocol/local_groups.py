@@ -1,8 +1,8 @@
 """Messages of a Group's members: to their node, and point to point between nodes.
 
-    sender's node ── GroupSent ──────► receiver's node       in the order of sending
-                  ◄─ GroupSentTaken ──                       the sender need not hold it any more
-                  ── GroupSourceEnded ►                      the member has ended
+    sender's node ── PeerGroupMessage ──►  receiver's node     in the order of sending
+                  ◄─ PeerGroupMessageAck ──                    the sender need not hold it any more
+                  ── GroupSourceEnded ──►                      the member has ended
 
 A message is an object of the sender's host. That host holds it until the receiver's host has a copy
 of a small object, or counts as a holder of a large one. Connections between nodes preserve order,
@@ -33,19 +33,19 @@ __all__ = [
     "TAG_MAX",
     "USER_TAG_MAX",
     "GroupAdmit",
+    "GroupBlockWritten",
     "GroupBuffers",
     "GroupCall",
     "GroupDoorbell",
     "GroupInbox",
     "GroupJoin",
     "GroupLeave",
-    "GroupReceived",
+    "GroupMessageAck",
     "GroupRefusal",
     "GroupSend",
-    "GroupSent",
-    "GroupSentTaken",
     "GroupSourceEnded",
-    "GroupWritten",
+    "PeerGroupMessage",
+    "PeerGroupMessageAck",
     "PointToPoint",
 ]
 
@@ -53,12 +53,12 @@ TAG_MAX = (1 << 31) - 1
 RESULT_TAG = TAG_MAX  # for results of a Group's calls; tags of users are lower
 BOUNDED_TAG = TAG_MAX - 1  # for arrays of bounded allreduces
 USER_TAG_MAX = TAG_MAX - 2
-# Messages up to this size are sent inside GroupSent. Higher: fewer fetches; lower: other messages
-# of the connection wait less.
+# Messages up to this size are sent inside PeerGroupMessage. Higher: fewer fetches; lower: other
+# messages of the connection wait less.
 MESSAGE_INLINE_BYTES_MAX = 64 << 10
 
 
-class GroupSent(Message, frozen=True, tag="GroupSent"):
+class PeerGroupMessage(Message, frozen=True, tag="GroupSent"):
     """A message from rank `source` on the sender's node to rank `to` on the receiver's node.
     `version`: the version of the members (GroupMembers) at the time of sending; the receiver keeps
     the message until it has received this version. `payload`: the whole payload, if it is small.
@@ -84,10 +84,12 @@ class GroupSent(Message, frozen=True, tag="GroupSent"):
             if type(object_id) is not bytes or len(object_id) != ID_BYTES:
                 raise ValueError(f"object and refs must have {ID_BYTES} bytes, not {object_id!r}")
         if self.payload is not None and len(self.payload) > MESSAGE_INLINE_BYTES_MAX:
-            raise ValueError(f"payload of {len(self.payload)} bytes is too large for GroupSent")
+            raise ValueError(
+                f"payload of {len(self.payload)} bytes is too large for PeerGroupMessage"
+            )
 
 
-class GroupSentTaken(Message, frozen=True, tag="GroupSentTaken"):
+class PeerGroupMessageAck(Message, frozen=True, tag="GroupSentTaken"):
     """The sending node need not hold that message any more."""
 
     generation: int
@@ -113,7 +115,7 @@ class GroupSourceEnded(Message, frozen=True, tag="GroupSourceEnded"):
         flags(missed_versions=self.missed_versions)
 
 
-PointToPoint: TypeAlias = GroupSent | GroupSentTaken | GroupSourceEnded
+PointToPoint: TypeAlias = PeerGroupMessage | PeerGroupMessageAck | GroupSourceEnded
 
 
 # Messages between a member of a Group and its node, in addition to `local.py`.
@@ -173,7 +175,7 @@ class GroupCall(msgspec.Struct, frozen=True, tag="GroupCall", array_like=True):
     error: str = "value"  # the kind of the mistake, as in GroupCommit
 
 
-class GroupWritten(msgspec.Struct, frozen=True, tag="GroupWritten", array_like=True):
+class GroupBlockWritten(msgspec.Struct, frozen=True, tag="GroupWritten", array_like=True):
     """The member has written these ranges of that block's payload. No reply."""
 
     payload: int
@@ -198,14 +200,14 @@ class GroupInbox(msgspec.Struct, frozen=True, tag="GroupInbox", array_like=True)
     """Requests the messages to this member with numbers above `seen`. Reply: ([(number, source,
     tag, object)], for each rank the number of ended members whose messages have all been listed, a
     mask of the ranks that will send no more messages, whether there are more messages); None: the
-    caller is no longer a member. The node holds the messages until GroupReceived."""
+    caller is no longer a member. The node holds the messages until GroupMessageAck."""
 
     generation: int
     rank: int
     seen: int
 
 
-class GroupReceived(msgspec.Struct, frozen=True, tag="GroupReceived", array_like=True):
+class GroupMessageAck(msgspec.Struct, frozen=True, tag="GroupReceived", array_like=True):
     """This member no longer needs that message. No reply."""
 
     generation: int

@@ -36,18 +36,18 @@ from hoplite_mp._protocol.fields import (
 )
 from hoplite_mp._protocol.groups import GroupEnd, GroupMembers
 from hoplite_mp._protocol.operations import Commit, ExecuteReduce, Forget, OperationFailed
-from hoplite_mp._protocol.resources import Wanted
+from hoplite_mp._protocol.resources import Demand
 
 __all__ = [
-    "CopyHeld",
-    "DistributeHeld",
-    "GroupHeld",
     "NodeReturned",
     "OperationEnded",
-    "OwnersKnown",
-    "ReduceHeld",
     "Report",
-    "Reported",
+    "ReportComplete",
+    "ReportedCopy",
+    "ReportedDistribute",
+    "ReportedGroup",
+    "ReportedOwners",
+    "ReportedReduce",
 ]
 
 
@@ -87,7 +87,7 @@ class NodeJoined(Message, frozen=True, tag="NodeJoined"):
     addresses: tuple[str, ...] = ()
     memory_total: int = 0
     stays: bool = False
-    resources: Wanted = ()
+    resources: Demand = ()
 
     def __post_init__(self) -> None:
         flags(stays=self.stays)
@@ -174,7 +174,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     addresses: tuple[str, ...] = ()
     memory_total: int = 0
     stays: bool = False  # as in NodeJoined
-    resources: Wanted = ()  # as in NodeJoined
+    resources: Demand = ()  # as in NodeJoined
 
     def __post_init__(self) -> None:
         flags(stays=self.stays)
@@ -229,7 +229,7 @@ class MembersChanged(Message, frozen=True, tag="MembersChanged"):
             raise ValueError("came and went are both empty")
 
 
-class GivenUp(Message, frozen=True, tag="GivenUp"):
+class DeclaredDead(Message, frozen=True, tag="GivenUp"):
     """This incarnation of the node was declared dead after `silent_s` of silence; 0: for another
     reason, for example a lost connection to another node."""
 
@@ -255,11 +255,11 @@ class Leave(Message, frozen=True, tag="Leave"):
 
 # The report of a node to a new manager: the previous manager's state about this node.
 #
-#   NodeReturned ─► facts, in any order ─► ordinary messages, repeated ─► Reported
+#   NodeReturned ─► facts, in any order ─► ordinary messages, repeated ─► ReportComplete
 #
 # A manager's state comes from nodes, so they can report it again. Messages between NodeReturned and
-# Reported that are not defined in this file are repeated ordinary messages: unanswered requests,
-# and failures that the previous manager may not have received.
+# ReportComplete that are not defined in this file are repeated ordinary messages: unanswered
+# requests, and failures that the previous manager may not have received.
 
 
 class NodeReturned(Message, frozen=True, tag="NodeReturned"):
@@ -288,7 +288,7 @@ class NodeReturned(Message, frozen=True, tag="NodeReturned"):
         between("numbers", self.numbers, max(m.node for m in self.members) + 1, NODES_MAX)
 
 
-class CopyHeld(Message, frozen=True, tag="CopyHeld"):
+class ReportedCopy(Message, frozen=True, tag="CopyHeld"):
     """This node has a whole object of another host, as the previous manager knew."""
 
     node: int
@@ -300,7 +300,7 @@ class CopyHeld(Message, frozen=True, tag="CopyHeld"):
         object_id("object", self.object)
 
 
-class DistributeHeld(Message, frozen=True, tag="DistributeHeld"):
+class ReportedDistribute(Message, frozen=True, tag="DistributeHeld"):
     """A running plan of this node; `receiving`: the node receives the object by this plan."""
 
     node: int
@@ -312,7 +312,7 @@ class DistributeHeld(Message, frozen=True, tag="DistributeHeld"):
         flags(receiving=self.receiving)
 
 
-class ReduceHeld(Message, frozen=True, tag="ReduceHeld"):
+class ReportedReduce(Message, frozen=True, tag="ReduceHeld"):
     """The latest plan of an operation in which this node takes part; `reported`: the node has sent
     StripesComplete."""
 
@@ -335,7 +335,7 @@ class OperationEnded(Message, frozen=True, tag="OperationEnded"):
         counts(node=self.node)
 
 
-class GroupHeld(Message, frozen=True, tag="GroupHeld"):
+class ReportedGroup(Message, frozen=True, tag="GroupHeld"):
     """A group with a board on this node: its last GroupMembers, and its members on this node:
     (rank, client slot, generation of the slot). `left`: ranks of this node in `shown` that are
     gone; those in `died` have died without leaving."""
@@ -355,10 +355,10 @@ class GroupHeld(Message, frozen=True, tag="GroupHeld"):
             counts(client=client, generation=generation)
 
 
-class OwnersKnown(Message, frozen=True, tag="OwnersKnown"):
+class ReportedOwners(Message, frozen=True, tag="OwnersKnown"):
     """Objects whose first owner is gone, with their later owners as known to this node. The node
-    also repeats HoldingsReported for every death that left such objects on it, as if there were no
-    new owners, because these may not have received OwnersNamed."""
+    also repeats OrphansReported for every death that left such objects on it, as if there were no
+    new owners, because these may not have received OwnersReassigned."""
 
     node: int
     objects: tuple[bytes, ...]
@@ -371,7 +371,7 @@ class OwnersKnown(Message, frozen=True, tag="OwnersKnown"):
         between("number of owners", len(self.owners), len(self.objects), len(self.objects))
 
 
-class Reported(Message, frozen=True, tag="Reported"):
+class ReportComplete(Message, frozen=True, tag="Reported"):
     """The end of the node's report."""
 
     node: int
@@ -382,12 +382,12 @@ class Reported(Message, frozen=True, tag="Reported"):
 
 Report: TypeAlias = (
     NodeReturned
-    | CopyHeld
-    | DistributeHeld
-    | ReduceHeld
+    | ReportedCopy
+    | ReportedDistribute
+    | ReportedReduce
     | OperationEnded
-    | GroupHeld
+    | ReportedGroup
     | GroupEnd
-    | OwnersKnown
-    | Reported
+    | ReportedOwners
+    | ReportComplete
 )

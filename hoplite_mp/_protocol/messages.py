@@ -3,21 +3,21 @@
 So a recorded connection is a planner test. Each message is frozen and checks itself when it is
 created, by this process or by the decoder: an illegal message cannot exist.
 
-    node    ──  NodeJoined NodeLost NodeLeaving ClientLost PeerLost                   ─►  manager
-            ──  LinkMeasured HostMeasured                                             ─►
-            ──  FetchRequested FetchComplete FetchFailed CopyDropped ObjectGone       ─►
-            ──  HoldingsReported OwnerAsked                                           ─►
+    node    ──  NodeJoined NodeLost NodeLeaving ClientLost PeerLost                     ─►  manager
+            ──  LinkMeasured HostMeasured                                               ─►
+            ──  FetchRequested FetchComplete FetchFailed CopyDropped ObjectDeleted      ─►
+            ──  OrphansReported OwnerQuery                                              ─►
             ──  ReduceRequested SourceReady SourceFailed StripesComplete
-                OperationSlow ExecutionFailed OperationDropped                        ─►
-            ──  GroupJoinRequested GroupAdmitted GroupLeft GroupTasksOver             ─►
-            ──  ActorNameClaimed ActorNameAsked ActorNameReleased                     ─►
-            ──  PlansRequested                                                            ─►
-            ◄─  Credentials NodeAdmitted MembersChanged Leave GivenUp ClusterEnded    ──
-            ◄─  Distribute Withdraw FetchRefused OwnersNamed OwnerTold                ──
-            ◄─  ExecuteReduce Commit OperationFailed Forget                           ──
-            ◄─  GroupMembers GroupJoined GroupRefused GroupClosed                     ──
-            ◄─  GroupTasksAsked GroupGivenUp                                          ──
-            ◄─  ActorNameHeld PlansReported                                               ──
+                OperationSlow ExecutionFailed OperationDropped                          ─►
+            ──  GroupJoinRequested GroupAdmitted GroupLeft GroupTasksEnded              ─►
+            ──  ActorNameClaimed ActorNameQuery ActorNameReleased                       ─►
+            ──  PlansRequested                                                          ─►
+            ◄─  Credentials NodeAdmitted MembersChanged Leave DeclaredDead ClusterEnded ──
+            ◄─  Distribute Withdraw FetchRefused OwnersReassigned OwnerReport           ──
+            ◄─  ExecuteReduce Commit OperationFailed Forget                             ──
+            ◄─  GroupMembers GroupJoined GroupRefused GroupClosed                       ──
+            ◄─  GroupTasksQuery GroupMemberRemoved                                      ──
+            ◄─  ActorNameReport PlansReported                                           ──
 
 Terms: an *operation* id is chosen by the requesting node and unique in the cluster; an *epoch*
 counts the plans of an operation, from 1 (for copies: of the cluster); the *generation* of a client
@@ -30,10 +30,10 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from hoplite_mp._protocol.actors import (
-    ActorNameAsked,
     ActorNameClaimed,
-    ActorNameHeld,
+    ActorNameQuery,
     ActorNameReleased,
+    ActorNameReport,
 )
 from hoplite_mp._protocol.copies import (
     CopyDropped,
@@ -42,30 +42,30 @@ from hoplite_mp._protocol.copies import (
     FetchFailed,
     FetchRefused,
     FetchRequested,
-    HoldingsReported,
-    ObjectGone,
-    OwnerAsked,
-    OwnersNamed,
-    OwnerTold,
+    ObjectDeleted,
+    OrphansReported,
+    OwnerQuery,
+    OwnerReport,
+    OwnersReassigned,
     Withdraw,
 )
 from hoplite_mp._protocol.fields import SHARES, Message, Stripe, counts, shorten
 from hoplite_mp._protocol.groups import (
     GroupAdmitted,
     GroupClosed,
-    GroupGivenUp,
     GroupJoined,
     GroupJoinRequested,
     GroupLeft,
+    GroupMemberRemoved,
     GroupMembers,
     GroupRefused,
-    GroupTasksAsked,
-    GroupTasksOver,
+    GroupTasksEnded,
+    GroupTasksQuery,
 )
 from hoplite_mp._protocol.membership import (
     ClusterEnded,
     Credentials,
-    GivenUp,
+    DeclaredDead,
     HostMeasured,
     Leave,
     LinkMeasured,
@@ -94,16 +94,17 @@ from hoplite_mp._protocol.plans import PlansReported, PlansRequested
 
 __all__ = [
     "SHARES",
-    "ActorNameAsked",
     "ActorNameClaimed",
-    "ActorNameHeld",
+    "ActorNameQuery",
     "ActorNameReleased",
+    "ActorNameReport",
     "AnyMessage",
     "ClientLost",
     "ClusterEnded",
     "Commit",
     "CopyDropped",
     "Credentials",
+    "DeclaredDead",
     "Distribute",
     "ExecuteReduce",
     "ExecutionFailed",
@@ -112,18 +113,16 @@ __all__ = [
     "FetchRefused",
     "FetchRequested",
     "Forget",
-    "GivenUp",
     "GroupAdmitted",
     "GroupClosed",
-    "GroupGivenUp",
     "GroupJoinRequested",
     "GroupJoined",
     "GroupLeft",
+    "GroupMemberRemoved",
     "GroupMembers",
     "GroupRefused",
-    "GroupTasksAsked",
-    "GroupTasksOver",
-    "HoldingsReported",
+    "GroupTasksEnded",
+    "GroupTasksQuery",
     "HostMeasured",
     "Leave",
     "LinkMeasured",
@@ -135,13 +134,14 @@ __all__ = [
     "NodeLeaving",
     "NodeLost",
     "NodeToManager",
-    "ObjectGone",
+    "ObjectDeleted",
     "OperationDropped",
     "OperationFailed",
     "OperationSlow",
-    "OwnerAsked",
-    "OwnerTold",
-    "OwnersNamed",
+    "OrphansReported",
+    "OwnerQuery",
+    "OwnerReport",
+    "OwnersReassigned",
     "PeerLost",
     "PlansReported",
     "PlansRequested",
@@ -180,9 +180,9 @@ NodeToManager: TypeAlias = (
     | FetchComplete
     | FetchFailed
     | CopyDropped
-    | ObjectGone
-    | HoldingsReported
-    | OwnerAsked
+    | ObjectDeleted
+    | OrphansReported
+    | OwnerQuery
     | ReduceRequested
     | SourceReady
     | SourceFailed
@@ -193,9 +193,9 @@ NodeToManager: TypeAlias = (
     | GroupJoinRequested
     | GroupAdmitted
     | GroupLeft
-    | GroupTasksOver
+    | GroupTasksEnded
     | ActorNameClaimed
-    | ActorNameAsked
+    | ActorNameQuery
     | ActorNameReleased
     | PlansRequested
 )
@@ -203,14 +203,14 @@ ManagerToNode: TypeAlias = (
     Credentials
     | NodeAdmitted
     | MembersChanged
-    | GivenUp
+    | DeclaredDead
     | ClusterEnded
     | Leave
     | Distribute
     | Withdraw
     | FetchRefused
-    | OwnersNamed
-    | OwnerTold
+    | OwnersReassigned
+    | OwnerReport
     | ExecuteReduce
     | Commit
     | OperationFailed
@@ -219,9 +219,9 @@ ManagerToNode: TypeAlias = (
     | GroupJoined
     | GroupRefused
     | GroupClosed
-    | GroupTasksAsked
-    | GroupGivenUp
-    | ActorNameHeld
+    | GroupTasksQuery
+    | GroupMemberRemoved
+    | ActorNameReport
     | PlansReported
 )
 AnyMessage: TypeAlias = NodeToManager | ManagerToNode

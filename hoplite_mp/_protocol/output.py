@@ -1,7 +1,7 @@
 """Forwarding of workers' output to drivers: marks in a worker's pipes, lines between nodes.
 
-    worker ── lines and marks ─► its node ── Printed LastLinesSent ─►  driver's node ─► driver
-                                          ◄─ PrintedTaken LastLinesAsked ──
+    worker ── lines and marks ─► its node ── OutputLines OutputFlushed ─►  driver's node ─► driver
+                                          ◄─ OutputAck OutputFlushRequest ──
 
 An *output owner* is a driver, named by the id of its host; 0 is the driver of the sender's host. An
 attached driver has the same name except for the lowest 16 bits, which the node assigns permanently
@@ -23,11 +23,11 @@ __all__ = [
     "LINE_BYTES_MAX",
     "MARK_BYTES",
     "REMOTE_BYTES_MAX",
-    "LastLinesAsked",
-    "LastLinesSent",
-    "MarkLines",
-    "Printed",
-    "PrintedTaken",
+    "MarkOutput",
+    "OutputAck",
+    "OutputFlushRequest",
+    "OutputFlushed",
+    "OutputLines",
     "bytes_of",
     "mark",
     "mark_head",
@@ -47,7 +47,7 @@ PRINTED_LINES_MAX = 1 << 17
 LINE_BYTES_EXTRA = 16
 SLOTS_MAX = 1 << 8
 STREAMS = (1, 2)  # stdout, stderr
-LINES_MARK = 0  # instead of a stream, between node and driver: the answer to MarkLines
+LINES_MARK = 0  # instead of a stream, between node and driver: the answer to MarkOutput
 
 # Number of distinct names for a host's attached drivers; then names are reused.
 ATTACHED_OWNERS_MAX = (1 << 16) - 1
@@ -82,14 +82,14 @@ def bytes_of(lines: list[bytes]) -> int:
     return sum(map(len, lines)) + LINE_BYTES_EXTRA * len(lines)
 
 
-class MarkLines(msgspec.Struct, frozen=True, tag="MarkLines", array_like=True):
+class MarkOutput(msgspec.Struct, frozen=True, tag="MarkLines", array_like=True):
     """Driver to its node: insert that number into the lines for this driver, after all lines that
     workers of this host have written so far. No other reply."""
 
     number: int
 
 
-class Printed(Message, frozen=True, tag="Printed"):
+class OutputLines(Message, frozen=True, tag="Printed"):
     """Lines of a worker of the sender's host for a driver of the receiver's host. `stream`: 1
     stdout, 2 stderr. `output_owner`: an attached driver; 0: the driver that started the host. At
     most REMOTE_BYTES_MAX are in transit."""
@@ -107,7 +107,7 @@ class Printed(Message, frozen=True, tag="Printed"):
         between("bytes of lines", sum(map(len, self.lines)), 0, PRINTED_BYTES_MAX)
 
 
-class PrintedTaken(Message, frozen=True, tag="PrintedTaken"):
+class OutputAck(Message, frozen=True, tag="PrintedTaken"):
     """A driver of the sender's host has taken `nbytes` (see `bytes_of`) of the receiver's lines."""
 
     nbytes: int
@@ -117,9 +117,10 @@ class PrintedTaken(Message, frozen=True, tag="PrintedTaken"):
         counts(nbytes=self.nbytes, output_owner=self.output_owner)
 
 
-class LastLinesAsked(Message, frozen=True, tag="LastLinesAsked"):
-    """A driver of the sender's host leaves (`output_owner`: as in Printed). The receiver sends the
-    rest of its workers' output for this driver, including incomplete lines, then LastLinesSent."""
+class OutputFlushRequest(Message, frozen=True, tag="LastLinesAsked"):
+    """A driver of the sender's host leaves (`output_owner`: as in OutputLines). The receiver sends
+    the rest of its workers' output for this driver, including incomplete lines, then
+    OutputFlushed."""
 
     output_owner: int = 0
 
@@ -127,7 +128,7 @@ class LastLinesAsked(Message, frozen=True, tag="LastLinesAsked"):
         counts(output_owner=self.output_owner)
 
 
-class LastLinesSent(Message, frozen=True, tag="LastLinesSent"):
+class OutputFlushed(Message, frozen=True, tag="LastLinesSent"):
     """The sender has no more lines for that driver of the receiver's host. `others`: ids of hosts
     to which it has sent nested tasks of the driver; these hosts may have lines."""
 

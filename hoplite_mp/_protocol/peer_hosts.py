@@ -14,30 +14,30 @@ from hoplite_mp._protocol.fields import (
     flags,
     text,
 )
-from hoplite_mp._protocol.resources import Wanted
+from hoplite_mp._protocol.resources import Demand
 from hoplite_mp._protocol.spawning import Environment
 
 __all__ = [
     "AddPeerWorkers",
     "CloseRemotePool",
-    "CountersAsked",
-    "CountersNow",
+    "CountersQuery",
+    "CountersReport",
     "EndRemoteBroadcast",
     "Evacuated",
-    "Leaving",
     "OpenRemoteBroadcast",
     "OpenRemotePool",
     "PathCongested",
+    "PeerLeaving",
     "Probe",
-    "Probed",
-    "RelayAsked",
+    "ProbeResponse",
     "RelayOpened",
+    "RelayRequest",
     "RemoteBroadcastEnded",
     "RemoteBroadcastOpened",
     "RemotePoolOpened",
     "RemoveNode",
     "ResourcesFreed",
-    "WorkersNow",
+    "WorkersReport",
 ]
 
 COUNTERS_MAX = 256
@@ -53,7 +53,7 @@ class AddPeerWorkers(Message, frozen=True, tag="AddWorkers"):
         between("count", self.count, 1, _U16_MAX)
 
 
-class WorkersNow(Message, frozen=True, tag="WorkersNow"):
+class WorkersReport(Message, frozen=True, tag="WorkersNow"):
     """The sender's host has `count` workers in its common pool."""
 
     count: int
@@ -81,7 +81,7 @@ class OpenRemotePool(Message, frozen=True, tag="OpenFarPool"):
     setup: bytes
     output_owner: int = 0
     env: Environment = ()
-    demand: Wanted = ()
+    demand: Demand = ()
     at_once: bool = False
     team: bytes = NO_OBJECT
     team_size: int = 0
@@ -174,7 +174,7 @@ class RemoveNode(Message, frozen=True, tag="RemoveNode"):
     """Makes the receiver leave the cluster when its work is done."""
 
 
-class Leaving(Message, frozen=True, tag="Leaving"):
+class PeerLeaving(Message, frozen=True, tag="Leaving"):
     """The sender takes no more tasks. Answered by Evacuated."""
 
 
@@ -182,8 +182,8 @@ class Evacuated(Message, frozen=True, tag="Evacuated"):
     """The sender needs no more objects of which the receiver has the only copy."""
 
 
-class CountersAsked(Message, frozen=True, tag="CountersAsked"):
-    """Requests the receiver's counters. Answered by CountersNow."""
+class CountersQuery(Message, frozen=True, tag="CountersAsked"):
+    """Requests the receiver's counters. Answered by CountersReport."""
 
     number: int
 
@@ -191,7 +191,7 @@ class CountersAsked(Message, frozen=True, tag="CountersAsked"):
         counts(number=self.number)
 
 
-class CountersNow(Message, frozen=True, tag="CountersNow"):
+class CountersReport(Message, frozen=True, tag="CountersNow"):
     """The sender's counters, by name (_node/diagnostics/counters.py)."""
 
     number: int
@@ -203,7 +203,7 @@ class CountersNow(Message, frozen=True, tag="CountersNow"):
 
 
 class Probe(Message, frozen=True, tag="Probe"):
-    """Measures the round trip of a message. The receiver immediately answers Probed."""
+    """Measures the round trip of a message. The receiver immediately answers ProbeResponse."""
 
     number: int
 
@@ -211,7 +211,7 @@ class Probe(Message, frozen=True, tag="Probe"):
         counts(number=self.number)
 
 
-class Probed(Message, frozen=True, tag="Probed"):
+class ProbeResponse(Message, frozen=True, tag="Probed"):
     """The answer to the probe of that number."""
 
     number: int
@@ -226,7 +226,7 @@ class PathCongested(Message, frozen=True, tag="HeldUp"):
     is slow (_node/peers/path_estimator.py)."""
 
 
-class RelayAsked(Message, frozen=True, tag="RelayAsked"):
+class RelayRequest(Message, frozen=True, tag="RelayAsked"):
     """Requests a relay to the node of the host with that id, which the sender cannot reach.
     Answered by RelayOpened."""
 

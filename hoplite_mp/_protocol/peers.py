@@ -1,14 +1,14 @@
 """Messages between nodes about tasks, and about one host's objects that another host uses.
 
     importer ── Acquire Release Drop ─►  owner         the owner records which hosts hold an object
-             ◄─ Described ──                           immediately, and when a pending one is done
-             ── Reconstruct ─►                         all holders are dead; Described follows
-             ◄─ CopiesAsked ──                         to all nodes, before a task is rerun
-             ── ReplicaStored CopiesTold ─►
+             ◄─ ObjectReport ──                        immediately, and when a pending one is done
+             ── Reconstruct ─►                         all holders are dead; ObjectReport follows
+             ◄─ CopiesQuery ──                         to all nodes, before a task is rerun
+             ── ReplicaStored CopiesReport ─►
     sender   ── RunTask CancelTask RecallTasks ─►  runner
              ◄─ TaskEnded ──
-    runner   ── Printed LastLinesSent ─►  the driver's host
-             ◄─ PrintedTaken LastLinesAsked ──
+    runner   ── OutputLines OutputFlushed ─►  the driver's host
+             ◄─ OutputAck OutputFlushRequest ──
 
 An object's *owner* is the host that created its id, or the successor that the manager named after
 the owner's death (_planner/owners.py). The importer numbers its imports, so a late message about an
@@ -22,19 +22,19 @@ from typing import TypeAlias
 
 from hoplite_mp._common.ids import ID_BYTES
 from hoplite_mp._protocol.actors import (
-    ActorBegun,
-    ActorFound,
-    ActorHeld,
-    ActorKept,
-    ActorSought,
-    BeginActor,
-    DropActor,
-    EndActorThere,
-    KeepActor,
-    RestartsAsked,
-    RestartsTold,
+    ActorBackupStored,
+    ActorPoolQuery,
+    ActorPoolReport,
+    DropActorBackup,
+    EndRemoteActor,
+    RemoteActorAck,
+    RemoteActorStarted,
+    RestartsQuery,
+    RestartsReport,
+    StartRemoteActor,
+    StoreActorBackup,
 )
-from hoplite_mp._protocol.diagnostics import LookMessage
+from hoplite_mp._protocol.diagnostics import DiagnosticsMessage
 from hoplite_mp._protocol.fields import (
     PAYLOAD_BYTES_MAX,
     Message,
@@ -47,90 +47,91 @@ from hoplite_mp._protocol.fields import (
 )
 from hoplite_mp._protocol.group_calls import GroupMessage
 from hoplite_mp._protocol.local_groups import PointToPoint
-from hoplite_mp._protocol.output import LastLinesAsked, LastLinesSent, Printed, PrintedTaken
+from hoplite_mp._protocol.output import OutputAck, OutputFlushed, OutputFlushRequest, OutputLines
 from hoplite_mp._protocol.peer_hosts import (
     AddPeerWorkers,
     CloseRemotePool,
-    CountersAsked,
-    CountersNow,
+    CountersQuery,
+    CountersReport,
     EndRemoteBroadcast,
     Evacuated,
-    Leaving,
     OpenRemoteBroadcast,
     OpenRemotePool,
     PathCongested,
+    PeerLeaving,
     Probe,
-    Probed,
-    RelayAsked,
+    ProbeResponse,
     RelayOpened,
+    RelayRequest,
     RemoteBroadcastEnded,
     RemoteBroadcastOpened,
     RemotePoolOpened,
     RemoveNode,
     ResourcesFreed,
-    WorkersNow,
+    WorkersReport,
 )
-from hoplite_mp._protocol.resources import Wanted
+from hoplite_mp._protocol.resources import Demand
 
 __all__ = [
     "OBJECTS_ASKED_MAX",
     "OBJECT_STATES",
     "OUTCOMES",
     "Acquire",
-    "ActorBegun",
-    "ActorFound",
-    "ActorHeld",
-    "ActorKept",
-    "ActorSought",
+    "ActorBackupStored",
+    "ActorPoolQuery",
+    "ActorPoolReport",
     "AddPeerWorkers",
-    "BeginActor",
     "CancelTask",
     "CloseRemotePool",
-    "CopiesAsked",
-    "CopiesTold",
-    "CountersAsked",
-    "CountersNow",
-    "Described",
+    "CopiesQuery",
+    "CopiesReport",
+    "CountersQuery",
+    "CountersReport",
     "Drop",
-    "DropActor",
+    "DropActorBackup",
     "DropReplica",
-    "EndActorThere",
+    "EndRemoteActor",
     "EndRemoteBroadcast",
     "Evacuated",
-    "KeepActor",
-    "LastLinesAsked",
-    "LastLinesSent",
-    "Leaving",
     "LocateReplicas",
-    "Located",
+    "ObjectReport",
     "OpenRemoteBroadcast",
     "OpenRemotePool",
+    "OutputAck",
+    "OutputFlushRequest",
+    "OutputFlushed",
+    "OutputLines",
     "PathCongested",
+    "PeerLeaving",
     "PeerMessage",
-    "Printed",
-    "PrintedTaken",
     "Probe",
-    "Probed",
+    "ProbeResponse",
     "RecallTasks",
     "Reconstruct",
-    "RelayAsked",
     "RelayOpened",
+    "RelayRequest",
     "Release",
+    "RemoteActorAck",
+    "RemoteActorStarted",
     "RemoteBroadcastEnded",
     "RemoteBroadcastOpened",
     "RemotePoolOpened",
     "RemoveNode",
+    "ReplicaLocations",
     "ReplicaStored",
     "ResourcesFreed",
-    "RestartsAsked",
-    "RestartsTold",
+    "RestartsQuery",
+    "RestartsReport",
     "RunTask",
+    "StartRemoteActor",
+    "StoreActorBackup",
     "TaskEnded",
-    "WorkersNow",
+    "WorkersReport",
 ]
 
-# The state of an object at its owner. "ready": it has a value, which may be lost (see Described);
-# "failed": the payload is the error; "gone": it was deleted, or all holders have released it.
+# The state of an object at its owner. "ready": it has a value, which may be lost (see
+# ObjectReport); "failed": the payload is the error; "gone": it was deleted, or all holders have
+# released it.
 OBJECT_STATES = ("pending", "ready", "failed", "gone")
 # The end of a task at its runner. "returned": it has not begun, and may run anywhere; "full": the
 # same, because its resources are not free there; "again": a run has failed, and the next one
@@ -155,7 +156,7 @@ def _payload(value: bytes | None) -> None:
 
 
 class Acquire(Message, frozen=True, tag="Acquire"):
-    """The importer's host now holds this object. Answered by Described."""
+    """The importer's host now holds this object. Answered by ObjectReport."""
 
     object: bytes
     number: int
@@ -165,10 +166,10 @@ class Acquire(Message, frozen=True, tag="Acquire"):
         counts(number=self.number)
 
 
-class Described(Message, frozen=True, tag="Described"):
+class ObjectReport(Message, frozen=True, tag="Described"):
     """The state of the object. `payload`: the whole payload, if it is small and in memory;
     otherwise `holders` (numbers of nodes) have the bytes. No holders: the object is lost, and is
-    recomputed on request (Reconstruct). Pending: another Described follows. `layout`: shape and
+    recomputed on request (Reconstruct). Pending: another ObjectReport follows. `layout`: shape and
     dtype, as text, of an array whose bytes are not in this message
     (_node/objects/remote_objects.py)."""
 
@@ -193,7 +194,7 @@ class Described(Message, frozen=True, tag="Described"):
 
 class Reconstruct(Message, frozen=True, tag="MakeAgain"):
     """The importer needs this object of the receiver's host, and knows no living holder. Answered
-    by Described; if no node has the object, only after it has been recomputed."""
+    by ObjectReport; if no node has the object, only after it has been recomputed."""
 
     object: bytes
     number: int
@@ -243,9 +244,9 @@ class DropReplica(Message, frozen=True, tag="LetGo"):
         _object("object", self.object)
 
 
-class CopiesAsked(Message, frozen=True, tag="CopiesAsked"):
+class CopiesQuery(Message, frozen=True, tag="CopiesAsked"):
     """The owner of these objects knows no holder, and is about to recompute them. The receiver
-    drops incomplete copies, sends ReplicaStored for complete ones, then CopiesTold."""
+    drops incomplete copies, sends ReplicaStored for complete ones, then CopiesReport."""
 
     objects: tuple[bytes, ...]
     number: int
@@ -257,8 +258,8 @@ class CopiesAsked(Message, frozen=True, tag="CopiesAsked"):
         counts(number=self.number)
 
 
-class CopiesTold(Message, frozen=True, tag="CopiesTold"):
-    """The answer to the CopiesAsked of that number: the sender has no other copies than those in
+class CopiesReport(Message, frozen=True, tag="CopiesTold"):
+    """The answer to the CopiesQuery of that number: the sender has no other copies than those in
     its ReplicaStored messages."""
 
     number: int
@@ -268,7 +269,7 @@ class CopiesTold(Message, frozen=True, tag="CopiesTold"):
 
 
 class LocateReplicas(Message, frozen=True, tag="Locate"):
-    """Requests the holders of this object of the receiver's host. Answered by Located."""
+    """Requests the holders of this object of the receiver's host. Answered by ReplicaLocations."""
 
     object: bytes
     number: int
@@ -278,7 +279,7 @@ class LocateReplicas(Message, frozen=True, tag="Locate"):
         counts(number=self.number)
 
 
-class Located(Message, frozen=True, tag="Located"):
+class ReplicaLocations(Message, frozen=True, tag="Located"):
     """The numbers of the nodes that hold the whole value."""
 
     object: bytes
@@ -323,7 +324,7 @@ class RunTask(Message, frozen=True, tag="RunTask"):
     tries: int = 0  # earlier runs, each ended by the death of a worker or host
     priority: int = 0
     floor: int = 0  # for a task with a priority or resources: the level of the submitting task
-    demand: Wanted = ()  # resources
+    demand: Demand = ()  # resources
     target: bytes = b""
 
     def __post_init__(self) -> None:
@@ -343,7 +344,7 @@ class RunTask(Message, frozen=True, tag="RunTask"):
 
 class TaskEnded(Message, frozen=True, tag="TaskEnded"):
     """A task has ended. `payload`: the result or error, if it is small; otherwise the runner keeps
-    the bytes until Release(task, 0). `layout`: as in Described."""
+    the bytes until Release(task, 0). `layout`: as in ObjectReport."""
 
     task: bytes
     outcome: str
@@ -385,22 +386,22 @@ class RecallTasks(Message, frozen=True, tag="RecallTasks"):
 
 PeerMessage: TypeAlias = (
     Acquire
-    | Described
+    | ObjectReport
     | Reconstruct
     | Release
     | ReplicaStored
     | DropReplica
-    | CopiesAsked
-    | CopiesTold
+    | CopiesQuery
+    | CopiesReport
     | LocateReplicas
-    | Located
+    | ReplicaLocations
     | Drop
     | RunTask
     | TaskEnded
     | CancelTask
     | RecallTasks
     | AddPeerWorkers
-    | WorkersNow
+    | WorkersReport
     | ResourcesFreed
     | OpenRemotePool
     | RemotePoolOpened
@@ -410,31 +411,31 @@ PeerMessage: TypeAlias = (
     | PathCongested
     | EndRemoteBroadcast
     | RemoteBroadcastEnded
-    | BeginActor
-    | ActorBegun
-    | ActorHeld
-    | EndActorThere
-    | RestartsAsked
-    | RestartsTold
+    | StartRemoteActor
+    | RemoteActorStarted
+    | RemoteActorAck
+    | EndRemoteActor
+    | RestartsQuery
+    | RestartsReport
     | RemoveNode
-    | Leaving
+    | PeerLeaving
     | Evacuated
-    | CountersAsked
-    | CountersNow
-    | Printed
-    | PrintedTaken
-    | LastLinesAsked
-    | LastLinesSent
+    | CountersQuery
+    | CountersReport
+    | OutputLines
+    | OutputAck
+    | OutputFlushRequest
+    | OutputFlushed
     | Probe
-    | Probed
-    | RelayAsked
+    | ProbeResponse
+    | RelayRequest
     | RelayOpened
-    | LookMessage
+    | DiagnosticsMessage
     | GroupMessage
     | PointToPoint
-    | KeepActor
-    | ActorKept
-    | DropActor
-    | ActorSought
-    | ActorFound
+    | StoreActorBackup
+    | ActorBackupStored
+    | DropActorBackup
+    | ActorPoolQuery
+    | ActorPoolReport
 )

@@ -10,35 +10,35 @@ from typing import TypeAlias
 import msgspec
 
 __all__ = [
-    "AssignedAsked",
-    "GiveBack",
-    "KeepForStream",
-    "ResourceAsk",
+    "AcquireResources",
+    "AssignedResources",
+    "Demand",
+    "ReleaseResources",
     "ResourcePlaces",
-    "TakeResources",
-    "Wanted",
+    "ResourceRequest",
+    "RetainResources",
 ]
 
-Wanted: TypeAlias = tuple[tuple[str, int], ...]  # (name, units of 1/10000)
+Demand: TypeAlias = tuple[tuple[str, int], ...]  # (name, units of 1/10000), by name
 
 
-class TakeResources(msgspec.Struct, frozen=True, tag="TakeResources", array_like=True):
+class AcquireResources(msgspec.Struct, frozen=True, tag="TakeResources", array_like=True):
     """Requests resources for a task whose arguments are ready; it begins when it gets them. No
     reply."""
 
     oid: int
-    demand: Wanted
+    demand: Demand
 
 
-class GiveBack(msgspec.Struct, frozen=True, tag="GiveBack", array_like=True):
+class ReleaseResources(msgspec.Struct, frozen=True, tag="GiveBack", array_like=True):
     """The generator of that task has ended in the caller. No reply."""
 
     oid: int
 
 
-class KeepForStream(msgspec.Struct, frozen=True, tag="KeepForStream", array_like=True):
-    """That task is a generator that the caller runs. It keeps its resources until GiveBack, beyond
-    the end of the task. Reply: None."""
+class RetainResources(msgspec.Struct, frozen=True, tag="KeepForStream", array_like=True):
+    """That task is a generator that the caller runs. It keeps its resources until ReleaseResources,
+    beyond the end of the task. Reply: None."""
 
     oid: int
 
@@ -48,14 +48,16 @@ class ResourcePlaces(msgspec.Struct, frozen=True, tag="ResourcePlaces", array_li
     (node, workers in its common pool, how many times its total resources meet the demand, how many
     times its free resources do)."""
 
-    demand: Wanted
+    demand: Demand
 
 
-class AssignedAsked(msgspec.Struct, frozen=True, tag="AssignedAsked", array_like=True):
+class AssignedResources(msgspec.Struct, frozen=True, tag="AssignedAsked", array_like=True):
     """Requests the indices assigned to that task or, for 0, to the caller's process. Reply: a dict
     of lists by name of resource."""
 
     oid: int
 
 
-ResourceAsk: TypeAlias = TakeResources | GiveBack | KeepForStream | ResourcePlaces | AssignedAsked
+ResourceRequest: TypeAlias = (
+    AcquireResources | ReleaseResources | RetainResources | ResourcePlaces | AssignedResources
+)

@@ -20,9 +20,9 @@ __all__ = [
     "InheritedContext",
     "LanStart",
     "ManagerStarted",
-    "NotSpawned",
     "Shutdown",
     "Spawn",
+    "SpawnFailed",
     "Spawned",
     "Start",
     "StartStandby",
@@ -131,7 +131,7 @@ class Exited(msgspec.Struct, frozen=True, tag="Exited", array_like=True):
     code: int
 
 
-class NotSpawned(msgspec.Struct, frozen=True, tag="NotSpawned", array_like=True):
+class SpawnFailed(msgspec.Struct, frozen=True, tag="NotSpawned", array_like=True):
     """The requested worker cannot be started now."""
 
     slot: int
@@ -143,7 +143,7 @@ class ManagerStarted(msgspec.Struct, frozen=True, tag="ManagerStarted", array_li
     it."""
 
 
-FromSupervisor: TypeAlias = Spawned | NotSpawned | Exited | ManagerStarted
+FromSupervisor: TypeAlias = Spawned | SpawnFailed | Exited | ManagerStarted
 
 
 # Settings that workers inherit from the program that started their host, as spawned processes do.

@@ -1,13 +1,13 @@
 """Messages about leadership: terms, votes, and the standby's addresses.
 
-    manager  ──  StandbyNamed  Leads, at each heartbeat                ─►  node
-             ◄─  Follows, to each Leads; Ends, when it leaves          ──
-    standby  ◄─  Knows, after the loss of its manager                  ──  node
-             ──  VoteAsked                                             ─►
-             ◄─  Voted, then its report to a new manager               ──
-    standby  ──  Superseded, once it leads                             ─►  former manager
-    node     ──  NotLed, if its candidate does not lead                ─►  former manager
-    standby  ◄─  Promote  ── the command;  Promoted ─►
+    manager  ──  StandbyAnnounced  LeaderHeartbeat, at each heartbeat        ─►  node
+             ◄─  LeaderHeartbeatAck, to each; VoterEnded, when it leaves     ──
+    standby  ◄─  VoterState, after the loss of its manager                   ──  node
+             ──  VoteRequest                                                 ─►
+             ◄─  VoteGranted, then its report to a new manager               ──
+    standby  ──  Superseded, once it leads                                   ─►  former manager
+    node     ──  NoLeader, if its candidate does not lead                    ─►  former manager
+    standby  ◄─  Promote  ── the command;  PromoteResponse ─►
 
 These messages are only sent in clusters with a standby. _planner/terms.py implements the rules.
 """
@@ -30,21 +30,21 @@ from hoplite_mp._protocol.fields import (
 )
 
 __all__ = [
-    "Ends",
-    "Follows",
     "Hosts",
     "Knowledge",
-    "Knows",
-    "Leads",
-    "NotLed",
+    "LeaderHeartbeat",
+    "LeaderHeartbeatAck",
+    "NoLeader",
     "Promote",
-    "Promoted",
-    "StandbyNamed",
+    "PromoteResponse",
+    "StandbyAnnounced",
     "Superseded",
     "TermsToManager",
     "TermsToNode",
-    "VoteAsked",
-    "Voted",
+    "VoteGranted",
+    "VoteRequest",
+    "VoterEnded",
+    "VoterState",
 ]
 
 CANDIDATE_MAX = (1 << 63) - 1
@@ -106,7 +106,7 @@ def _knowledge(value: Knowledge) -> None:
 # ---- manager -> node
 
 
-class StandbyNamed(Message, frozen=True, tag="StandbyNamed"):
+class StandbyAnnounced(Message, frozen=True, tag="StandbyNamed"):
     """The addresses of the standby, which may start later: "ip:port", best first. Sent before the
     answer to a join. `lease_us`: how long this manager counts a host after its answer. The host
     must not vote earlier, even if its own limits are shorter."""
@@ -121,7 +121,7 @@ class StandbyNamed(Message, frozen=True, tag="StandbyNamed"):
             text("address", address, ADDRESS_CHARS_MAX, 1)
 
 
-class Leads(Message, frozen=True, tag="Leads"):
+class LeaderHeartbeat(Message, frozen=True, tag="Leads"):
     """The sender is the manager of this term. `at`: the node on its host; `sent_us`: its clock;
     `lists`: the lists in force, empty if the receiver knows them."""
 
@@ -137,7 +137,7 @@ class Leads(Message, frozen=True, tag="Leads"):
         _lists("lists", self.lists)
 
 
-class VoteAsked(Message, frozen=True, tag="VoteAsked"):
+class VoteRequest(Message, frozen=True, tag="VoteAsked"):
     """The sender requests a vote in this term. candidate: a random number."""
 
     term: int
@@ -151,8 +151,8 @@ class VoteAsked(Message, frozen=True, tag="VoteAsked"):
 # ---- node -> manager
 
 
-class Follows(Message, frozen=True, tag="Follows"):
-    """The answer to Leads. `version`: the latest list known to this node."""
+class LeaderHeartbeatAck(Message, frozen=True, tag="Follows"):
+    """The answer to LeaderHeartbeat. `version`: the latest list known to this node."""
 
     node: int
     term: int
@@ -164,7 +164,7 @@ class Follows(Message, frozen=True, tag="Follows"):
         counts(node=self.node, sent_us=self.sent_us, version=self.version)
 
 
-class Knows(Message, frozen=True, tag="Knows"):
+class VoterState(Message, frozen=True, tag="Knows"):
     """To a standby: the node has lost its manager, and offers its vote. In the report to a
     restarted manager: the lists from the previous manager."""
 
@@ -176,7 +176,7 @@ class Knows(Message, frozen=True, tag="Knows"):
         _knowledge(self.knowledge)
 
 
-class Voted(Message, frozen=True, tag="Voted"):
+class VoteGranted(Message, frozen=True, tag="Voted"):
     """This node votes for the receiver, and ignores managers of older terms. `knowledge`: its state
     before the vote."""
 
@@ -190,7 +190,7 @@ class Voted(Message, frozen=True, tag="Voted"):
         _knowledge(self.knowledge)
 
 
-class Ends(Message, frozen=True, tag="Ends"):
+class VoterEnded(Message, frozen=True, tag="Ends"):
     """This incarnation of the node has ended; it will not vote again."""
 
     node: int
@@ -199,9 +199,9 @@ class Ends(Message, frozen=True, tag="Ends"):
         counts(node=self.node)
 
 
-class NotLed(Message, frozen=True, tag="NotLed"):
+class NoLeader(Message, frozen=True, tag="NotLed"):
     """To the manager that this node followed before its vote: no manager leads in the term of the
-    vote. A manager that may still decide answers GivenUp."""
+    vote. A manager that may still decide answers DeclaredDead."""
 
     term: int
 
@@ -231,7 +231,7 @@ class Promote(Message, frozen=True, tag="Promote"):
         flags(anyway=self.anyway)
 
 
-class Promoted(Message, frozen=True, tag="Promoted"):
+class PromoteResponse(Message, frozen=True, tag="Promoted"):
     """The answer to Promote. leads: the standby is now the manager; reason: an explanation;
     may_change: the answer may change soon."""
 
@@ -244,5 +244,7 @@ class Promoted(Message, frozen=True, tag="Promoted"):
         text("reason", self.reason, TEXT_CHARS_MAX, 1)
 
 
-TermsToNode: TypeAlias = StandbyNamed | Leads | VoteAsked
-TermsToManager: TypeAlias = Follows | Knows | Voted | Ends | NotLed | Superseded | Promote
+TermsToNode: TypeAlias = StandbyAnnounced | LeaderHeartbeat | VoteRequest
+TermsToManager: TypeAlias = (
+    LeaderHeartbeatAck | VoterState | VoteGranted | VoterEnded | NoLeader | Superseded | Promote
+)

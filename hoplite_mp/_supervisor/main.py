@@ -27,10 +27,10 @@ from hoplite_mp._protocol.local import (
     GIVEN_UP,
     NODE_DIED,
     Exited,
-    NotSpawned,
     Shutdown,
     Spawn,
     Spawned,
+    SpawnFailed,
     Start,
     StartStandby,
     ToSupervisor,
@@ -226,9 +226,9 @@ class Supervisor:
     def not_spawned(self, slot: int, fds: list[int], why: str) -> None:
         for fd in fds:
             os.close(fd)
-        self.send_node(NotSpawned(slot, why))
+        self.send_node(SpawnFailed(slot, why))
 
-    def send_node(self, message: Spawned | NotSpawned | Exited) -> None:
+    def send_node(self, message: Spawned | SpawnFailed | Exited) -> None:
         with contextlib.suppress(OSError):
             self.node.send(msgspec.msgpack.encode(message))
 

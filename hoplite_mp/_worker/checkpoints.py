@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp import _serialize
 from hoplite_mp._common.clock import FOREVER_NS
-from hoplite_mp._protocol.actors import ActorStateAsked, KeepActorState
+from hoplite_mp._protocol.actors import LoadActorState, SaveActorState
 from hoplite_mp._protocol.local import Imported
 from hoplite_mp._worker import actor
 from hoplite_mp.errors import StateNotSavedError, StoreFullError
@@ -108,7 +108,7 @@ class Checkpoints:
             cause = _serialize.text_of(_serialize.failure_within(error))
             why = f"{what}, does not pickle: {cause} ({method}() has taken effect)"
             raise _serialize.reworded(error.reason, why) from error
-        self.runtime.channel.call(KeepActorState(self.runtime.memory.local_id(state)))
+        self.runtime.channel.call(SaveActorState(self.runtime.memory.local_id(state)))
         self.since, self.kept = 0, state
 
 
@@ -117,7 +117,7 @@ def begin(runtime: Runtime, setup: ActorSetup) -> None:
     checkpoints = Checkpoints(runtime, setup.checkpoint)
     checkpoints.again = _serialize.decode_function(setup.again) if setup.again else ()
     _checkpoints[os.getpid()] = checkpoints
-    reply = runtime.channel.call(ActorStateAsked())
+    reply = runtime.channel.call(LoadActorState())
     if not reply.value:
         actor.make(runtime, setup)
         return

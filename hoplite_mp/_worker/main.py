@@ -25,7 +25,7 @@ from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.object_states import FIRST_SLOT
 from hoplite_mp._protocol.actors import ActorFailed
 from hoplite_mp._protocol.fields import shorten
-from hoplite_mp._protocol.local import SETUP_FAILED, SetUp, SetupFailed
+from hoplite_mp._protocol.local import SETUP_FAILED, InitializerDone, InitializerFailed
 from hoplite_mp._worker import actor, checkpoints, preimport
 from hoplite_mp._worker.forked import end_if_forked
 from hoplite_mp._worker.inherited_context import take_after
@@ -61,7 +61,7 @@ def prepare(worker: Worker, setup: int) -> bool:
         # `call` waits for the reply, so the message arrives before the node detects this process's
         # exit.
         channel.call(
-            SetupFailed(
+            InitializerFailed(
                 shorten(summary[:SETUP_SUMMARY_CHARS_MAX]),
                 shorten(f"in {worker.runtime.label}:\n{text[-SETUP_TEXT_CHARS_MAX:]}"),
             )
@@ -69,7 +69,7 @@ def prepare(worker: Worker, setup: int) -> bool:
         return False
     end_if_forked(worker.pid)
     inherited_context.forget()
-    channel.tell(SetUp())
+    channel.tell(InitializerDone())
     return True
 
 

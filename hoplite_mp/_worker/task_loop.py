@@ -31,12 +31,12 @@ from hoplite_mp._common.object_states import (
 from hoplite_mp._protocol.actors import (
     BACKLOG_CALLS_MAX,
     ActorBacklog,
-    ActorBegins,
-    ActorMayEnd,
+    ActorEndRequest,
+    ActorReady,
 )
 from hoplite_mp._protocol.fields import PAYLOAD_BYTES_MAX
-from hoplite_mp._protocol.local import LINE_LOST, TakeBroadcastTasks
-from hoplite_mp._protocol.resources import AssignedAsked
+from hoplite_mp._protocol.local import LINE_LOST, GetBroadcastTasks
+from hoplite_mp._protocol.resources import AssignedResources
 from hoplite_mp._worker import preimport, task_options
 from hoplite_mp._worker.concurrent_tasks import ConcurrentTasks
 from hoplite_mp._worker.forked import end_if_forked
@@ -79,7 +79,7 @@ def join_worker_broadcasts(worker: OfWorker) -> None:
 
 def run_broadcast_tasks(worker: OfWorker) -> None:
     """Requests this worker's tasks in worker broadcasts from the node, and runs them."""
-    for oid in worker.runtime.channel.call(TakeBroadcastTasks()).value:
+    for oid in worker.runtime.channel.call(GetBroadcastTasks()).value:
         if worker.tasks.claim(oid):
             worker.run(oid)
             worker.housekeeping(True)
@@ -173,7 +173,7 @@ class Worker:
     def backlog(self) -> Iterator[int]:
         """The calls that were made before this process created its object, in order. An earlier
         process that died may have taken their hints from the queues."""
-        calls = self.runtime.channel.call(ActorBegins()).value
+        calls = self.runtime.channel.call(ActorReady()).value
         while True:
             yield from calls
             if len(calls) < BACKLOG_CALLS_MAX:
@@ -197,7 +197,7 @@ class Worker:
     def may_end(self) -> bool:
         """Whether this worker may exit. Called when its pool is closing. An actor's worker first
         runs the calls that are waiting for their arguments."""
-        return not self.is_actor or bool(self.runtime.channel.call(ActorMayEnd()).value)
+        return not self.is_actor or bool(self.runtime.channel.call(ActorEndRequest()).value)
 
     def finish_own(self) -> None:
         """Waits for tasks that this worker has submitted, because they would fail when it exits.
@@ -267,7 +267,7 @@ class Worker:
     def replaced(self) -> bool:
         """Whether another worker takes this worker's place while it waits. A worker with its own
         resources is not replaced."""
-        own = self.runtime.channel.call(AssignedAsked(self.current)).value
+        own = self.runtime.channel.call(AssignedResources(self.current)).value
         return not own and self.runtime.config.blocked_workers_max > 0
 
     def interrupt_waiting(self) -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp import _serialize, _tasks
 from hoplite_mp._client.functions import Chunked, Raised, RetryingFunction
 from hoplite_mp._common.object_states import TASK_COPY, TASK_STREAM
-from hoplite_mp._protocol.local import TryAgain
-from hoplite_mp._protocol.resources import GiveBack, KeepForStream
+from hoplite_mp._protocol.local import RetryTask
+from hoplite_mp._protocol.resources import ReleaseResources, RetainResources
 
 if TYPE_CHECKING:
     from hoplite_mp._client.functions import Exceptions
@@ -40,7 +40,7 @@ class _Items:
         self._sent = oid, args_id, inline, bool(flags & TASK_COPY)
 
     def may(self, failures: int) -> bool:
-        return bool(self._worker.runtime.channel.call(TryAgain(self._oid, failures)).value)
+        return bool(self._worker.runtime.channel.call(RetryTask(self._oid, failures)).value)
 
     def args(self, index: int) -> tuple[Any, ...]:
         columns = self._worker.arguments(*self._sent)[0]
@@ -67,7 +67,7 @@ def exceptions_of(worker: OfWorker, function: Any, flags: int) -> Exceptions:
 def try_again(worker: OfWorker, oid: int) -> bool:
     """Requests a retry of the task from the node. If the node grants the retry, it queues the task
     again, and the task no longer belongs to this worker."""
-    granted = bool(worker.runtime.channel.call(TryAgain(oid)).value)
+    granted = bool(worker.runtime.channel.call(RetryTask(oid)).value)
     if granted and worker.is_actor:
         worker.own_again.append(oid)
     elif granted:
@@ -89,7 +89,7 @@ def begins(runtime: Runtime, oid: int, flags: int) -> None:
     if flags & RESOURCES:
         runtime.running = oid
         if flags & TASK_STREAM:  # the header is done before the generator ends
-            runtime.channel.call(KeepForStream(oid))
+            runtime.channel.call(RetainResources(oid))
         else:
             runtime.tasks.wake_node()  # there is one fewer idle worker
 
@@ -100,6 +100,6 @@ def ended(runtime: Runtime, oid: int, flags: int) -> None:
     if flags & RESOURCES:
         runtime.running = 0
         if flags & TASK_STREAM:
-            runtime.channel.tell(GiveBack(oid))
+            runtime.channel.tell(ReleaseResources(oid))
         else:
             runtime.tasks.wake_node()

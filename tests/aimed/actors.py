@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import hoplite_mp
 from hoplite_mp._node.objects import ownership_transfer
+from hoplite_mp._protocol.copies import OwnersReassigned
 from hoplite_mp._simulation.oracle.oracle import WrongEnd
 from hoplite_mp._simulation.oracle.values import make
 from hoplite_mp._simulation.workloads.programs import HANGS_S
@@ -172,7 +173,7 @@ def moved_twice(a: Aim) -> None:
         keeper = c.get_actor("keeper")
         keeper.keep([]).result(timeout=HANGS_S)
         time.sleep(0.3)
-        a.message_fault("OwnersNamed", named, arrives=False)
+        a.message_fault(OwnersReassigned, named, arrives=False)
         a.die(F)
         time.sleep(0.5)
         if keeper.give().result(timeout=HANGS_S) != []:

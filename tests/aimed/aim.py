@@ -22,6 +22,7 @@ from hoplite_mp._simulation.workloads.programs import HANGS_S
 if TYPE_CHECKING:
     from random import Random
 
+    from hoplite_mp._protocol.fields import Message
     from hoplite_mp._simulation.workloads.workload import Workload
 
 __all__ = ["BIG", "Aim", "with_resource"]
@@ -84,11 +85,12 @@ class Aim:
         return value
 
     def message_fault(
-        self, message: str, strike: Any, arrives: bool = True, *, must: bool = True
+        self, kind: type[Message], strike: Any, arrives: bool = True, *, must: bool = True
     ) -> None:
-        """Calls strike(sender, receiver) when such a message has arrived (arrives=False: is about
-        to leave), and at the next one if that returns True. must: a run in which it does not
+        """Calls strike(sender, receiver) when a message of this kind has arrived (arrives=False: is
+        about to leave), and at the next one if that returns True. must: a run in which it does not
         strike fails."""
+        message = str(kind.__struct_config__.tag)
 
         def sprung(sender: int, receiver: int) -> None:
             if not strike(sender, receiver):

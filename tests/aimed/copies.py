@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hoplite_mp._protocol.copies import Distribute, FetchFailed, FetchRefused
 from hoplite_mp._simulation.oracle.oracle import WrongEnd
 from hoplite_mp._simulation.oracle.values import (
     Leaf,
@@ -77,7 +78,7 @@ def unreachable(a: Aim) -> None:
         a.cut(A, H, 38.0)
         if dies:
             # There is none if the manager has chosen the other parent.
-            a.message_fault("FetchFailed", lambda s, r: a.lose_manager(), arrives=False, must=False)
+            a.message_fault(FetchFailed, lambda s, r: a.lose_manager(), arrives=False, must=False)
         begun = time.monotonic()
         a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "far"))
         if time.monotonic() - begun > 36.0:
@@ -179,7 +180,7 @@ def untold(a: Aim) -> None:
     def read(c: Any) -> None:
         ref = a.work.ref(c, "untold")
         c.wait([ref])
-        a.message_fault("Distribute", lambda s, r: r != R.place or a.lose_manager())
+        a.message_fault(Distribute, lambda s, r: r != R.place or a.lose_manager())
         a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "untold"))
         a.say("over")
 
@@ -344,7 +345,7 @@ def refused(a: Aim) -> None:
         a.say(f"{name} holds")
         a.hear("full")
         if name == "A":
-            a.message_fault("FetchRefused", lambda s, r: r != A.place or a.say("refused"))
+            a.message_fault(FetchRefused, lambda s, r: r != A.place or a.say("refused"))
         else:
             time.sleep(0.1)
         a.work.oracle.check_leaf(leaf, a.work.value(c, ref, name))

@@ -10,11 +10,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import hoplite_mp
+from hoplite_mp._protocol.actors import RestartsQuery
+from hoplite_mp._protocol.peers import LocateReplicas
 from hoplite_mp._simulation.oracle.oracle import WrongEnd
 from hoplite_mp._simulation.oracle.values import make
 from hoplite_mp._simulation.workloads.programs import HANGS_S
 
 if TYPE_CHECKING:
+    from hoplite_mp._protocol.fields import Message
     from tests.aimed.aim import Aim
 
 __all__ = [
@@ -71,7 +74,7 @@ def result_of_the_dead(a: Aim) -> None:
     _read_after_death(a, A, C, leaf)
 
 
-def _asked_of_the_dying(a: Aim, host: Any, message: str) -> None:
+def _asked_of_the_dying(a: Aim, host: Any, message: type[Message]) -> None:
     """That host dies while such a question is on its way to it."""
     a.must(die=1)
     a.message_fault(message, lambda sender, receiver: a.die(host), arrives=False)
@@ -86,7 +89,7 @@ def restarts_of_the_dead(a: Aim) -> None:
         sleeper = options.actor(Sleeper)
         sleeper.sleep(0.1).result(timeout=HANGS_S)
         host = next(h for h in (B, C) if h.node.components.actors.by_pool)
-        _asked_of_the_dying(a, host, "RestartsAsked")
+        _asked_of_the_dying(a, host, RestartsQuery)
         if (found := hoplite_mp.Actor.restarts(sleeper)) != 1:
             raise WrongEnd(f"it was started again {found} times")
 
@@ -101,7 +104,7 @@ def place_of_the_dead(a: Aim) -> None:
     def ask(c: Any) -> None:
         ref = a.work.ref(c, "kept")
         time.sleep(0.1)
-        _asked_of_the_dying(a, A, "Locate")
+        _asked_of_the_dying(a, A, LocateReplicas)
         if f"h{A.number}" in c.locations(ref):
             raise WrongEnd("it is found on a host that is gone")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp._protocol.membership import MembersChanged, NodeReturned
+from hoplite_mp._protocol.terms import LeaderHeartbeat, VoteRequest
 from hoplite_mp._simulation.oracle.oracle import WrongEnd
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ def half_open(a: Aim) -> None:
 
     def ask(c: Any) -> None:
         a.stop(Q, 1.2)
-        a.message_fault("NodeReturned", strike)
+        a.message_fault(NodeReturned, strike)
         a.lose_manager()
         time.sleep(8.0)
         if a.world.gave_up:
@@ -58,7 +60,7 @@ def back(a: Aim) -> None:
 
     def ask(c: Any) -> None:
         a.cut(S, M, 30.0)
-        a.message_fault("MembersChanged", strike)
+        a.message_fault(MembersChanged, strike)
         a.read(c, leaf, "x")
         a.say("over")
 
@@ -78,7 +80,7 @@ def bound(a: Aim) -> None:
             return True
         a.cut(S, V, 5.0)
         a.go_on(M)
-        a.message_fault("Leads", heard)
+        a.message_fault(LeaderHeartbeat, heard)
         return False
 
     def heard(s: int, r: int) -> bool:
@@ -89,7 +91,7 @@ def bound(a: Aim) -> None:
 
     def ask(c: Any) -> None:
         time.sleep(1.0)
-        a.message_fault("VoteAsked", strike, arrives=False)
+        a.message_fault(VoteRequest, strike, arrives=False)
         a.stop(M, 9.0)
         time.sleep(15.0)
         if S not in a.world.gave_up:

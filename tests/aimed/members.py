@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hoplite_mp._protocol.group_calls import GroupCommit, GroupDone, GroupSlow, GroupSync
+from hoplite_mp._protocol.groups import GroupJoinRequested
 from hoplite_mp._simulation.oracle.oracle import WrongEnd
 from hoplite_mp._simulation.oracle.values import (
     WrongBytes,
@@ -56,7 +58,7 @@ def left_early(a: Aim) -> None:
 
     def send(c: Any) -> None:
         time.sleep(0.2)
-        a.message_fault("GroupJoinRequested", come)
+        a.message_fault(GroupJoinRequested, come)
         with c.group("left early", 2, 1) as g:
             g.send("a letter", to=0)
 
@@ -105,7 +107,7 @@ def founder(a: Aim) -> None:
             g.barrier()
             if rank == 2:
                 a.message_fault(
-                    "GroupJoinRequested", lambda s, r: s != F.place or a.die(F), arrives=False
+                    GroupJoinRequested, lambda s, r: s != F.place or a.die(F), arrives=False
                 )
             g.barrier()
             try:
@@ -129,7 +131,7 @@ def former(a: Aim) -> None:
         with c.group("former", 3, rank) as g:
             g.allreduce(np.ones(3000))
             if rank == 2:
-                a.message_fault("GroupSync", lambda s, r: s != F.place or a.die(F), arrives=False)
+                a.message_fault(GroupSync, lambda s, r: s != F.place or a.die(F), arrives=False)
                 return
             time.sleep(0.2)
             for _ in range(3):
@@ -149,7 +151,7 @@ def survives_leader(a: Aim) -> None:
     def member(rank: int, c: Any) -> None:
         with c.group("leader", 3, rank) as g:
             if rank == 0:
-                a.message_fault("GroupCommit", lambda s, r: r != B.place or a.die(L))
+                a.message_fault(GroupCommit, lambda s, r: r != B.place or a.die(L))
             try:
                 g.reduce(np.ones(10), root=2)
             except PeerLostError as error:
@@ -190,7 +192,7 @@ def part_of_the_dead(a: Aim) -> None:
             g.barrier()
             if rank == 0:
                 a.crawl(Y)
-                a.message_fault("GroupDone", strike, arrives=False)
+                a.message_fault(GroupDone, strike, arrives=False)
             got = g.alltoall([part(rank, taker) for taker in range(4)])
             for giver in g.contributors:
                 if got[giver] is None or (got[giver] != part(giver, rank)).any():
@@ -265,7 +267,7 @@ def unheard(a: Aim) -> None:
 
     def send(c: Any) -> None:
         time.sleep(0.2)
-        a.message_fault("GroupJoinRequested", come)
+        a.message_fault(GroupJoinRequested, come)
         with c.group("unheard", 2, 1):
             time.sleep(99)
 
@@ -324,7 +326,7 @@ def relieved(a: Aim) -> None:
             for call in range(4):
                 g.barrier()
                 if (call, rank) == (1, 3):
-                    a.message_fault("GroupSlow", strike, arrives=S is not L)
+                    a.message_fault(GroupSlow, strike, arrives=S is not L)
                     a.crawl(S, slow, slow)
                 total = g.allreduce(np.full(items, 1 << rank, np.int64))
                 if (total != sum(1 << one for one in g.contributors)).any():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp._protocol.copies import OrphansReported, OwnerQuery
 from hoplite_mp._simulation.oracle.values import make_once_more
 from hoplite_mp._simulation.workloads.programs import HANGS_S
 
@@ -137,7 +138,7 @@ def orphans(a: Aim) -> None:
         a.hear("met")
         time.sleep(0.5)
         if dies:
-            a.message_fault("OwnerAsked", lambda s, r: a.lose_manager())
+            a.message_fault(OwnerQuery, lambda s, r: a.lose_manager())
         a.read(c, leaf, "orphan")
         a.say("over")
 
@@ -214,7 +215,7 @@ def asked_early(a: Aim) -> None:
 
     def meet(c: Any) -> None:
         a.hear("kept")
-        a.message_fault("HoldingsReported", reports, arrives=False)
+        a.message_fault(OrphansReported, reports, arrives=False)
         a.die(H)
         a.hear("lost")
         a.read(c, leaf, "orphan")
@@ -249,7 +250,7 @@ def met_too_late(a: Aim) -> None:
         other = a.work.ref(c, "other")  # so the manager will have something to tell this host
         a.hear("kept")
         time.sleep(0.05)
-        a.message_fault("HoldingsReported", named)
+        a.message_fault(OrphansReported, named)
         a.die(H)
         a.hear("lost")
         time.sleep(0.01)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hoplite_mp._protocol.peer_hosts import OpenRemotePool
 from hoplite_mp._simulation.oracle.oracle import WrongEnd
 from hoplite_mp._simulation.workloads.programs import HANGS_S
 from hoplite_mp._simulation.workloads.remote import RESOURCE
@@ -67,7 +68,7 @@ def _peers_again(
             a.late(0.0, a.die if second == "dies" else a.leave, asked[0])
 
         if second == "leaves" or deaths > 1:
-            a.message_fault("OpenFarPool", strike, arrives=second == "dies")
+            a.message_fault(OpenRemotePool, strike, arrives=second == "dies")
         if first == "leaves":
             a.leave(others[0])
             time.sleep(1.0)

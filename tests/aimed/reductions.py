@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from hoplite_mp._protocol.operations import Commit, ExecuteReduce, OperationSlow, StripesComplete
 from hoplite_mp._simulation.oracle.oracle import ExpectedOperation
 from hoplite_mp._simulation.oracle.values import (
     Leaf,
@@ -60,12 +61,12 @@ def spared(a: Aim) -> None:
             return False
 
         if way == "complete":
-            a.message_fault("StripesComplete", strike, arrives=False)
+            a.message_fault(StripesComplete, strike, arrives=False)
         begun = c.reduce(refs, num=3)
         if way != "complete":
             time.sleep(0.8)
             if way == "manager":
-                a.message_fault("ExecuteReduce", lambda s, r: a.lose_manager())
+                a.message_fault(ExecuteReduce, lambda s, r: a.lose_manager())
             a.die(M)
         value = a.work.value(c, begun, "spared")
         named = tuple((0, 1, 3, 2)[i] for i in begun.contributors or ())
@@ -217,7 +218,7 @@ def commit_once(a: Aim) -> None:
     def ask(c: Any) -> None:
         refs = [a.work.ref(c, f"s{i}") for i in range(2)]
         c.wait(refs)
-        a.message_fault("Commit", lambda s, r: r != A.place or a.lose_manager())
+        a.message_fault(Commit, lambda s, r: r != A.place or a.lose_manager())
         total = c.reduce(refs, to=f"h{D.number}")
         value = a.work.value(c, total, "commit")
         if contributors_in(np.asarray(value), salt) != {0, 1}:
@@ -325,7 +326,7 @@ def relieved_of_results(a: Aim) -> None:
             refs = [task.ref for task in tasks]
             c.wait(refs)
             if call == 1:
-                a.message_fault("OperationSlow", strike, arrives=False)
+                a.message_fault(OperationSlow, strike, arrives=False)
                 a.crawl(S, slow, slow)
             num = len(refs) - (fault == "die")
             total = c.allreduce(refs, num=num, to=[f"h{h.number}" for h in there])

@@ -6,6 +6,7 @@ import time
 from functools import partial
 from typing import Any
 
+from hoplite_mp._protocol.peers import CopiesQuery, TaskEnded
 from hoplite_mp._simulation.oracle.oracle import WrongEnd
 from hoplite_mp._simulation.oracle.values import (
     Leaf,
@@ -105,7 +106,7 @@ def asked_of_the_dead(a: Aim) -> None:
         a.work.board.publish("made", ref._id)
         c.wait([ref])
         time.sleep(0.1)
-        a.message_fault("CopiesAsked", lambda s, r: r != D.place or a.die(D), arrives=False)
+        a.message_fault(CopiesQuery, lambda s, r: r != D.place or a.die(D), arrives=False)
         a.all_again()
         a.say("gone")
         a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "made"))
@@ -217,7 +218,7 @@ def guest_refs(a: Aim) -> None:
             a.cut(S, a.world.hosts[s], 0.4)
             return False
 
-        a.message_fault("TaskEnded", strike)
+        a.message_fault(TaskEnded, strike)
         c.wait([ref])
         time.sleep(0.3)
         _, inner = a.work.value(c, ref, "guest")
@@ -248,7 +249,7 @@ def broken(a: Aim) -> None:
             a.reset(a.world.hosts[s], a.world.hosts[r])
             return False
 
-        a.message_fault("TaskEnded", strike, arrives=False)
+        a.message_fault(TaskEnded, strike, arrives=False)
         there = c.options(resources={RESOURCE: 1})
         refs = [there.submit(make_once_more, leaf, 0.05).ref for _ in range(6)]
         for ref in refs:
@@ -272,12 +273,12 @@ def second_death(a: Aim) -> None:
 
     def ask(c: Any) -> None:
         ref = c.options(resources={RESOURCE: 1}).submit(make_once_more, leaf, 0.1).ref
-        a.message_fault("TaskEnded", dies)
+        a.message_fault(TaskEnded, dies)
         c.wait([ref])
         for host in with_resource(a):
             a.crawl(host)
         time.sleep(0.1)
-        a.message_fault("TaskEnded", dies)
+        a.message_fault(TaskEnded, dies)
         a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "second death"))
 
     a.run(S, "ask", ask)

@@ -143,7 +143,7 @@ def test_another_user(up_apart: LoopbackCluster) -> None:
             one.chmod(0o711 if one != path else 0o777)
         assert (
             answer()
-            == f"NotAttached it belongs to user {NOBODY}, but this node belongs to user 0 []"
+            == f"AttachRefused it belongs to user {NOBODY}, but this node belongs to user 0 []"
         )
         # Nor do we use a directory that others may write to.
         with up.attach() as c:

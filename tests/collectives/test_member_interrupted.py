@@ -13,7 +13,7 @@ import pytest
 from hoplite_mp._group.call_protocol import CallProtocol
 from hoplite_mp._group.multi_host import WRITE_ROUND_BYTES, MultiHost
 from hoplite_mp._node.store.growing_block import Ranges
-from hoplite_mp._protocol.local import GroupCall, GroupWritten
+from hoplite_mp._protocol.local import GroupBlockWritten, GroupCall
 from hoplite_mp.errors import NodeLostError
 
 REF: Any = object()
@@ -157,7 +157,7 @@ def test_block_that_is_not_interrupted_is_written_whole(monkeypatch: pytest.Monk
     (payload, size, first) = call.parts[0]
     written.add(0, first)
     for one in rest:
-        assert (type(one), one.payload) == (GroupWritten, payload)
+        assert (type(one), one.payload) == (GroupBlockWritten, payload)
         for begin, end in one.ranges:
             written.add(begin, end)
     assert written.reach(0, size) == size

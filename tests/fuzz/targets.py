@@ -265,7 +265,7 @@ LOCAL = {
     "Reply": local.Reply,
     "ToSupervisor": local.ToSupervisor,
     "FromSupervisor": local.FromSupervisor,
-    "Attached": local.Attached | local.NotAttached,
+    "Attached": local.Attached | local.AttachRefused,
     "Start": local.Start,
     "Line": tuple[int, str, bytes],
 }

@@ -28,8 +28,8 @@ MUTANTS = (
     Mutant(
         "plan-runner-says-reported-too-early",
         "hoplite_mp/_node/execution/plan_runner.py",
-        "yield ReduceHeld(self.client.number, execution.plan, execution.reported)",
-        "yield ReduceHeld(self.client.number, execution.plan, execution.begun)",
+        "yield ReportedReduce(self.client.number, execution.plan, execution.reported)",
+        "yield ReportedReduce(self.client.number, execution.plan, execution.begun)",
         (
             "A manager that is started again commits a collective when every node has its "
             "part; here a node that has only begun counts as done, and the result is "

@@ -10,8 +10,8 @@ import pytest
 from hoplite_mp._node.actors.actor_backup import ActorBackup
 from hoplite_mp._node.objects import ownership_transfer
 from hoplite_mp._protocol.fields import NAME_CHARS_MAX
-from hoplite_mp._protocol.messages import ActorNameAsked, ActorNameClaimed, NodeLost
-from hoplite_mp._protocol.peers import DropActor
+from hoplite_mp._protocol.messages import ActorNameClaimed, ActorNameQuery, NodeLost
+from hoplite_mp._protocol.peers import DropActorBackup
 from hoplite_mp.errors import ActorLostError
 from tests.support.node_hosts import BIG, Network, Side
 from tests.support.shm_host import STATE
@@ -164,7 +164,7 @@ def test_the_name_is_free_if_nobody_wants_it(network: Network) -> None:
     network.lose(played.owner)
     network.settle()
     assert played.backup.started == []
-    (told,) = network.planner.actor_names.ask(ActorNameAsked(1, 0, "far"))
+    (told,) = network.planner.actor_names.ask(ActorNameQuery(1, 0, "far"))
     assert told[1].identity is None
 
 
@@ -187,7 +187,7 @@ def test_a_name_that_its_spare_has_reported_is_free_when_its_actor_ends(
     network.stopped.clear()
     network.settle()
     assert not played.backup.cluster.backups.kept
-    (told,) = network.planner.actor_names.ask(ActorNameAsked(1, 0, "far"))
+    (told,) = network.planner.actor_names.ask(ActorNameQuery(1, 0, "far"))
     assert told[1].identity is None
 
 
@@ -210,8 +210,8 @@ def test_a_spare_that_is_replaced_when_its_actor_ends_hears_of_the_end(
     backups.send = lambda host_id, message: told.append((host_id, message)) is None
     played.owner.held = played.handle = None
     network.settle()
-    assert {one.ended for host_id, one in told if isinstance(one, DropActor)} == {True}
-    assert former in [host_id for host_id, one in told if isinstance(one, DropActor)]
+    assert {one.ended for host_id, one in told if isinstance(one, DropActorBackup)} == {True}
+    assert former in [host_id for host_id, one in told if isinstance(one, DropActorBackup)]
 
 
 def test_a_state_of_an_earlier_life_is_not_begun_from(network: Network) -> None:
@@ -377,7 +377,7 @@ def test_what_no_message_can_carry_has_no_spare(
     played = Played(network, class_name="K" * (NAME_CHARS_MAX + 1))
     owner = played.owner
     actor, told = owner.actor(played.identity), []
-    owner.parts.actors.keep(actor, lambda: told.append(True))  # as for ActorBegins
+    owner.parts.actors.keep(actor, lambda: told.append(True))  # as for ActorReady
     owner.cluster.backups.peer_joined()
     network.pump()
     assert told

@@ -15,8 +15,8 @@ from hoplite_mp._common.object_states import KIND_OPERATION, NODE_SLOT, STATE
 from hoplite_mp._node.execution.plan_cells import PULL_TRIES_MAX
 from hoplite_mp._node.peers.links import UNREACHABLE
 from hoplite_mp._protocol import messages as m
-from hoplite_mp._protocol.membership import CopyHeld, DistributeHeld
-from hoplite_mp._protocol.peers import Described
+from hoplite_mp._protocol.membership import ReportedCopy, ReportedDistribute
+from hoplite_mp._protocol.peers import ObjectReport
 from tests.support.node_harness import member
 from tests.support.node_hosts import Network, Side
 from tests.support.node_plans import PlanNode
@@ -55,7 +55,7 @@ class OneNode(PlanNode):
         holds: list[Any] = []
         self.parts.imports.ask([OBJECT], holds.extend)
         ((_, asked),) = self.taken()
-        answer = Described(OBJECT, asked.number, "ready", NBYTES, None, holders)
+        answer = ObjectReport(OBJECT, asked.number, "ready", NBYTES, None, holders)
         self.receive(OWNER.host_id, answer)
         (self.hold,) = holds
         return self.remote_objects.by_oid[self.hold.oid]
@@ -104,7 +104,7 @@ def test_only_copies_of_other_hosts_objects_are_noted(one: OneNode, ours: bool) 
     one.from_manager(msgspec.structs.replace(CHAIN, object=made))
     assert one.reports == [m.FetchComplete(1, made, 5)]
     one.from_manager(msgspec.structs.replace(WITHDRAWN, object=made))
-    assert list(one.transfers.report()) == ([] if ours else [CopyHeld(1, made, NBYTES)])
+    assert list(one.transfers.report()) == ([] if ours else [ReportedCopy(1, made, NBYTES)])
 
 
 @pytest.mark.parametrize(("state", "here"), [("SPILLED", True), ("SPILLING", True),
@@ -209,7 +209,7 @@ def test_one_object_is_served_by_several_plans_until_each_is_withdrawn(one: OneN
     assert one.closed == []
     one.from_manager(WITHDRAWN)
     assert one.closed == [1]
-    assert list(one.transfers.report()) == [DistributeHeld(1, second, False)]
+    assert list(one.transfers.report()) == [ReportedDistribute(1, second, False)]
     assert one.plan_runner.collectives() == list(one.plan_runner.report()) == []
 
 

@@ -10,7 +10,12 @@ import pytest
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import DRIVER_SLOT
 from hoplite_mp._protocol.actors import BindActor
-from hoplite_mp._protocol.diagnostics import DumpAsked, LookTold, TraceAsked, TraceRead
+from hoplite_mp._protocol.diagnostics import (
+    DiagnosticsResponse,
+    DumpRequest,
+    TraceReadRequest,
+    TraceRequest,
+)
 from hoplite_mp._protocol.local import Dump, DumpRead
 from hoplite_mp._protocol.messages import GroupMembers
 from hoplite_mp._protocol.peers import RunTask
@@ -33,16 +38,16 @@ def node(make_node: Callable[..., NodeHarness]) -> NodeHarness:
 
 
 def test_trace_is_read_by_the_host_that_has_begun_it_and_only_that_one(node: NodeHarness) -> None:
-    node.receive(OWNER, TraceAsked(1, TRACE, "begin"))
-    node.receive(OWNER, TraceAsked(2, TRACE, "end"))
+    node.receive(OWNER, TraceRequest(1, TRACE, "begin"))
+    node.receive(OWNER, TraceRequest(2, TRACE, "end"))
     begun, ended = node.taken()
-    assert begun == (OWNER, LookTold(1))
+    assert begun == (OWNER, DiagnosticsResponse(1))
     for host_id, trace, is_read in (
         (OWNER, TRACE, True),
         (OWNER, TRACE + 1, False),
         (OTHER, TRACE, False),
     ):
-        node.receive(host_id, TraceRead(2, trace, 0))
+        node.receive(host_id, TraceReadRequest(2, trace, 0))
         ((to, told),) = node.taken()
         assert to == host_id
         assert len(told.data) == (ended[1].value if is_read else 0)
@@ -63,10 +68,12 @@ def test_dump_goes_to_the_process_that_has_asked(node: NodeHarness, died: bool) 
     """Which hosts have answered, with how much, and which have not."""
     number = node.ask(DRIVER_SLOT, Dump(False))
     asked = dict(node.taken())
-    assert asked == {host_id: DumpAsked(asked[host_id].number, False) for host_id in (OWNER, OTHER)}
+    assert asked == {
+        host_id: DumpRequest(asked[host_id].number, False) for host_id in (OWNER, OTHER)
+    }
     if died:
         node.connect(DRIVER_SLOT)  # another process is there now
-    node.receive(OWNER, LookTold(asked[OWNER].number, data=b"theirs"))
+    node.receive(OWNER, DiagnosticsResponse(asked[OWNER].number, data=b"theirs"))
     assert not node.replies()
     node.lose(2)
     if died:

@@ -9,7 +9,7 @@ import pytest
 from hoplite_mp._common.object_states import DRIVER_SLOT, FIRST_SLOT
 from hoplite_mp._node.tasks.draining import POLL_S
 from hoplite_mp._protocol.messages import NodeLeaving
-from hoplite_mp._protocol.peers import Evacuated, Leaving, RemoveNode
+from hoplite_mp._protocol.peers import Evacuated, PeerLeaving, RemoveNode
 from tests.support.node_harness import member
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def node(make_node: Callable[..., NodeHarness]) -> NodeHarness:
 def begin(node: NodeHarness) -> None:
     """The node leaves, and the other one needs nothing of it."""
     node.receive(OTHER, RemoveNode())
-    assert (OTHER, Leaving()) in node.taken()
+    assert (OTHER, PeerLeaving()) in node.taken()
     node.receive(OTHER, Evacuated())
 
 

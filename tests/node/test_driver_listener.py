@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from hoplite_mp._node.io.driver_listener import DriverListener
-from hoplite_mp._protocol.local import Attached, NotAttached
+from hoplite_mp._protocol.local import Attached, AttachRefused
 from tests.support.node_ports import ManualLoop
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ class Meeting:
         admission: Any = SimpleNamespace(stream=SimpleNamespace(detach=lambda: self.life))
         self.listener._admit(cast("AttachedDrivers", drivers), admission)
 
-    def told(self) -> tuple[Attached | NotAttached, list[int]]:
+    def told(self) -> tuple[Attached | AttachRefused, list[int]]:
         data, given, _, _ = socket.recv_fds(self.theirs, 1 << 12, 8)
-        return msgspec.msgpack.decode(data, type=Attached | NotAttached), given
+        return msgspec.msgpack.decode(data, type=Attached | AttachRefused), given
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_driver_gets_its_slot_and_five_descriptors(meeting: Meeting) -> None:
 def test_who_finds_no_place_learns_why(meeting: Meeting) -> None:
     drivers = Drivers(FULL)
     meeting.let_in(drivers)
-    assert meeting.told() == (NotAttached(FULL), [])
+    assert meeting.told() == (AttachRefused(FULL), [])
     assert meeting.theirs.recv(1) == b""
     assert not drivers.by_slot
     assert not meeting.loop.watched

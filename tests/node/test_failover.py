@@ -22,7 +22,13 @@ from hoplite_mp._protocol import terms as t
 from hoplite_mp._protocol.codec import BEAT, encode, manager_decoder
 from hoplite_mp._protocol.local import LanStart
 from hoplite_mp._protocol.membership import NodeReturned
-from hoplite_mp._protocol.messages import GivenUp, ManagerToNode, Member, NodeJoined, NodeLeaving
+from hoplite_mp._protocol.messages import (
+    DeclaredDead,
+    ManagerToNode,
+    Member,
+    NodeJoined,
+    NodeLeaving,
+)
 from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._transport.stream import TcpStream
 
@@ -115,7 +121,7 @@ class StageNetwork:
     def call(self, done: Callable[[Any], None], timeout_s: float) -> None:
         self.stage.manager_calls.append(done)
 
-    def failover(self, named: t.StandbyNamed) -> Failover:
+    def failover(self, named: t.StandbyAnnounced) -> Failover:
         stage = self.stage
         none: Any = None
         to = stage.management, self, self.membership, stage.suspects, self.peers, none
@@ -150,7 +156,7 @@ class Stage:
         self.manager = self.open()
         self.management.other_host_id = 4
         self.management._speak(TcpStream(self.manager.nodes_end), [])
-        self.manager.say(t.StandbyNamed(("10.0.0.2:7001",), LEASE_US))
+        self.manager.say(t.StandbyAnnounced(("10.0.0.2:7001",), LEASE_US))
         self.turn()
         self.lead(self.manager, 1, 0)
 
@@ -195,7 +201,9 @@ class Stage:
             if beats is not None and beats.is_left:
                 beats = None
             elif beats is not None and beat_at <= self.now:
-                beats.sock.sendall(encode(t.Leads(term, 0, int(self.now * 1e6))) if term else BEAT)
+                beats.sock.sendall(
+                    encode(t.LeaderHeartbeat(term, 0, int(self.now * 1e6))) if term else BEAT
+                )
                 beat_at += BEAT_S
             due_at = min(
                 until if self.loop.due is None else self.loop.due,
@@ -209,13 +217,13 @@ class Stage:
 
     def lead(self, who: Other, term: int, at: int) -> None:
         """It says that it is the manager."""
-        who.say(t.Leads(term, at, int(self.now * 1e6), LISTS))
+        who.say(t.LeaderHeartbeat(term, at, int(self.now * 1e6), LISTS))
         self.turn()
 
     def ask(self, term: int) -> list[Any]:
         """The standby wants this node's vote; its words."""
         standby = self.standbys[-1]
-        standby.say(t.VoteAsked(term, 7))
+        standby.say(t.VoteRequest(term, 7))
         self.turn()
         return standby.hear()
 
@@ -233,7 +241,7 @@ def kinds(messages: list[Any]) -> list[type]:
 
 def test_it_answers_who_leads_and_calls_nobody_else(stage: Stage) -> None:
     stage.wait(60, stage.manager, 1)
-    assert t.Follows in kinds(stage.manager.hear())
+    assert t.LeaderHeartbeatAck in kinds(stage.manager.hear())
     assert not stage.standbys
     assert not stage.lifecycle.stopping
 
@@ -244,8 +252,8 @@ def test_a_vote_once_the_promise_is_over(stage: Stage) -> None:
     (standby,) = stage.standbys
     assert not standby.hear()  # it is bound
     stage.wait(SILENCE_S * 1.1)
-    assert kinds(standby.hear()) == [t.Knows]
-    assert t.Voted in kinds(stage.ask(2))
+    assert kinds(standby.hear()) == [t.VoterState]
+    assert t.VoteGranted in kinds(stage.ask(2))
     assert not stage.lifecycle.stopping
 
 
@@ -256,12 +264,12 @@ def test_who_has_voted_is_asked_again(stage: Stage) -> None:
     stage.manager.sock.close()
     stage.wait(2 * SILENCE_S)
     assert stage.management.waits_for_votes
-    assert t.Voted in kinds(stage.ask(2))
-    assert t.Voted not in kinds(stage.ask(2))
+    assert t.VoteGranted in kinds(stage.ask(2))
+    assert t.VoteGranted not in kinds(stage.ask(2))
     assert stage.management.channel is not None
     assert stage.management.waits_for_votes
     stage.lead(stage.standbys[0], 2, 2)
-    assert t.Follows in kinds(stage.standbys[0].hear())
+    assert t.LeaderHeartbeatAck in kinds(stage.standbys[0].hear())
     assert not stage.management.waits_for_votes
 
 
@@ -270,27 +278,27 @@ def test_who_was_voted_for_does_not_lead(stage: Stage, dies: bool) -> None:
     """The node votes again, whether that one hangs or is gone, and is not missed by it."""
     stage.manager.sock.close()
     stage.wait(2 * SILENCE_S)
-    assert t.Voted in kinds(stage.ask(2))
+    assert t.VoteGranted in kinds(stage.ask(2))
     if dies:
         stage.standbys[0].sock.close()
     else:
         stage.wait(ALONE_S + 2 * BEAT_S, stage.standbys[0])
-        assert t.Voted not in kinds(stage.standbys[0].hear())
+        assert t.VoteGranted not in kinds(stage.standbys[0].hear())
     stage.wait(MANAGER_SILENCES * SILENCE_S + ALONE_S)
     assert not stage.lifecycle.stopping
     assert len(stage.standbys) == 2
-    assert stage.standbys[1].hear() == [t.Knows(1, t.Knowledge(2, 0, LISTS))]
-    assert t.Voted in kinds(stage.ask(3))
+    assert stage.standbys[1].hear() == [t.VoterState(1, t.Knowledge(2, 0, LISTS))]
+    assert t.VoteGranted in kinds(stage.ask(3))
     stage.lead(stage.standbys[1], 3, 2)
     stage.wait(60, stage.standbys[1], 3)
     assert not stage.lifecycle.stopping
-    assert t.Follows in kinds(stage.standbys[1].hear())
+    assert t.LeaderHeartbeatAck in kinds(stage.standbys[1].hear())
 
 
 def vote_in_vain(stage: Stage) -> None:
     """The node has voted, and nobody leads."""
     stage.wait(2 * SILENCE_S)
-    assert t.Voted in kinds(stage.ask(2))
+    assert t.VoteGranted in kinds(stage.ask(2))
     stage.wait(ALONE_S - BEAT_S, stage.standbys[0])
     assert not stage.former
     stage.wait(4 * BEAT_S)
@@ -302,13 +310,13 @@ def test_who_has_voted_in_vain_hears_that_its_manager_goes_on_without_it(stage: 
     stage.former_answers = True
     vote_in_vain(stage)
     (former,) = stage.former
-    assert former.hear() == [t.NotLed(2)]
+    assert former.hear() == [t.NoLeader(2)]
     assert not stage.lifecycle.stopping
-    former.say(t.Leads(1, 0, int(stage.now * 1e6), LISTS), GivenUp(0.0))
+    former.say(t.LeaderHeartbeat(1, 0, int(stage.now * 1e6), LISTS), DeclaredDead(0.0))
     stage.turn()
     assert stage.lifecycle.given_up
     assert stage.lifecycle.stopping
-    assert t.Follows not in kinds(former.hear())
+    assert t.LeaderHeartbeatAck not in kinds(former.hear())
 
 
 def test_a_manager_that_does_not_answer_is_asked_again(stage: Stage) -> None:
@@ -319,8 +327,8 @@ def test_a_manager_that_does_not_answer_is_asked_again(stage: Stage) -> None:
     assert len(stage.former) > 2
     assert all(one.is_left or one.hear() for one in stage.former[:-1])
     assert not stage.lifecycle.stopping
-    assert t.Voted in kinds(stage.ask(3))
-    stage.former[-1].say(GivenUp(0.0))  # it comes late: the node has voted again
+    assert t.VoteGranted in kinds(stage.ask(3))
+    stage.former[-1].say(DeclaredDead(0.0))  # it comes late: the node has voted again
     stage.lead(stage.standbys[1], 3, 2)
     asked = len(stage.former)
     stage.wait(60, stage.standbys[1], 3)
@@ -335,7 +343,7 @@ def test_who_follows_a_manager_asks_no_other(stage: Stage) -> None:
     stage.wait(60)
     assert stage.manager_calls
     assert not stage.former
-    assert t.Voted in kinds(stage.ask(2))
+    assert t.VoteGranted in kinds(stage.ask(2))
     stage.lead(stage.standbys[0], 2, 2)
     stage.wait(60, stage.standbys[0], 2)
     assert not stage.former
@@ -367,8 +375,8 @@ def test_the_manager_is_there_again(stage: Stage) -> None:
     stage.manager_calls[0](stage.admission(again, 4))
     stage.lead(again, 1, 0)
     stage.wait(5, again, 1)
-    assert stage.standbys[0].is_left or t.Knows in kinds(stage.standbys[0].hear())
-    assert t.Follows in kinds(again.hear())
+    assert stage.standbys[0].is_left or t.VoterState in kinds(stage.standbys[0].hear())
+    assert t.LeaderHeartbeatAck in kinds(again.hear())
     assert not stage.lifecycle.stopping
 
 

@@ -11,10 +11,10 @@ from hoplite_mp._common import ids
 from hoplite_mp._protocol.groups import GroupEnd
 from hoplite_mp._protocol.messages import (
     GroupClosed,
-    GroupGivenUp,
     GroupJoined,
+    GroupMemberRemoved,
     GroupRefused,
-    GroupTasksAsked,
+    GroupTasksQuery,
 )
 from tests.support.node_group_calls import NUMBER, RequestingNode
 
@@ -78,7 +78,7 @@ def test_tasks_that_members_wait_for(world: RequestingNode) -> None:
         worker.finish(oid, None)
 
     def asked(*tasks: bytes) -> list[bytes]:
-        world.from_manager(GroupTasksAsked(tasks))
+        world.from_manager(GroupTasksQuery(tasks))
         return world.told()
 
     end(tasks[0].oid)
@@ -120,7 +120,7 @@ def test_a_member_whose_group_will_never_be_whole_is_woken(
     world.from_manager(GroupJoined(world.request_join(), "g", 7, 1, 2, 0, False, False))
     tasks = world.groups.tasks = mock.Mock(wraps=world.node_tasks)
     client = world.slot + slots_on, world.life + life
-    world.from_manager(GroupGivenUp("g", generation, 0, 1, *client, "nobody comes"))
+    world.from_manager(GroupMemberRemoved("g", generation, 0, 1, *client, "nobody comes"))
     assert tasks.wake.call_args_list == ([mock.call(world.slot)] if given_up else [])
     assert world.groups.given_up == ({world.slot: {(7, 1): "nobody comes"}} if given_up else {})
     assert world.known.left == ({1} if given_up else set())

@@ -8,8 +8,8 @@ import pytest
 
 from hoplite_mp._common.object_states import DRIVER_SLOT
 from hoplite_mp._node.manager_link.membership import GONE_SHOWN_S
-from hoplite_mp._protocol.local import GoneNodes
-from hoplite_mp._protocol.peers import Leaving, RemoveNode, WorkersNow
+from hoplite_mp._protocol.local import DepartedNodes
+from hoplite_mp._protocol.peers import PeerLeaving, RemoveNode, WorkersReport
 from tests.support.node_harness import member
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ def node(make_node: Callable[..., NodeHarness]) -> NodeHarness:
 
 
 def gone(node: NodeHarness) -> Any:
-    return node.answer(DRIVER_SLOT, GoneNodes()).value
+    return node.answer(DRIVER_SLOT, DepartedNodes()).value
 
 
 def test_others_are_told_only_a_number_of_workers_that_they_do_not_know(node: NodeHarness) -> None:
     for count, told in ((2, False), (3, True), (3, False), (2, True), (2, False)):
         node.cluster.membership.workers_are(count)
-        assert node.taken() == [(one, WorkersNow(count)) for one in (FIRST, SECOND) if told]
+        assert node.taken() == [(one, WorkersReport(count)) for one in (FIRST, SECOND) if told]
 
 
 def test_node_that_leaves_says_nothing_of_its_workers(node: NodeHarness) -> None:
@@ -57,7 +57,7 @@ def test_hosts_that_have_gone_are_shown_with_the_time_since_then(node: NodeHarne
 
 
 def test_gone_hosts_that_announced_their_end_have_left(node: NodeHarness) -> None:
-    node.receive(SECOND, Leaving())  # it tells the other nodes
+    node.receive(SECOND, PeerLeaving())  # it tells the other nodes
     node.lose(2)
     node.lose(1, left=(1,))  # the manager tells them
     assert gone(node) == [(2, "host2", 0.0, True), (1, "host1", 0.0, True)]
@@ -72,6 +72,6 @@ def test_program_that_only_looked_in_is_no_host_that_has_gone(node: NodeHarness)
 
 def test_program_with_workers_that_leaves_is_a_host_that_has_left(node: NodeHarness) -> None:
     node.join(member(3, 2))
-    node.receive(member(3, 2).host_id, Leaving())
+    node.receive(member(3, 2).host_id, PeerLeaving())
     node.lose(3)
     assert gone(node) == [(3, "host3", 0.0, True)]

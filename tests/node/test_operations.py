@@ -15,7 +15,7 @@ from hoplite_mp._node.collectives import operations
 from hoplite_mp._node.objects.remote_objects import MEMORY_POLL_S
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol.local import Collective
-from hoplite_mp._protocol.peers import Described
+from hoplite_mp._protocol.peers import ObjectReport
 from tests.support.node_harness import member
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def test_lost_sources_are_found_in_one_pass(
     process, holds = node.process(SLOT), []
     node.parts.imports.ask([ids.pack_id(OWNER, 1 << 33 | one) for one in range(200)], holds.extend)
     for _, asked in node.taken():
-        node.receive(OWNER, Described(asked.object, asked.number, "ready", 8, holders=(1,)))
+        node.receive(OWNER, ObjectReport(asked.object, asked.number, "ready", 8, holders=(1,)))
     node.lose(1)
     sources = [compared(hold.oid) for hold in holds] * 2
     result = process.draft()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp._client.actors import ActorInfo
 from hoplite_mp._common import ids
-from hoplite_mp._protocol.membership import CopyHeld
+from hoplite_mp._protocol.membership import ReportedCopy
 from hoplite_mp._protocol.peers import Reconstruct
 from tests.support.node_harness import member
 
@@ -31,7 +31,7 @@ def test_copies_are_reported_in_the_order_in_which_they_came(
         assert payload is not None
         node.cluster.replicas.seal(object_id, payload, 8)
         node.cluster.transfers._has_copy(object_id)
-    told = [one for one in node.node_events.report() if isinstance(one, CopyHeld)]
+    told = [one for one in node.node_events.report() if isinstance(one, ReportedCopy)]
     assert [one.object for one in told] == objects
 
 

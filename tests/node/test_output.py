@@ -18,7 +18,7 @@ from hoplite_mp._node.output.output import BACKLOG_BYTES_MAX, DRAIN_BYTES_MAX, L
 from hoplite_mp._node.output.remote_output import RemoteOutput
 from hoplite_mp._protocol import output as words
 from hoplite_mp._protocol.codec import Decoder, encode
-from hoplite_mp._protocol.output import Printed, mark
+from hoplite_mp._protocol.output import OutputLines, mark
 from hoplite_mp._protocol.peers import PeerMessage
 from hoplite_mp._worker.stdio import OutputRouting
 from hoplite_mp.config import Config
@@ -65,13 +65,13 @@ class Side:
 
     def take(self, peer: int, message: Any) -> None:
         match message:
-            case Printed():
+            case OutputLines():
                 self.far.printed(peer, message)
-            case words.PrintedTaken():
+            case words.OutputAck():
                 self.far.taken(peer, message)
-            case words.LastLinesAsked():
+            case words.OutputFlushRequest():
                 self.far.last_lines_asked(peer, message)
-            case words.LastLinesSent():
+            case words.OutputFlushed():
                 self.far.last_lines_sent(peer, message)
 
     def remote_subscriber(self, output_owner: int) -> Any:
@@ -412,7 +412,7 @@ def test_a_voice_is_heard_whatever_becomes_of_1_and_2() -> None:
 )
 def test_an_illegal_message_cannot_be_made(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
-        msgspec.structs.replace(Printed(2, 1, [b"line"]), **bad)
+        msgspec.structs.replace(OutputLines(2, 1, [b"line"]), **bad)
 
 
 def test_the_longest_line_travels_in_one_message() -> None:
@@ -422,7 +422,7 @@ def test_the_longest_line_travels_in_one_message() -> None:
     lines = LineSplitter(HOST_ID, longest.output_line_bytes_max)
     lines.feed(b"x" * words.LINE_BYTES_MAX)
     ((_, found),) = lines.feed(b"\n" * 65536)
-    assert len(encode(Printed(2, 1, found))) > words.LINE_BYTES_MAX  # type: ignore[arg-type]
+    assert len(encode(OutputLines(2, 1, found))) > words.LINE_BYTES_MAX  # type: ignore[arg-type]
 
 
 def test_a_late_word_of_room_is_no_end() -> None:

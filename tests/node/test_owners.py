@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hoplite_mp._protocol.messages import OwnersNamed
+from hoplite_mp._protocol.messages import OwnersReassigned
 from tests.support.node_hosts import BIG, assert_nothing_kept, remote_hold
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def test_let_go_between_the_report_and_the_answer(network: Network, early: bool)
     held = sorted(network.held_back, key=lambda one: (one[0] == keeper.number) == early)
     network.held_back = None
     for number, answer in held:
-        assert isinstance(answer, OwnersNamed)
+        assert isinstance(answer, OwnersReassigned)
         network.nodes[number].from_manager(answer)
         network.pump()
     del mine

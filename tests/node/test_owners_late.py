@@ -10,7 +10,7 @@ import pytest
 from hoplite_mp._common import ids
 from hoplite_mp._node.objects import ownership_transfer
 from hoplite_mp._planner import owners
-from hoplite_mp._protocol.membership import Reported
+from hoplite_mp._protocol.membership import ReportComplete
 from hoplite_mp._protocol.messages import NodeLost
 from hoplite_mp._protocol.peers import Acquire, Release
 from tests.support.node_hosts import BIG, assert_nothing_kept, remote_hold
@@ -400,7 +400,7 @@ def test_who_lets_go_between_its_two_reports_to_a_manager_is_not_made_the_owner(
     def meanwhile() -> None:
         holds.clear()
         network.pump()
-        network.to_manager(Reported(second.number))
+        network.to_manager(ReportComplete(second.number))
         network.notice(second)
 
     network.restart_manager(meanwhile, own=third.number)

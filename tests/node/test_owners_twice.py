@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp._planner.planner_core import Planner
-from hoplite_mp._protocol.membership import Reported
+from hoplite_mp._protocol.membership import ReportComplete
 from tests.support.node_hosts import BIG, assert_nothing_kept, remote_hold
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Twice:
             for message in list(side.recovery.owners.report_again()):
                 network.to_manager(message)
         for side in others:
-            network.to_manager(Reported(side.number))
+            network.to_manager(ReportComplete(side.number))
         network.planner.tick(LATER)
         network.notice(self.second)
         network.admit()

@@ -8,8 +8,8 @@ import pytest
 
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import DRIVER_SLOT, FIRST_SLOT
-from hoplite_mp._protocol.local import GroupReceived
-from hoplite_mp._protocol.local_groups import GroupSent, GroupSentTaken
+from hoplite_mp._protocol.local import GroupMessageAck
+from hoplite_mp._protocol.local_groups import PeerGroupMessage, PeerGroupMessageAck
 from hoplite_mp._protocol.messages import GroupMembers
 from tests.support.messages import WHOLE
 from tests.support.node_harness import NodeHarness, member
@@ -36,7 +36,7 @@ class World(NodeHarness):
 
     def hear(self, version: int) -> None:
         object_id = ids.pack_id(OTHER.host_id, 1 << 33)
-        self.receive(OTHER.host_id, GroupSent(7, version, 1, 0, 1, 0, object_id, None, ()))
+        self.receive(OTHER.host_id, PeerGroupMessage(7, version, 1, 0, 1, 0, object_id, None, ()))
         self.describe("the message")
 
     @property
@@ -46,7 +46,7 @@ class World(NodeHarness):
     @property
     def told(self) -> list[int]:
         """Numbers of the messages that the sender is told to have arrived."""
-        return [one.number for _, one in self.sent if isinstance(one, GroupSentTaken)]
+        return [one.number for _, one in self.sent if isinstance(one, PeerGroupMessageAck)]
 
 
 @pytest.fixture
@@ -84,5 +84,5 @@ def test_only_the_member_itself_says_what_it_has_received(world: World, asker: s
     if asker == "a former member":
         del world.parts.groups.known[0].here[1]
     slot = DRIVER_SLOT if asker == "another process" else FIRST_SLOT
-    world.ask(slot, GroupReceived(7, 1, 1), 0)
+    world.ask(slot, GroupMessageAck(7, 1, 1), 0)
     assert world.arrived == (0 if asker == "the member" else 1)

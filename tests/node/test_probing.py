@@ -6,7 +6,7 @@ from hoplite_mp._node.peers.link_estimator import PEERS_MAX, Probing
 from hoplite_mp._node.questions import Questions
 from hoplite_mp._node.roster import Roster
 from hoplite_mp._protocol.messages import LinkMeasured, Member
-from hoplite_mp._protocol.peers import Probe, Probed
+from hoplite_mp._protocol.peers import Probe, ProbeResponse
 from tests.support.lost_peers import gone
 from tests.support.node_ports import ManualLoop
 
@@ -36,7 +36,7 @@ class Network:
     def answer(self, after_s: float) -> None:
         (host_id, probe), *self.sent = self.sent
         self.loop.pass_time(after_s)
-        self.questions.answered(host_id, Probed(probe.number))
+        self.questions.answered(host_id, ProbeResponse(probe.number))
 
 
 def test_the_quickest_counts_but_not_the_first() -> None:
@@ -64,8 +64,8 @@ def test_a_node_that_goes_and_answers_that_nobody_waits_for() -> None:
     network = Network()
     network.probing.begin([member(1), member(2)])
     network.questions.peer_lost(gone(1001))
-    network.questions.answered(1001, Probed(network.sent[0][1].number))
-    network.questions.answered(1002, Probed(99))
+    network.questions.answered(1001, ProbeResponse(network.sent[0][1].number))
+    network.questions.answered(1002, ProbeResponse(99))
     network.sent = [one for one in network.sent if one[0] == 1002]
     while network.sent:
         network.answer(1e-3)

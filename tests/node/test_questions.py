@@ -9,7 +9,7 @@ import pytest
 
 from hoplite_mp._client.tracing import ahead_ns
 from hoplite_mp._node.diagnostics.tracing import best_clock
-from hoplite_mp._protocol.diagnostics import ClockAsked, LookTold, TraceRead
+from hoplite_mp._protocol.diagnostics import ClockQuery, DiagnosticsResponse, TraceReadRequest
 from hoplite_mp._protocol.messages import Member
 from tests.support.lost_peers import gone
 
@@ -33,15 +33,15 @@ def questions(node: NodeHarness) -> Questions:
 
 def test_done_when_the_last_has_answered(node: NodeHarness, questions: Questions) -> None:
     found: list[dict[int, Any]] = []
-    questions.ask_all([1, 2], ClockAsked, found.append)
+    questions.ask_all([1, 2], ClockQuery, found.append)
     (one, asked), (two, other) = node.sent
     assert (one, two) == (1, 2)
-    assert questions.answered(2, LookTold(other.number, 7))
-    assert not questions.answered(2, LookTold(other.number, 8))  # doubled
-    assert not questions.answered(3, LookTold(asked.number, 9))  # not asked
-    assert not questions.answered(2, LookTold(asked.number, 9))  # another one was
+    assert questions.answered(2, DiagnosticsResponse(other.number, 7))
+    assert not questions.answered(2, DiagnosticsResponse(other.number, 8))  # doubled
+    assert not questions.answered(3, DiagnosticsResponse(asked.number, 9))  # not asked
+    assert not questions.answered(2, DiagnosticsResponse(asked.number, 9))  # another one was
     assert not found
-    assert questions.answered(1, LookTold(asked.number, 6))
+    assert questions.answered(1, DiagnosticsResponse(asked.number, 6))
     (answers,) = found
     assert {host_id: (a.node, a.message.value) for host_id, a in answers.items()} == {
         1: (10, 6), 2: (20, 7),
@@ -54,31 +54,31 @@ def test_done_when_the_last_has_answered(node: NodeHarness, questions: Questions
 def test_without_patience_all_are_waited_for(node: NodeHarness, questions: Questions) -> None:
     """Each may be asked something of its own, and who answers late is told apart."""
     found: list[dict[int, Any]] = []
-    makes = {host_id: partial(TraceRead, trace=7, offset=host_id) for host_id in (1, 2)}
+    makes = {host_id: partial(TraceReadRequest, trace=7, offset=host_id) for host_id in (1, 2)}
     questions.ask_each(makes, found.append)
     assert [(host_id, ask.offset) for host_id, ask in node.sent] == [(1, 1), (2, 2)]
     (_, first), (_, second) = node.sent
-    assert questions.answered(1, LookTold(first.number))
-    assert not questions.answered(1, LookTold(first.number))
+    assert questions.answered(1, DiagnosticsResponse(first.number))
+    assert not questions.answered(1, DiagnosticsResponse(first.number))
     assert not node.loop.timers
     node.lose(20)
     assert [set(answers) for answers in found] == [{1}]
-    assert not questions.answered(2, LookTold(second.number))
+    assert not questions.answered(2, DiagnosticsResponse(second.number))
 
 
 def test_who_is_silent_or_lost_is_not_waited_for(node: NodeHarness, questions: Questions) -> None:
     found: list[dict[int, Any]] = []
-    questions.ask_all([1, 2, 9], ClockAsked, found.append)  # nobody has host id 9
-    questions.answered(1, LookTold(node.sent[0][1].number))
+    questions.ask_all([1, 2, 9], ClockQuery, found.append)  # nobody has host id 9
+    questions.answered(1, DiagnosticsResponse(node.sent[0][1].number))
     node.lose(20)
     assert [set(answers) for answers in found] == [{1}]
-    questions.ask_all([1, 3], ClockAsked, found.append, 2.0)
+    questions.ask_all([1, 3], ClockQuery, found.append, 2.0)
     (_, asked), (_, other) = node.sent[-2:]
-    questions.answered(3, LookTold(other.number))
+    questions.answered(3, DiagnosticsResponse(other.number))
     assert len(found) == 1
     node.loop.call_all()
     assert [set(answers) for answers in found] == [{1}, {3}]
-    assert not questions.answered(1, LookTold(asked.number))  # too late
+    assert not questions.answered(1, DiagnosticsResponse(asked.number))  # too late
     assert len(found) == 2
     assert not questions.open
 
@@ -87,11 +87,11 @@ def test_one_host_answers_or_is_lost(node: NodeHarness, questions: Questions) ->
     """Without a deadline it is waited for as long as it lives."""
     found: list[Any] = []
     for host_id in (1, 2, 9):
-        questions.ask(host_id, ClockAsked, found.append)
+        questions.ask(host_id, ClockQuery, found.append)
     assert found == [None]  # nobody has host id 9
     node.loop.pass_time(1000.0)
     (_, asked), _ = node.sent
-    questions.answered(1, LookTold(asked.number, 7))
+    questions.answered(1, DiagnosticsResponse(asked.number, 7))
     node.lose(20)
     assert found[1].message.value == 7
     assert found[1].came_ns - found[1].asked_ns == 1000 * 10**9
@@ -110,16 +110,16 @@ def test_the_host_is_lost_while_it_is_asked(node: NodeHarness, questions: Questi
         return send(host_id, message) and host_id != 1
 
     questions.send = break_first
-    questions.ask_all([1, 2], ClockAsked, found.append)
+    questions.ask_all([1, 2], ClockQuery, found.append)
     assert not found
-    questions.answered(2, LookTold(node.sent[-1][1].number))
+    questions.answered(2, DiagnosticsResponse(node.sent[-1][1].number))
     assert [set(answers) for answers in found] == [{2}]
 
 
 def test_nobody_to_ask(questions: Questions) -> None:
     found: list[dict[int, Any]] = []
-    questions.ask_all([], ClockAsked, found.append)
-    questions.ask_all([8, 9], ClockAsked, found.append)
+    questions.ask_all([], ClockQuery, found.append)
+    questions.ask_all([8, 9], ClockQuery, found.append)
     assert found == [{}, {}]
 
 

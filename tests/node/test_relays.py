@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hoplite_mp._node.peers.relays import ANSWER_S, ASKED_MAX
-from hoplite_mp._protocol.peers import RelayAsked, RelayOpened
+from hoplite_mp._protocol.peers import RelayOpened, RelayRequest
 from tests.support.node_harness import member
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def way(node: NodeHarness) -> list[Any]:
 def answer(node: NodeHarness, port: int) -> int:
     """Of the one that was asked last."""
     host_id, asked = node.sent[-1]
-    assert asked == RelayAsked(asked.number, REMOTE)
+    assert asked == RelayRequest(asked.number, REMOTE)
     node.receive(host_id, RelayOpened(asked.number, port))
     return host_id
 
@@ -92,9 +92,9 @@ def test_search_ends_when_the_node_that_is_looked_for_is_lost(
 
 def test_port_is_lent_once_to_all(node: NodeHarness) -> None:
     for asker, number in ((1001, 5), (1002, 6)):
-        node.receive(asker, RelayAsked(number, REMOTE))
+        node.receive(asker, RelayRequest(number, REMOTE))
     node.loop.call_all()
-    node.receive(1003, RelayAsked(7, REMOTE))
+    node.receive(1003, RelayRequest(7, REMOTE))
     assert node.sent == [(1000 + n, RelayOpened(4 + n, 7000)) for n in (1, 2, 3)]
     node.lose(9)
     assert node.connections.lent == []
@@ -104,9 +104,9 @@ def test_node_that_looks_for_a_way_itself_or_does_not_get_there_has_none(
     node: NodeHarness, found: list[list[Any]]
 ) -> None:
     node.connections.reaches = False
-    node.receive(1002, RelayAsked(5, REMOTE))
+    node.receive(1002, RelayRequest(5, REMOTE))
     node.loop.call_all()
     assert node.sent == [(1002, RelayOpened(5, 0))]
     find(node, found)
-    node.receive(1002, RelayAsked(6, REMOTE))
+    node.receive(1002, RelayRequest(6, REMOTE))
     assert node.sent[-1] == (1002, RelayOpened(6, 0))

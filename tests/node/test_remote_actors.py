@@ -10,7 +10,7 @@ from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import DRIVER_SLOT
 from hoplite_mp._node.actors.actor_records import WantedActor
 from hoplite_mp._protocol.actors import BindActor, OpenActor
-from hoplite_mp._protocol.peers import BeginActor
+from hoplite_mp._protocol.peers import StartRemoteActor
 from tests.support.node_harness import member
 from tests.support.node_hosts import Network
 
@@ -41,7 +41,7 @@ def test_node_that_is_lost_cannot_begin_an_actor(node: NodeHarness, asked: bool)
     node.ask(DRIVER_SLOT, OpenActor(setup.oid, b"", "Counter", "", 0, False, False, 1))
     if asked:
         ((to, message),) = node.taken()
-        assert (to, type(message)) == (FIRST, BeginActor)
+        assert (to, type(message)) == (FIRST, StartRemoteActor)
         node.lose(1)
     ((_, reply),) = node.replies()
     assert reply.gone
@@ -51,7 +51,7 @@ def test_node_that_is_lost_cannot_begin_an_actor(node: NodeHarness, asked: bool)
 
 
 def test_what_is_wanted_travels_in_the_order_of_its_fields() -> None:
-    assert WantedActor._fields == BeginActor.__struct_fields__[1:]
+    assert WantedActor._fields == StartRemoteActor.__struct_fields__[1:]
 
 
 @pytest.mark.parametrize("begun", [False, True])

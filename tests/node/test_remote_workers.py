@@ -12,10 +12,10 @@ from hoplite_mp._node.tasks.remote_workers import POLL_AGAIN_S
 from hoplite_mp._node.tasks.worker_pools import RETIRE_ASKS, RETIRE_ENDS, Pool
 from hoplite_mp._protocol.local import (
     EndWorkerBroadcast,
+    GetBroadcastTasks,
     JoinStatus,
     OpenPool,
     OpenWorkerBroadcast,
-    TakeBroadcastTasks,
 )
 from hoplite_mp._protocol.peers import (
     CloseRemotePool,
@@ -261,7 +261,7 @@ def test_workers_are_called_to_a_round_of_another_node_until_they_have_come(
     for wake in (tasks.wake, tasks.wake_for_task):  # it may wait for an object, or for a task
         assert {one.args for one in wake.call_args_list} == {(first,), (second,)}
     for slot, given in ((second, queued[:1]), (first, queued[1:]), (first, [])):
-        assert world.answer(slot, TakeBroadcastTasks()).value == given
+        assert world.answer(slot, GetBroadcastTasks()).value == given
     flags = [one.args for one in client.set_retire.call_args_list]
     assert dict(flags) == {first: 0, second: RETIRE_ENDS}
 

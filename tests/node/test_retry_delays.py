@@ -11,9 +11,9 @@ from hoplite_mp._common.object_states import DRIVER_SLOT, STATE
 from hoplite_mp._protocol.local import (
     SETUP_FAILED,
     ClosePool,
+    InitializerFailed,
     OpenPool,
-    SetupFailed,
-    TryAgain,
+    RetryTask,
 )
 from hoplite_mp.errors import WorkerLostError
 
@@ -52,7 +52,7 @@ def worker(node: NodeHarness, pool: int) -> HarnessProcess:
 def try_in_vain(node: NodeHarness, worker: HarnessProcess, pool: int, oid: int) -> None:
     """The worker runs the task, which fails and has a retry left."""
     assert worker.next(pool) == oid
-    assert node.answer(worker.slot, TryAgain(oid)).value
+    assert node.answer(worker.slot, RetryTask(oid)).value
 
 
 @pytest.mark.parametrize("delay", [(1.0, 1.0, 1.0), (0.5, 2.0, 3.0), (2.0, 1e30, 1e6)])
@@ -91,7 +91,7 @@ def test_end_of_a_task_or_its_pool_ends_the_delay(
         assert not node.parts.delays.waiting()
     elif event == "broken":
         other = node.processes.spawned[1].slot
-        node.ask(other, SetupFailed("it raised", ""))
+        node.ask(other, InitializerFailed("it raised", ""))
         node.worker_exited(other, SETUP_FAILED)
     else:
         node.ask(DRIVER_SLOT, ClosePool(pool, kill=False), 0)

@@ -10,7 +10,7 @@ import pytest
 from hoplite_mp._common import ids
 from hoplite_mp._node.groups.mailbox import QueuedMessage
 from hoplite_mp._protocol.group_calls import GroupPart
-from hoplite_mp._protocol.local_groups import GroupSent
+from hoplite_mp._protocol.local_groups import PeerGroupMessage
 from hoplite_mp._protocol.messages import GroupMembers
 from tests.support.messages import WHOLE
 from tests.support.node_group_calls import NUMBER, RequestingNode
@@ -180,7 +180,7 @@ def test_what_a_lost_node_has_sent_in_a_group_that_it_alone_had_heard_of(
     """The number of that group is given again to the next one, and its messages are not for it."""
     first, node, _ = net.nodes
     object_id = ids.pack_id(first.host_id, 1 << 33)
-    node.receive(first.host_id, GroupSent(GENERATION, 2, 1, 0, 1, 0, object_id, None, ()))
+    node.receive(first.host_id, PeerGroupMessage(GENERATION, 2, 1, 0, 1, 0, object_id, None, ()))
     if lost:
         node.lose(0)
     net.tell(1, shown(1, (None, 1), (0, 1), False), shown(2, (2, 1), (2, 1), True, first=True))

@@ -8,16 +8,16 @@ import pytest
 
 from hoplite_mp._planner.actors import ActorNames
 from hoplite_mp._planner.planner_core import Planner
-from hoplite_mp._protocol.membership import NodeReturned, Reported
+from hoplite_mp._protocol.membership import NodeReturned, ReportComplete
 from hoplite_mp._protocol.messages import (
-    ActorNameAsked,
     ActorNameClaimed,
-    ActorNameHeld,
+    ActorNameQuery,
     ActorNameReleased,
-    HoldingsReported,
+    ActorNameReport,
     NodeJoined,
     NodeLost,
-    OwnersNamed,
+    OrphansReported,
+    OwnersReassigned,
 )
 
 if TYPE_CHECKING:
@@ -36,13 +36,13 @@ def joined(nodes: int) -> Planner:
 
 def holder(planner: Planner, node: int = 1) -> bytes | None:
     """Who has the name, as that node hears."""
-    (told,) = planner.step(ActorNameAsked(9, node, "ps"), 0.0).sends
-    assert isinstance(told[1], ActorNameHeld)
+    (told,) = planner.step(ActorNameQuery(9, node, "ps"), 0.0).sends
+    assert isinstance(told[1], ActorNameReport)
     return told[1].identity
 
 
 def owners(sends: Any) -> dict[int, tuple[int, ...]]:
-    return {node: one.owners for node, one in sends if isinstance(one, OwnersNamed)}
+    return {node: one.owners for node, one in sends if isinstance(one, OwnersReassigned)}
 
 
 def test_a_name_goes_to_the_node_that_begins_the_actor_again() -> None:
@@ -50,15 +50,15 @@ def test_a_name_goes_to_the_node_that_begins_the_actor_again() -> None:
     planner.step(ActorNameClaimed(1, 0, "ps", IDENTITY, True), 0.0)
     planner.step(NodeLost(0, 0), 0.0)
     (refused,) = planner.step(ActorNameClaimed(2, 3, "ps", OTHER, True), 0.0).sends
-    assert refused[1] == ActorNameHeld(2, "ps", IDENTITY)  # nobody knows yet what becomes of it
-    planner.step(HoldingsReported(1, 0, (IDENTITY,), (5,), (0,)), 0.0)
-    planner.step(HoldingsReported(2, 0, (IDENTITY,), (6,), (0,)), 0.0)
-    sends = planner.step(HoldingsReported(3, 0, (IDENTITY,), (0,), (0,), (0, 4)), 0.0).sends
+    assert refused[1] == ActorNameReport(2, "ps", IDENTITY)  # nobody knows yet what becomes of it
+    planner.step(OrphansReported(1, 0, (IDENTITY,), (5,), (0,)), 0.0)
+    planner.step(OrphansReported(2, 0, (IDENTITY,), (6,), (0,)), 0.0)
+    sends = planner.step(OrphansReported(3, 0, (IDENTITY,), (0,), (0,), (0, 4)), 0.0).sends
     assert owners(sends) == {1: (3,), 2: (3,), 3: (3,)}  # not the lowest number
     assert holder(planner) == IDENTITY
     planner.step(NodeLost(3, 0), 0.0)
     for node in (1, 2):
-        planner.step(HoldingsReported(node, 3, (IDENTITY,), (5,), (0,)), 0.0)
+        planner.step(OrphansReported(node, 3, (IDENTITY,), (5,), (0,)), 0.0)
     assert holder(planner) is None  # none of them can begin it
 
 
@@ -79,8 +79,8 @@ def test_a_name_is_free_if_nobody_begins_the_actor_again(moves: bool) -> None:
     planner.step(ActorNameClaimed(1, 0, "ps", IDENTITY, moves), 0.0)
     planner.step(NodeLost(0, 0), 0.0)
     assert (holder(planner) is None) == (not moves)
-    planner.step(HoldingsReported(1, 0, (IDENTITY,), (5,), (0,)), 0.0)
-    planner.step(HoldingsReported(2, 0), 0.0)
+    planner.step(OrphansReported(1, 0, (IDENTITY,), (5,), (0,)), 0.0)
+    planner.step(OrphansReported(2, 0), 0.0)
     assert holder(planner) is None
 
 
@@ -93,15 +93,15 @@ def test_the_manager_dies_with_the_host() -> None:
         planner.step(NodeReturned(node, 0, 3, members), 0.0)
     planner.step(ActorNameClaimed(0, 0, "ps", IDENTITY, True, by_backup=True), 0.0)  # node 2
     planner.step(ActorNameClaimed(4, 1, "ps", OTHER, True), 0.0)  # was open
-    planner.step(Reported(1), 0.0)
-    planner.step(Reported(2), 0.0)
+    planner.step(ReportComplete(1), 0.0)
+    planner.step(ReportComplete(2), 0.0)
     planner.tick(60.0)  # node 0 has not come
     assert holder(planner) == IDENTITY
-    planner.step(HoldingsReported(1, 0, (IDENTITY,), (5,), (0,)), 61.0)
-    planner.step(HoldingsReported(2, 0, (IDENTITY,), (0,), (0,), (0, 1)), 61.0)
+    planner.step(OrphansReported(1, 0, (IDENTITY,), (5,), (0,)), 61.0)
+    planner.step(OrphansReported(2, 0, (IDENTITY,), (0,), (0,), (0, 1)), 61.0)
     assert holder(planner) == IDENTITY
     planner.step(NodeLost(2, 0), 62.0)
-    planner.step(HoldingsReported(1, 2, (IDENTITY,), (5,), (0,)), 62.0)
+    planner.step(OrphansReported(1, 2, (IDENTITY,), (5,), (0,)), 62.0)
     assert holder(planner) is None
 
 
@@ -115,8 +115,8 @@ def test_what_a_spare_says_counts_only_if_the_actors_node_does_not_report(lives:
     if lives:
         planner.step(ActorNameClaimed(0, 0, "ps", IDENTITY, True), 0.0)
     planner.step(ActorNameClaimed(0, 0, "ps", IDENTITY, True, by_backup=True), 0.0)
-    planner.step(Reported(0), 0.0)
-    planner.step(Reported(1), 0.0)
+    planner.step(ReportComplete(0), 0.0)
+    planner.step(ReportComplete(1), 0.0)
     assert holder(planner) == (IDENTITY if lives else None)
 
 
@@ -126,19 +126,19 @@ def test_what_a_spare_says_counts_if_the_actors_node_dies_before_it_has_reported
     for node in (0, 1, 2):
         planner.step(NodeReturned(node, 0, 3, members), 0.0)
     planner.step(ActorNameClaimed(0, 0, "ps", IDENTITY, True, by_backup=True), 0.0)  # node 2
-    planner.step(Reported(1), 0.0)
-    planner.step(Reported(2), 0.0)
+    planner.step(ReportComplete(1), 0.0)
+    planner.step(ReportComplete(2), 0.0)
     planner.tick(60.0)  # node 0 has called, and has not reported
     (refused,) = planner.step(ActorNameClaimed(4, 1, "ps", OTHER, True), 61.0).sends
-    assert refused[1] == ActorNameHeld(4, "ps", IDENTITY)
+    assert refused[1] == ActorNameReport(4, "ps", IDENTITY)
 
 
 def test_of_several_spares_the_one_with_the_newest_state() -> None:
     planner = joined(4)
     planner.step(NodeLost(0, 0), 0.0)
-    planner.step(HoldingsReported(1, 0, (IDENTITY,), (5,), (0,), (0, 0)), 0.0)
-    planner.step(HoldingsReported(2, 0, (IDENTITY,), (0,), (0,), (0, 7)), 0.0)
-    sends = planner.step(HoldingsReported(3, 0, (IDENTITY,), (0,), (0,), (0, 3)), 0.0).sends
+    planner.step(OrphansReported(1, 0, (IDENTITY,), (5,), (0,), (0, 0)), 0.0)
+    planner.step(OrphansReported(2, 0, (IDENTITY,), (0,), (0,), (0, 7)), 0.0)
+    sends = planner.step(OrphansReported(3, 0, (IDENTITY,), (0,), (0,), (0, 3)), 0.0).sends
     assert owners(sends) == {1: (2,), 2: (2,), 3: (2,)}
 
 
@@ -148,6 +148,6 @@ def test_names_of_nodes_about_which_nothing_will_be_decided_are_free() -> None:
         names.claim(ActorNameClaimed(0, node, f"of {node}", IDENTITY, True))
     names.keep_only(lambda node: node != 1)
     for node in range(3):
-        (told,) = names.ask(ActorNameAsked(1, 0, f"of {node}"))
-        assert isinstance(told[1], ActorNameHeld)
+        (told,) = names.ask(ActorNameQuery(1, 0, f"of {node}"))
+        assert isinstance(told[1], ActorNameReport)
         assert told[1].identity == (None if node == 1 else IDENTITY)

@@ -183,4 +183,4 @@ def test_node_that_is_given_up_during_a_delay_is_told_no_joins() -> None:
     nodes.join(AT_ONCE + 3)
     node = AT_ONCE + 1
     sends = nodes.take(nodes.planner.step(m.PeerLost(0, node), 0.0))
-    assert [type(message) for to, message in sends if to == node] == [m.GivenUp]
+    assert [type(message) for to, message in sends if to == node] == [m.DeclaredDead]

@@ -30,9 +30,9 @@ def test_every_message_is_handled_and_every_answer_can_be_drawn() -> None:
 
 def test_which_node_owns_an_object_is_drawn() -> None:
     sends = (
-        (0, m.OwnerTold(ID, 3)),
-        (0, m.OwnerTold(ID, NODES_MAX)),
-        (0, m.OwnersNamed(2, (ID, ID[::-1]), (1, NODES_MAX), ((), ()), ((), ()), False)),
+        (0, m.OwnerReport(ID, 3)),
+        (0, m.OwnerReport(ID, NODES_MAX)),
+        (0, m.OwnersReassigned(2, (ID, ID[::-1]), (1, NODES_MAX), ((), ()), ((), ()), False)),
     )
     lines = StepResult(sends).as_text().splitlines()
     assert lines[0].endswith(": node 3")

@@ -90,7 +90,7 @@ def test_8_an_object_in_two_reductions_goes_once_into_each() -> None:
 def test_9_an_object_that_was_lost_and_put_again_is_no_duplicate() -> None:
     cluster = PlannedCluster(3)
     cluster.fetch(1, 0)
-    cluster.say(m.ObjectGone(A))
+    cluster.say(m.ObjectDeleted(A))
     assert not cluster.planner.copies.entries
     again = cluster.fetch(1, 2)
     assert parents(again, 1) == {2}

@@ -77,7 +77,7 @@ def test_index_has_every_node_that_an_entry_names(seed: int) -> None:
         elif what < 0.9:
             copies.dropped(m.CopyDropped(node, one), 0.0)
         elif what < 0.93:
-            copies.gone(m.ObjectGone(one))
+            copies.gone(m.ObjectDeleted(one))
         elif what < 0.95 and len(cluster.membership.nodes) > 3:
             cluster.membership.lose(node)
             copies.lose(node, 0.0)

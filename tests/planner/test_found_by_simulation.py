@@ -7,7 +7,12 @@ from hoplite_mp._planner.link_speeds import LinkSpeeds
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._planner.program import program_of
 from hoplite_mp._protocol import messages as m
-from hoplite_mp._protocol.membership import DistributeHeld, NodeReturned, ReduceHeld, Reported
+from hoplite_mp._protocol.membership import (
+    NodeReturned,
+    ReportComplete,
+    ReportedDistribute,
+    ReportedReduce,
+)
 from tests.support.planner_clusters import NBYTES, A, B, PlannedCluster
 from tests.support.planner_scenarios import letter_id
 
@@ -97,8 +102,8 @@ def test_the_dead_are_not_waited_for_by_a_manager_that_begins_again() -> None:
             asked = m.ReduceRequested(1, 0, 1, (A,), "sum", 1, kind="alltoall", to=(0, 2))
             planner.step(asked, 0.0)
             planner.step(m.SourceReady(1, 0, 1, NBYTES), 0.0)
-        planner.step(ReduceHeld(node, plan, node == 0), 0.0)
-        sends += planner.step(Reported(node), 0.0).sends
+        planner.step(ReportedReduce(node, plan, node == 0), 0.0)
+        sends += planner.step(ReportComplete(node), 0.0).sends
     ends = [message for _, message in sends if isinstance(message, m.Commit)]
     assert ends
     assert not planner.reductions.operations
@@ -113,8 +118,8 @@ def test_a_copy_whose_source_died_before_the_manager_is_forgotten() -> None:
     for node in (0, 1):
         planner.step(NodeReturned(node, 1, 3, members), 0.0)
         if node == 1:
-            planner.step(DistributeHeld(1, plan, True), 0.0)
-        refused += planner.step(Reported(node), 0.0).sends
+            planner.step(ReportedDistribute(1, plan, True), 0.0)
+        refused += planner.step(ReportComplete(node), 0.0).sends
     assert [to for to, message in refused if isinstance(message, m.FetchRefused)] == [1]
     assert not planner.copies.entries
 

@@ -113,8 +113,8 @@ def test_the_next_planner_asks_about_the_vacated_rank(knows: bool) -> None:
     if knows:
         world.leave(2, 2, 1)
     held = [
-        r.GroupHeld(1, world.shown[1], ((0, 1, 1),)),
-        r.GroupHeld(0, world.shown[0], (), () if knows else (1,)),
+        r.ReportedGroup(1, world.shown[1], ((0, 1, 1),)),
+        r.ReportedGroup(0, world.shown[0], (), () if knows else (1,)),
     ]
     world.asked.clear()
     world.groups = GroupRegistry(8, LinkSpeeds())

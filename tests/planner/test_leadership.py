@@ -40,7 +40,7 @@ class Node:
     def __init__(self, stage: Stage, number: int, sock: socket.socket) -> None:
         self.stage, self.number, self.sock = stage, number, sock
         self.sock.settimeout(5)
-        self.decoder = Decoder(m.ManagerToNode | t.TermsToNode | t.Promoted)
+        self.decoder = Decoder(m.ManagerToNode | t.TermsToNode | t.PromoteResponse)
         self.version = 0
 
     def say(self, *messages: Any) -> None:
@@ -56,10 +56,10 @@ class Node:
             said = list(self.decoder.feed(self.sock.recv(1 << 20)))
         self.sock.settimeout(5)
         for one in said:
-            if isinstance(one, t.Leads) and follow:
+            if isinstance(one, t.LeaderHeartbeat) and follow:
                 self.version = max([self.version, *(hosts.version for hosts in one.lists)])
-                self.say(t.Follows(self.number, one.term, one.sent_us, self.version))
-        quiet = (m.NodeAdmitted, m.MembersChanged, t.StandbyNamed)
+                self.say(t.LeaderHeartbeatAck(self.number, one.term, one.sent_us, self.version))
+        quiet = (m.NodeAdmitted, m.MembersChanged, t.StandbyAnnounced)
         return [one for one in said if type(one) not in quiet]
 
 
@@ -305,21 +305,21 @@ def standby() -> Iterator[Stage]:
 def report(number: int) -> list[Any]:
     members = tuple(m.Member(node, 0, 70 + node, 1, stays=True) for node in range(3))
     returned = r.NodeReturned(number, 0, 3, members)
-    return [returned, r.Reported(number)]
+    return [returned, r.ReportComplete(number)]
 
 
 def test_a_standby_leads_with_the_votes_of_most(standby: Stage) -> None:
     """It begins nothing before, and does not wait for the node of the manager before it."""
     knowledge = t.Knowledge(1, 0, LISTS)
     one, two = standby.connect(), standby.connect()
-    one.say(t.Knows(1, knowledge))
+    one.say(t.VoterState(1, knowledge))
     assert one.hear() == []
-    two.say(t.Knows(2, knowledge))
+    two.say(t.VoterState(2, knowledge))
     (asked,) = one.hear()
-    assert asked == t.VoteAsked(2, 9)
-    one.say(t.Voted(1, 2, knowledge), *report(1)[:1], asks(7, 1), *report(1)[1:])
+    assert asked == t.VoteRequest(2, 9)
+    one.say(t.VoteGranted(1, 2, knowledge), *report(1)[:1], asks(7, 1), *report(1)[1:])
     assert one.hear() == []
-    two.say(t.Voted(2, 2, knowledge), *report(2))
+    two.say(t.VoteGranted(2, 2, knowledge), *report(2))
     standby.loop.turn()
     assert plans(one.hear()) == [7]
     assert standby.loop._planner.membership.nodes == (1, 2)
@@ -346,10 +346,10 @@ def test_a_role_is_for_one_thing(stage: Stage, role: str, message: Any) -> None:
 def test_who_has_gone_does_not_count(standby: Stage) -> None:
     knowledge = t.Knowledge(1, 0, LISTS)
     one, two = standby.connect(), standby.connect()
-    two.say(t.Knows(2, knowledge))
+    two.say(t.VoterState(2, knowledge))
     two.sock.close()
     standby.loop.turn()
-    one.say(t.Knows(1, knowledge))
+    one.say(t.VoterState(1, knowledge))
     assert one.hear() == []
 
 
@@ -366,20 +366,20 @@ def test_a_vote_ends_with_the_connection_over_which_it_came(standby: Stage) -> N
     knowledge = t.Knowledge(1, 0, LISTS)
     voted = t.Knowledge(2, 0, LISTS)
     one, two = standby.connect(), standby.connect()
-    one.say(t.Knows(1, knowledge))
-    two.say(t.Knows(2, knowledge))
-    assert one.hear() == [t.VoteAsked(2, 9)]
-    one.say(t.Voted(1, 2, knowledge), *report(1))
+    one.say(t.VoterState(1, knowledge))
+    two.say(t.VoterState(2, knowledge))
+    assert one.hear() == [t.VoteRequest(2, 9)]
+    one.say(t.VoteGranted(1, 2, knowledge), *report(1))
     again = standby.connect()
-    again.say(t.Knows(1, voted))
+    again.say(t.VoterState(1, voted))
     assert again.hear() == []
     one.sock.close()
     standby.loop.turn()
     (asked,) = again.hear()
-    two.say(t.Voted(2, asked.term, knowledge), *report(2))
+    two.say(t.VoteGranted(2, asked.term, knowledge), *report(2))
     standby.loop.turn()
     assert not standby.leadership.leads
-    again.say(t.Voted(1, asked.term, voted), *report(1), asks(7, 1))
+    again.say(t.VoteGranted(1, asked.term, voted), *report(1), asks(7, 1))
     standby.loop.turn()
     assert standby.leadership.leads
     assert plans(again.hear()) == [7]
@@ -389,22 +389,22 @@ def test_a_human_cannot_know_better_where_it_is_automatic(standby: Stage) -> Non
     (answer,) = promoted(standby)
     assert "in contact with the manager" in answer.reason
     one = standby.connect()
-    one.say(t.Knows(1, t.Knowledge(1, 0, LISTS)))
+    one.say(t.VoterState(1, t.Knowledge(1, 0, LISTS)))
     (answer,) = promoted(standby)
     assert not answer.leads
     assert "only 1 of 3 hosts are reachable" in answer.reason
     assert promoted(standby, anyway=True) == []  # until the vote is there
     (asked,) = one.hear()
-    one.say(t.Voted(1, asked.term, t.Knowledge(1, 0, LISTS)), *report(1))
+    one.say(t.VoteGranted(1, asked.term, t.Knowledge(1, 0, LISTS)), *report(1))
     standby.loop.turn()
     assert standby.leadership.decides(standby.now + 100)
     (answer,) = promoted(standby)
-    assert answer == t.Promoted(True, "it is already the manager of the cluster")
+    assert answer == t.PromoteResponse(True, "it is already the manager of the cluster")
 
 
 def test_nobody_is_promoted_where_no_host_was_ever_named(standby: Stage) -> None:
     """The manager was gone within its first beat."""
-    standby.connect().say(t.Knows(1, t.Knowledge(1, 0, ())))
+    standby.connect().say(t.VoterState(1, t.Knowledge(1, 0, ())))
     (answer,) = promoted(standby, anyway=True)
     assert not answer.leads
     assert "restart it" in answer.reason
@@ -414,14 +414,14 @@ def test_a_promotion_ends_with_who_has_asked_for_it(standby: Stage) -> None:
     """Else the next one who misses the manager for a moment would make it lead alone."""
     one = standby.connect()
     knowledge = t.Knowledge(1, 0, LISTS)
-    one.say(t.Knows(1, knowledge))
+    one.say(t.VoterState(1, knowledge))
     human = standby.connect(role="tool")
     human.say(t.Promote(True))
     standby.loop.turn()
     (asked,) = one.hear()
     human.sock.close()
     standby.loop.turn()
-    one.say(t.Voted(1, asked.term, knowledge))
+    one.say(t.VoteGranted(1, asked.term, knowledge))
     standby.loop.turn()
     assert not standby.leadership.decides(standby.now)
     assert not standby.leadership.leads
@@ -429,7 +429,7 @@ def test_a_promotion_ends_with_who_has_asked_for_it(standby: Stage) -> None:
 
 def test_a_promotion_fails_when_the_own_node_hears_the_manager(standby: Stage) -> None:
     one = standby.connect()
-    one.say(t.Knows(1, t.Knowledge(1, 0, LISTS)))
+    one.say(t.VoterState(1, t.Knowledge(1, 0, LISTS)))
     human = standby.connect(role="tool")
     human.say(t.Promote(True))
     standby.loop.turn()
@@ -462,17 +462,19 @@ def test_who_was_given_up_and_votes_hears_that_it_is_out() -> None:
     members = tuple(m.Member(node, 0, 70 + node, 1, stays=True) for node in range(3))
     known = t.Knowledge(1, 0, LISTS)
     for node in (own, other):
-        node.say(t.Knows(node.number, known))
+        node.say(t.VoterState(node.number, known))
     stage.loop.turn()
-    asked = next(one for one in own.hear() if isinstance(one, t.VoteAsked))
+    asked = next(one for one in own.hear() if isinstance(one, t.VoteRequest))
     own.say(
-        t.Voted(2, asked.term, known),
+        t.VoteGranted(2, asked.term, known),
         r.NodeReturned(2, 0, 3, (members[0], members[2])),
-        r.Reported(2),
+        r.ReportComplete(2),
     )
-    other.say(t.Voted(1, asked.term, known), r.NodeReturned(1, 0, 3, members), r.Reported(1))
+    other.say(
+        t.VoteGranted(1, asked.term, known), r.NodeReturned(1, 0, 3, members), r.ReportComplete(1)
+    )
     assert stage.loop._planner.restoring is None
-    assert m.GivenUp(0.0) in other.hear()
+    assert m.DeclaredDead(0.0) in other.hear()
     assert stage.loop._planner.membership.nodes == (2,)
     stage.close()
 
@@ -484,14 +486,14 @@ def test_who_came_back_while_it_stood_still_is_there() -> None:
     hosts = (t.Hosts(1 << 32 | 1, (0, 1, 2, 3)),)
     members = tuple(m.Member(node, 0, 70 + node, 1, stays=True) for node in range(4))
     nodes = [stage.connect(near=node == 0) for node in range(4)]
-    nodes[0].say(r.NodeReturned(0, 0, 4, members), t.Knows(0, t.Knowledge(1, 0, hosts)))
-    nodes[0].say(r.Reported(0))
-    nodes[1].say(r.NodeReturned(1, 0, 4, members), r.Reported(1))
+    nodes[0].say(r.NodeReturned(0, 0, 4, members), t.VoterState(0, t.Knowledge(1, 0, hosts)))
+    nodes[0].say(r.ReportComplete(0))
+    nodes[1].say(r.NodeReturned(1, 0, 4, members), r.ReportComplete(1))
     stage.beat(nodes[1])
     assert stage.leadership.decides(stage.now)
     stage.now += max(LEASE_S, RESTORE_S) + BEAT_S
     for node in (2, 3):
-        words = (r.NodeReturned(node, 0, 4, members), r.Reported(node))
+        words = (r.NodeReturned(node, 0, 4, members), r.ReportComplete(node))
         nodes[node].sock.sendall(b"".join(map(encode, words)))
     stage.loop.turn()
     assert not stage.leadership.decides(stage.now)

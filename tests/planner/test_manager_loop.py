@@ -17,7 +17,7 @@ from hoplite_mp._planner.manager_recovery import OWN_S
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol.codec import encode, node_decoder
-from hoplite_mp._protocol.membership import NodeReturned, Reported
+from hoplite_mp._protocol.membership import NodeReturned, ReportComplete
 from hoplite_mp._transport.stream import TcpStream
 from tests.support.messages import MEMBER
 
@@ -174,7 +174,7 @@ def test_the_host_of_the_manager_is_never_the_one_that_goes() -> None:
     for host_id in (70, 71, 72):
         planner.step(m.NodeJoined(host_id, 1, 2), 0.0)
     sends = planner.step(m.PeerLost(1, 2), 0.0).sends
-    assert [node for node, one in sends if isinstance(one, m.GivenUp)] == [1]
+    assert [node for node, one in sends if isinstance(one, m.DeclaredDead)] == [1]
 
 
 def test_two_that_have_lost_each_other_do_not_both_stay(stage: Stage) -> None:
@@ -186,7 +186,7 @@ def test_two_that_have_lost_each_other_do_not_both_stay(stage: Stage) -> None:
         stage.loop.turn()
     nodes[1].say(m.PeerLost(1, 2))
     stage.loop.turn()
-    assert nodes[2].hear() == [m.GivenUp(0.0)]
+    assert nodes[2].hear() == [m.DeclaredDead(0.0)]
     assert nodes[2].sock.recv(1) == b""
     nodes[2].sock.close()
     for node in nodes[:2]:
@@ -203,9 +203,11 @@ def test_who_comes_back_too_late_hears_so_whatever_else_it_says(stage: Stage) ->
     first.say(m.NodeJoined(70, 1, 2))
     stage.loop.turn()
     member = msgspec.structs.replace(MEMBER, node=1, incarnation=0)
-    second.say(NodeReturned(1, 0, 2, (member,)), m.FetchRequested(1, ID, 64, (0,)), Reported(1))
+    second.say(
+        NodeReturned(1, 0, 2, (member,)), m.FetchRequested(1, ID, 64, (0,)), ReportComplete(1)
+    )
     stage.loop.turn()
-    assert second.hear() == [m.GivenUp(0.0)]
+    assert second.hear() == [m.DeclaredDead(0.0)]
     assert second.sock.recv(1) == b""
 
 

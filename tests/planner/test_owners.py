@@ -9,9 +9,15 @@ import pytest
 from hoplite_mp._planner import owners
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._protocol.codec import FRAME_BYTES_MAX, encode
-from hoplite_mp._protocol.copies import HoldingsReported, OwnersNamed
-from hoplite_mp._protocol.membership import OwnersKnown
-from hoplite_mp._protocol.messages import NodeJoined, NodeLost, ObjectGone, OwnerAsked, OwnerTold
+from hoplite_mp._protocol.copies import OrphansReported, OwnersReassigned
+from hoplite_mp._protocol.membership import ReportedOwners
+from hoplite_mp._protocol.messages import (
+    NodeJoined,
+    NodeLost,
+    ObjectDeleted,
+    OwnerQuery,
+    OwnerReport,
+)
 
 if TYPE_CHECKING:
     from hoplite_mp._planner.step_result import Send
@@ -29,10 +35,10 @@ def named(nodes: int, count: int) -> list[Send]:
     sends: list[Send] = []
     for node in range(1, nodes + 1):
         numbers = tuple(range(1 << 30, (1 << 30) + count))
-        report = HoldingsReported(node, 0, objects, numbers, tuple(range(count)))
+        report = OrphansReported(node, 0, objects, numbers, tuple(range(count)))
         encode(report)
         sends += planner.step(report, 0.0).sends
-    return [one for one in sends if isinstance(one[1], OwnersNamed)]
+    return [one for one in sends if isinstance(one[1], OwnersReassigned)]
 
 
 def test_every_message_fits_into_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +55,7 @@ def test_several_messages_say_what_one_does(
     monkeypatch: pytest.MonkeyPatch, numbers_max: int
 ) -> None:
     (whole, *_) = [message for node, message in named(3, 40) if node == 1]
-    assert isinstance(whole, OwnersNamed)
+    assert isinstance(whole, OwnersReassigned)
     assert not whole.more
     monkeypatch.setattr(owners, "NUMBERS_MAX", numbers_max)
     parts = [message for node, message in named(3, 40) if node == 1]
@@ -69,22 +75,22 @@ def test_both_reports_to_a_new_manager_count() -> None:
     host_id = (70).to_bytes(8, "little")
     first, later, moved = (host_id + at.to_bytes(8, "little") for at in (1, 2, 3))
     planner.owners.restore(
-        [OwnersKnown(1, (moved,), (1,))],
+        [ReportedOwners(1, (moved,), (1,))],
         [
-            HoldingsReported(1, 0, (first, moved), (5, 6), (0, 1)),
-            HoldingsReported(2, 0, (), (), ()),
+            OrphansReported(1, 0, (first, moved), (5, 6), (0, 1)),
+            OrphansReported(2, 0, (), (), ()),
         ],
     )
-    assert planner.owners.report(HoldingsReported(1, 0, (first, later), (7, 8), (0, 1))) == []
-    sends = planner.owners.report(HoldingsReported(2, 0, (later,), (9,), ()))
+    assert planner.owners.report(OrphansReported(1, 0, (first, later), (7, 8), (0, 1))) == []
+    sends = planner.owners.report(OrphansReported(2, 0, (later,), (9,), ()))
     assert sends == [
         (
             1,
-            OwnersNamed(
+            OwnersReassigned(
                 0, (first, moved, later), (1, 1, 1), ((1, 7), (1, 6), (1, 8, 2, 9)), ((), (), ())
             ),
         ),
-        (2, OwnersNamed(0, (later,), (1,), ((),), ((),))),
+        (2, OwnersReassigned(0, (later,), (1,), ((),), ((),))),
     ]
 
 
@@ -97,10 +103,10 @@ def test_what_was_freed_between_two_reports_gets_no_owner() -> None:
     planner.membership.lose(0)
     freed = (70).to_bytes(8, "little") + bytes(8)
     planner.owners.restore(
-        [OwnersKnown(1, (freed,), (1,))], [HoldingsReported(1, 0, (freed,), (0,), (0,))]
+        [ReportedOwners(1, (freed,), (1,))], [OrphansReported(1, 0, (freed,), (0,), (0,))]
     )
-    planner.step(ObjectGone(freed), 0.0)
-    planner.owners.report(HoldingsReported(1, 0))
+    planner.step(ObjectDeleted(freed), 0.0)
+    planner.owners.report(OrphansReported(1, 0))
     assert not planner.owners.named
 
 
@@ -113,14 +119,14 @@ def test_what_its_owner_freed_while_there_was_no_manager_gets_no_owner() -> None
     planner.membership.lose(0)
     freed, kept, told = ((70).to_bytes(8, "little") + at.to_bytes(8, "little") for at in range(3))
     planner.owners.restore(
-        [OwnersKnown(2, (freed, kept, told), (1, 1, 1)), OwnersKnown(1, (kept,), (1,))],
+        [ReportedOwners(2, (freed, kept, told), (1, 1, 1)), ReportedOwners(1, (kept,), (1,))],
         [
-            HoldingsReported(2, 0, (freed, kept, told), (0, 0, 0), (0, 1, 2)),
-            HoldingsReported(1, 0, (told,), (0,), (0,)),  # it has not heard that it is the owner
+            OrphansReported(2, 0, (freed, kept, told), (0, 0, 0), (0, 1, 2)),
+            OrphansReported(1, 0, (told,), (0,), (0,)),  # it has not heard that it is the owner
         ],
     )
     for node in (1, 2):
-        planner.owners.report(HoldingsReported(node, 0))
+        planner.owners.report(OrphansReported(node, 0))
     assert planner.owners.named == {kept: 1, told: 1}
 
 
@@ -137,13 +143,13 @@ def test_what_a_dead_owner_has_freed_gets_the_owner_of_those_who_hold_it(told: s
     if told == "before":
         planner.membership.lose(1)
     planner.owners.restore(
-        [OwnersKnown(1, (held,), (1,))], [HoldingsReported(2, 1, (held,), (5,), (0,))]
+        [ReportedOwners(1, (held,), (1,))], [OrphansReported(2, 1, (held,), (5,), (0,))]
     )
     if told == "after":
         planner.step(NodeLost(1, 0), 0.0)
-    planner.step(ObjectGone(held), 0.0)
-    planner.owners.report(HoldingsReported(2, 1, (held,), (5,), (0,)))
-    planner.owners.report(HoldingsReported(2, 0))
+    planner.step(ObjectDeleted(held), 0.0)
+    planner.owners.report(OrphansReported(2, 1, (held,), (5,), (0,)))
+    planner.owners.report(OrphansReported(2, 0))
     assert planner.owners.named == {held: 2}
 
 
@@ -165,26 +171,26 @@ def test_who_asks_for_a_host_that_a_new_manager_never_knew_waits_for_the_reports
     kept = (70).to_bytes(8, "little") + bytes(8)
     planner.owners.restore(
         [],
-        [HoldingsReported(2, one, (kept,), (5,), (0,)) for one in lost if not one]
-        + [HoldingsReported(2, one) for one in lost if one],
+        [OrphansReported(2, one, (kept,), (5,), (0,)) for one in lost if not one]
+        + [OrphansReported(2, one) for one in lost if one],
     )
-    asked = OwnerAsked(3, kept)
+    asked = OwnerQuery(3, kept)
     assert not planner.step(asked, 0.0).sends
     sends: list[Send] = []
     for one in reversed(lost):
         for node in nodes:
             objects = ((kept,), (5,), (0,)) if (node, one) == (2, 0) else ((), (), ())
-            sends += planner.step(HoldingsReported(node, one, *objects), 0.0).sends
-    assert [one for one in sends if isinstance(one[1], OwnerTold)] == [(3, OwnerTold(kept, 2))]
-    assert planner.step(asked, 0.0).sends == ((3, OwnerTold(kept, 2)),)
+            sends += planner.step(OrphansReported(node, one, *objects), 0.0).sends
+    assert [one for one in sends if isinstance(one[1], OwnerReport)] == [(3, OwnerReport(kept, 2))]
+    assert planner.step(asked, 0.0).sends == ((3, OwnerReport(kept, 2)),)
 
 
 def test_who_asks_for_an_object_of_an_unknown_host_hears_that_it_is_lost() -> None:
     planner = Planner()
     planner.step(NodeJoined(80, 0, 2), 0.0)
     gone = (70).to_bytes(8, "little") + bytes(8)
-    told = planner.step(OwnerAsked(0, gone), 0.0).sends
-    assert told == ((0, OwnerTold(gone, owners.NOBODY)),)
+    told = planner.step(OwnerQuery(0, gone), 0.0).sends
+    assert told == ((0, OwnerReport(gone, owners.NOBODY)),)
 
 
 @pytest.mark.parametrize("first", [0, 1])
@@ -199,12 +205,12 @@ def test_what_a_later_owner_had_is_decided_when_its_own_holders_have_reported(fi
         planner.membership.lose(node)
     actor = (70).to_bytes(8, "little") + bytes(8)
     reports = [
-        HoldingsReported(2, 0, (actor,), (5,), (0,)),  # does not know of the owner between
-        HoldingsReported(3, 1, (actor,), (0,), (0,), (0, 1)),
-        HoldingsReported(3, 0),
-        HoldingsReported(2, 1),
+        OrphansReported(2, 0, (actor,), (5,), (0,)),  # does not know of the owner between
+        OrphansReported(3, 1, (actor,), (0,), (0,), (0, 1)),
+        OrphansReported(3, 0),
+        OrphansReported(2, 1),
     ]
-    planner.owners.restore([OwnersKnown(3, (actor,), (1,))], reports[:2])
+    planner.owners.restore([ReportedOwners(3, (actor,), (1,))], reports[:2])
     ended: list[tuple[int, dict[bytes, int]]] = []
     planner.owners.concluded = lambda lost, actors: ended.append((lost, actors))
     sends: list[Send] = []
@@ -213,8 +219,8 @@ def test_what_a_later_owner_had_is_decided_when_its_own_holders_have_reported(fi
     assert planner.owners.named == {actor: 3}
     assert ended == [(1, {actor: 3}), (0, {})]
     assert sends == [
-        (3, OwnersNamed(1, (actor,), (3,), ((2, 5),), ((2,),))),
-        (2, OwnersNamed(0, (actor,), (3,), ((),), ((),))),
+        (3, OwnersReassigned(1, (actor,), (3,), ((2, 5),), ((2,),))),
+        (2, OwnersReassigned(0, (actor,), (3,), ((),), ((),))),
     ]
 
 
@@ -229,26 +235,26 @@ def test_a_dead_node_is_not_named_by_what_an_ended_round_has_passed_on() -> None
     one = (70).to_bytes(8, "little") + bytes(8)
     # 0 was the first owner, 1 the later one. 2 and 4 know the first alone, 3 the later one.
     planner.owners.restore(
-        [OwnersKnown(3, (one,), (1,))],
+        [ReportedOwners(3, (one,), (1,))],
         [
-            HoldingsReported(2, 0, (one,), (5,), (0,)),
-            HoldingsReported(4, 0, (one,), (6,), ()),
-            HoldingsReported(3, 1, (one,), (7,), (0,)),
-            HoldingsReported(3, 0),
-            HoldingsReported(2, 1),
-            HoldingsReported(4, 1),
+            OrphansReported(2, 0, (one,), (5,), (0,)),
+            OrphansReported(4, 0, (one,), (6,), ()),
+            OrphansReported(3, 1, (one,), (7,), (0,)),
+            OrphansReported(3, 0),
+            OrphansReported(2, 1),
+            OrphansReported(4, 1),
         ],
     )
     for message in (
-        HoldingsReported(2, 1),
-        HoldingsReported(3, 1, (one,), (7,), (0,)),
-        HoldingsReported(4, 1),  # the round about 1 ends: 2 is named
-        HoldingsReported(2, 0, (one,), (5,), (0,)),
-        HoldingsReported(3, 0),
+        OrphansReported(2, 1),
+        OrphansReported(3, 1, (one,), (7,), (0,)),
+        OrphansReported(4, 1),  # the round about 1 ends: 2 is named
+        OrphansReported(2, 0, (one,), (5,), (0,)),
+        OrphansReported(3, 0),
         NodeLost(2, 0),
-        HoldingsReported(4, 0, (one,), (6,), ()),
-        HoldingsReported(4, 2),
-        HoldingsReported(3, 2, (one,), (7,), (0,)),
+        OrphansReported(4, 0, (one,), (6,), ()),
+        OrphansReported(4, 2),
+        OrphansReported(3, 2, (one,), (7,), (0,)),
     ):
         planner.step(message, 0.0)
     assert planner.owners.named == {one: 3}

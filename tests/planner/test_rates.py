@@ -61,7 +61,7 @@ def spread(made: Planner, now: float, number: int, packs: bool = True) -> m.Dist
     for wanted in plan.packing if packs else ():
         made.step(pack(wanted), now)
     (found,) = {one for _, one in plan.sends if isinstance(one, m.Distribute)}
-    made.step(m.ObjectGone(one), now)
+    made.step(m.ObjectDeleted(one), now)
     return found
 
 

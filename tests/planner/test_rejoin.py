@@ -146,11 +146,11 @@ def test_hosts_that_are_gone() -> None:
     host_ids[2] = 5
     groups = world()
     sends = join(groups)
-    assert (5, m.GroupTasksAsked((whos[1],))) in sends
+    assert (5, m.GroupTasksQuery((whos[1],))) in sends
     assert isinstance(sends[-1][1], m.GroupJoined)
     assert [type(one) for _, one in groups.lose_node(4)] == []
     given_up, closed = [one for _, one in groups.lose_node(5)]
-    assert isinstance(given_up, m.GroupGivenUp)
+    assert isinstance(given_up, m.GroupMemberRemoved)
     assert isinstance(closed, m.GroupClosed)
 
 
@@ -161,7 +161,9 @@ def test_the_next_planner_goes_on(when: str) -> None:
     if when == "while it waits":
         world.join(3, 33, 2, tries=1)
     held = [
-        r.GroupHeld(node, shown, ((2, 33, 1),)) for node, shown in world.shown.items() if node == 1
+        r.ReportedGroup(node, shown, ((2, 33, 1),))
+        for node, shown in world.shown.items()
+        if node == 1
     ]
     world.groups = GroupRegistry(8, LinkSpeeds())
     world.groups.remember(ends)
@@ -179,7 +181,7 @@ def test_what_is_asked_and_forgotten() -> None:
     far = [ids.pack_id(2, n) for n in range(ASKED_MAX + 1)]
     sends = returns.ask([*far, *far])
     assert [(node, len(one.tasks)) for node, one in sends] == [(2, ASKED_MAX), (2, 1)]  # type: ignore[union-attr]
-    returns.told(m.GroupTasksOver(2, (far[0], ids.pack_id(2, 1 << 20))))
+    returns.told(m.GroupTasksEnded(2, (far[0], ids.pack_id(2, 1 << 20))))
     assert returns.hopeless({0: (far[1], frozenset(far[:1]))}) == [0]
     returns.keep(far[:1])
     assert not returns.ask(far[:1]), "it is known"

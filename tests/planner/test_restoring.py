@@ -48,7 +48,7 @@ def test_who_does_not_come_back_is_lost() -> None:
     cluster.die()
     for node in (0, 1):
         cluster.say(r.NodeReturned(node, 1, NODES, planner_members(0, 1, 2)))
-        assert cluster.say(r.Reported(node)) == []
+        assert cluster.say(r.ReportComplete(node)) == []
     assert cluster.planner.tick(RESTORE_S - 0.1).sends == ()
     plan = cluster.planner.tick(RESTORE_S)
     for node, admitted in plan.sends:
@@ -63,12 +63,12 @@ def test_who_comes_back_and_dies_is_lost() -> None:
     cluster = RestartedPlanner()
     cluster.die()
     cluster.say(r.NodeReturned(2, 1, NODES, planner_members(0, 1, 2)))
-    cluster.say(r.CopyHeld(2, A, NBYTES))
-    cluster.say(r.Reported(2))
+    cluster.say(r.ReportedCopy(2, A, NBYTES))
+    cluster.say(r.ReportComplete(2))
     cluster.say(m.NodeLost(2, 1))
     for node in (0, 1):
         cluster.say(r.NodeReturned(node, 1, NODES, planner_members(0, 1, 2)))
-        cluster.say(r.Reported(node))
+        cluster.say(r.ReportComplete(node))
     plan = cluster.planner.tick(RESTORE_S)
     assert [node for node, _ in plan.sends] == [0, 1]
 
@@ -82,9 +82,9 @@ def test_who_was_given_up_is_not_let_in_again(order: tuple[int, ...]) -> None:
     sends = []
     for node in order:
         cluster.say(r.NodeReturned(node, 1, NODES, planner_members(*known[node])))
-        cluster.say(r.CopyHeld(node, A, NBYTES))
-        sends += cluster.say(r.Reported(node))
-    assert (2, m.GivenUp(0.0)) in sends
+        cluster.say(r.ReportedCopy(node, A, NBYTES))
+        sends += cluster.say(r.ReportComplete(node))
+    assert (2, m.DeclaredDead(0.0)) in sends
     admitted = {node: one for node, one in sends if isinstance(one, m.NodeAdmitted)}
     assert set(admitted) == {0, 1}
     assert [member.node for member in admitted[0].members] == [0, 1]
@@ -96,10 +96,12 @@ def test_a_later_life_is_not_the_one_that_was_given_up() -> None:
     cluster.die()
     for node in (0, 1):
         cluster.say(r.NodeReturned(node, 1, NODES, planner_members(0, 1, 2)))
-        cluster.say(r.Reported(node))
+        cluster.say(r.ReportComplete(node))
     again = m.Member(2, 2, 702, 1)
     cluster.say(r.NodeReturned(2, 2, NODES, (*planner_members(0, 1), again)))
-    admitted = [node for node, one in cluster.say(r.Reported(2)) if isinstance(one, m.NodeAdmitted)]
+    admitted = [
+        node for node, one in cluster.say(r.ReportComplete(2)) if isinstance(one, m.NodeAdmitted)
+    ]
     assert admitted == [0, 1, 2]
 
 
@@ -109,8 +111,8 @@ def test_a_running_copy_is_not_disturbed() -> None:
     plan = cluster.latest(m.Distribute)
     cluster.die()
     reports = {
-        0: (r.DistributeHeld(0, plan, False),),
-        1: (r.DistributeHeld(1, plan, True),),
+        0: (r.ReportedDistribute(0, plan, False),),
+        1: (r.ReportedDistribute(1, plan, True),),
         2: (),
     }
     assert cluster.back(reports) == []
@@ -129,7 +131,11 @@ def test_a_copy_that_came_meanwhile() -> None:
     cluster.say(m.FetchRequested(1, A, NBYTES, (0,)))
     plan = cluster.latest(m.Distribute)
     cluster.die()
-    reports = {0: (r.DistributeHeld(0, plan, False),), 1: (r.CopyHeld(1, A, NBYTES),), 2: ()}
+    reports = {
+        0: (r.ReportedDistribute(0, plan, False),),
+        1: (r.ReportedCopy(1, A, NBYTES),),
+        2: (),
+    }
     over = m.Withdraw(plan.operation, A, plan.epoch)
     assert {*cluster.back(reports)} == {(0, over), (1, over)}
     # Its holder is known: who comes next has somebody else than the owner to ask.
@@ -144,10 +150,10 @@ def test_who_calls_twice_says_all_anew() -> None:
     plan = cluster.latest(m.Distribute)
     cluster.die()
     cluster.say(r.NodeReturned(2, 1, NODES, planner_members(0, 1, 2)))
-    cluster.say(r.DistributeHeld(2, plan, True))
+    cluster.say(r.ReportedDistribute(2, plan, True))
     reports: dict[int, tuple[Any, ...]] = {
-        2: (r.CopyHeld(2, A, NBYTES),),
-        0: (r.DistributeHeld(0, plan, False), r.CopyHeld(0, A, NBYTES)),
+        2: (r.ReportedCopy(2, A, NBYTES),),
+        0: (r.ReportedDistribute(0, plan, False), r.ReportedCopy(0, A, NBYTES)),
         1: (),
     }
     over = m.Withdraw(plan.operation, A, plan.epoch)
@@ -170,9 +176,9 @@ def test_a_plan_in_place_of_one_that_failed() -> None:
     assert {parent, other} == {0, 1}
     cluster.die()
     reports: dict[int, tuple[Any, ...]] = {
-        parent: (r.DistributeHeld(parent, first, False),),
-        other: (r.DistributeHeld(other, second, False),),
-        2: (r.DistributeHeld(2, first, True), failed),
+        parent: (r.ReportedDistribute(parent, first, False),),
+        other: (r.ReportedDistribute(other, second, False),),
+        2: (r.ReportedDistribute(2, first, True), failed),
     }
     sends = cluster.back(reports)
     plans = [one for node, one in sends if node == 2 and isinstance(one, m.Distribute)]
@@ -185,7 +191,9 @@ def test_a_plan_that_its_source_has_not_read() -> None:
     cluster.say(m.FetchRequested(1, A, NBYTES, (0,)))
     plan = cluster.latest(m.Distribute)
     cluster.die()
-    assert cluster.back(empty_reports() | {1: (r.DistributeHeld(1, plan, True),)}) == [(0, plan)]
+    assert cluster.back(empty_reports() | {1: (r.ReportedDistribute(1, plan, True),)}) == [
+        (0, plan)
+    ]
 
 
 def test_a_plan_that_its_receiver_has_not_read() -> None:
@@ -195,7 +203,9 @@ def test_a_plan_that_its_receiver_has_not_read() -> None:
     cluster.say(asked)
     plan = cluster.latest(m.Distribute)
     cluster.die()
-    sends = cluster.back(empty_reports() | {0: (r.DistributeHeld(0, plan, False),), 1: (asked,)})
+    sends = cluster.back(
+        empty_reports() | {0: (r.ReportedDistribute(0, plan, False),), 1: (asked,)}
+    )
     over = m.Withdraw(plan.operation, A, plan.epoch)
     new = cluster.latest(m.Distribute)
     assert new.epoch > plan.epoch
@@ -209,13 +219,13 @@ def test_a_source_that_died_with_the_planner() -> None:
     plan = cluster.latest(m.Distribute)
     cluster.die()
     for node, facts in (
-        (1, (r.DistributeHeld(1, plan, True),)),
-        (0, (r.CopyHeld(0, A, NBYTES),)),
+        (1, (r.ReportedDistribute(1, plan, True),)),
+        (0, (r.ReportedCopy(0, A, NBYTES),)),
     ):
         cluster.say(r.NodeReturned(node, 1, NODES, planner_members(0, 1, 2)))
         for fact in facts:
             cluster.say(fact)
-        cluster.say(r.Reported(node))
+        cluster.say(r.ReportComplete(node))
     sends = cluster.planner.tick(RESTORE_S).sends
     plans = [one for node, one in sends if isinstance(one, m.Distribute) and node == 1]
     assert len(plans) == 1
@@ -228,7 +238,7 @@ def test_a_running_fold_is_not_disturbed() -> None:
     request, plan = start_fold(cluster)
     cluster.die()
     reports: dict[int, tuple[Any, ...]] = {
-        node: (r.ReduceHeld(node, plan, node == 1),) for node in range(NODES)
+        node: (r.ReportedReduce(node, plan, node == 1),) for node in range(NODES)
     }
     reports[0] = (request, *reports[0])
     assert cluster.back(reports) == []
@@ -243,7 +253,7 @@ def test_a_fold_that_came_to_its_end_meanwhile() -> None:
     request, plan = start_fold(cluster)
     cluster.die()
     reports: dict[int, tuple[Any, ...]] = {
-        node: (r.ReduceHeld(node, plan, True),) for node in range(NODES)
+        node: (r.ReportedReduce(node, plan, True),) for node in range(NODES)
     }
     reports[0] = (*reports[0], request)
     commit = m.Commit(7, 1, (0, 1, 2), (0, 1, 2))
@@ -256,9 +266,9 @@ def test_a_commit_that_some_have_read() -> None:
     commit = m.Commit(7, 1, (0, 1, 2), (0, 1, 2))
     cluster.die()
     reports = {
-        0: (request, r.ReduceHeld(0, plan, True)),
+        0: (request, r.ReportedReduce(0, plan, True)),
         1: (r.OperationEnded(1, commit),),
-        2: (r.ReduceHeld(2, plan, True),),
+        2: (r.ReportedReduce(2, plan, True),),
     }
     assert {*cluster.back(reports)} == {(0, commit), (2, commit)}
     assert not cluster.planner.reductions.operations
@@ -273,9 +283,9 @@ def test_a_commit_comes_before_the_copies_of_its_result() -> None:
     copy = cluster.latest(m.Distribute)
     cluster.die()
     reports = {
-        0: (request, r.OperationEnded(0, commit), r.DistributeHeld(0, copy, True)),
+        0: (request, r.OperationEnded(0, commit), r.ReportedDistribute(0, copy, True)),
         1: (r.OperationEnded(1, commit),),
-        2: (r.ReduceHeld(2, plan, True),),
+        2: (r.ReportedReduce(2, plan, True),),
     }
     told = [type(one) for node, one in cluster.back(reports) if node == 2]
     assert told[0] is m.Commit
@@ -288,9 +298,9 @@ def test_who_was_let_go_in_the_middle_has_not_seen_the_end() -> None:
     request, plan = start_fold(cluster)
     cluster.die()
     reports = {
-        0: (request, r.ReduceHeld(0, plan, False)),
-        1: (r.ReduceHeld(1, plan, False),),
-        2: (r.OperationEnded(2, m.Forget(7)), r.ReduceHeld(2, plan, False)),
+        0: (request, r.ReportedReduce(0, plan, False)),
+        1: (r.ReportedReduce(1, plan, False),),
+        2: (r.OperationEnded(2, m.Forget(7)), r.ReportedReduce(2, plan, False)),
     }
     assert cluster.back(reports) == []
     commit = m.Commit(7, 1, (0, 1, 2), (0, 1, 2))
@@ -307,11 +317,11 @@ def test_the_first_node_is_waited_for(known: tuple[int, ...]) -> None:
     cluster.die()
     for node in (1, 2):
         cluster.say(r.NodeReturned(node, 1, NODES, planner_members(*known)))
-        assert cluster.say(r.Reported(node)) == []
+        assert cluster.say(r.ReportComplete(node)) == []
     plan = cluster.planner.tick(RESTORE_S)
     assert (plan.sends, plan.wake_at) == ((), OWN_S)
     cluster.say(r.NodeReturned(0, 1, NODES, planner_members(0, 1, 2)))
-    sends = cluster.say(r.Reported(0), RESTORE_S + 1)
+    sends = cluster.say(r.ReportComplete(0), RESTORE_S + 1)
     assert [node for node, _ in sends] == [1, 2, 0]
 
 
@@ -321,23 +331,23 @@ def test_half_a_report_is_no_report() -> None:
     cluster.die()
     for node in (0, 1):
         cluster.say(r.NodeReturned(node, 1, NODES, planner_members(0, 1, 2)))
-        cluster.say(r.Reported(node))
+        cluster.say(r.ReportComplete(node))
     cluster.say(r.NodeReturned(2, 1, NODES, planner_members(0, 1, 2)), 0.1)
     for turn in range(3):
-        assert cluster.say(r.CopyHeld(2, A, NBYTES), 1.5 * (turn + 1)) == []
+        assert cluster.say(r.ReportedCopy(2, A, NBYTES), 1.5 * (turn + 1)) == []
     assert cluster.planner.tick(4.5 + RESTORE_S - 0.1).sends == ()
     sends = cluster.planner.tick(4.5 + RESTORE_S).sends
-    assert (2, m.GivenUp(0.0)) in sends
+    assert (2, m.DeclaredDead(0.0)) in sends
     admitted = [one for _, one in sends if isinstance(one, m.NodeAdmitted)]
     assert [[member.node for member in one.members] for one in admitted] == [[0, 1]] * 2
-    assert cluster.say(r.Reported(2), 10.0) == []
+    assert cluster.say(r.ReportComplete(2), 10.0) == []
 
 
 def test_a_fold_that_nobody_waits_for() -> None:
     cluster = RestartedPlanner()
     _, plan = start_fold(cluster)
     cluster.die()
-    reports = empty_reports() | {1: (r.ReduceHeld(1, plan, False),)}
+    reports = empty_reports() | {1: (r.ReportedReduce(1, plan, False),)}
     assert cluster.back(reports) == [(1, m.Forget(7))]
 
 
@@ -348,7 +358,7 @@ def test_a_failure_that_only_the_one_who_asked_has_read() -> None:
     cluster.die()
     reports = empty_reports() | {
         0: (r.OperationEnded(0, failed),),
-        1: (r.ReduceHeld(1, plan, False),),
+        1: (r.ReportedReduce(1, plan, False),),
     }
     assert cluster.back(reports) == [(1, m.Forget(7))]
 
@@ -366,9 +376,9 @@ def test_a_plan_of_which_some_have_an_earlier_one() -> None:
     later = msgspec.structs.replace(second, epoch=2)
     cluster.die()
     reports = {
-        0: (request, r.ReduceHeld(0, later, False)),
-        1: (r.ReduceHeld(1, plan, True),),
-        2: (r.ReduceHeld(2, plan, True),),
+        0: (request, r.ReportedReduce(0, later, False)),
+        1: (r.ReportedReduce(1, plan, True),),
+        2: (r.ReportedReduce(2, plan, True),),
     }
     assert {*cluster.back(reports)} == {(1, later), (2, m.Forget(7))}
     assert cluster.say(m.StripesComplete(7, 1, 1)) == []  # of the earlier one
@@ -392,7 +402,7 @@ def test_what_was_counted_goes_on() -> None:
     cluster.die()
     for node, counted in enumerate([(7, 0, 3), (9, 5, 0), (0, 0, 0)]):
         cluster.say(r.NodeReturned(node, 1, NODES, planner_members(0, 1, 2), *counted))
-        cluster.say(r.Reported(node))
+        cluster.say(r.ReportComplete(node))
     cluster.say(m.FetchRequested(1, A, NBYTES, (0,)))
     plan = cluster.latest(m.Distribute)
     assert (plan.epoch, plan.operation) == (10, (1 << 63) + 5)
@@ -401,8 +411,8 @@ def test_what_was_counted_goes_on() -> None:
 
 def test_reports_that_nobody_has_asked_for_change_nothing() -> None:
     cluster = RestartedPlanner()
-    assert cluster.say(r.CopyHeld(1, A, NBYTES)) == []
-    assert cluster.say(r.Reported(1)) == []
+    assert cluster.say(r.ReportedCopy(1, A, NBYTES)) == []
+    assert cluster.say(r.ReportComplete(1)) == []
     assert not cluster.planner.copies.entries
 
 
@@ -413,7 +423,7 @@ def test_a_node_hears_of_numbers_it_has_never_met() -> None:
     cluster.die()
     for node, known in ((0, (0, 1, 2)), (1, (0, 1))):
         cluster.say(r.NodeReturned(node, 1, len(known), planner_members(*known)))
-        cluster.say(r.Reported(node))
+        cluster.say(r.ReportComplete(node))
     sends = cluster.planner.tick(RESTORE_S).sends
     assert [(node, one.given) for node, one in sends if isinstance(one, m.NodeAdmitted)] == [
         (0, 3),
@@ -421,5 +431,5 @@ def test_a_node_hears_of_numbers_it_has_never_met() -> None:
     ]
     for node in (0, 1):
         assert cluster.planner.owners._rounds
-        cluster.say(m.HoldingsReported(node, 2, (), (), (), ()))
+        cluster.say(m.OrphansReported(node, 2, (), (), (), ()))
     assert not cluster.planner.owners._rounds

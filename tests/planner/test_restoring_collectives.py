@@ -25,12 +25,12 @@ def test_a_plan_that_a_loss_has_ended_is_sent_to_nobody() -> None:
     cluster.die()
     some = {"ready": (0, 1), "ready_nbytes": (NBYTES,) * 2, "ready_layouts": (b"x",) * 2}
     request = msgspec.structs.replace(request, **some, ready_holders=((0,), (1,)))
-    facts: dict[int, tuple[Any, ...]] = {0: (r.ReduceHeld(0, plan, False), request), 1: ()}
+    facts: dict[int, tuple[Any, ...]] = {0: (r.ReportedReduce(0, plan, False), request), 1: ()}
     for node, said in facts.items():
         for message in (
             r.NodeReturned(node, 1, NODES, planner_members(0, 1, 2)),
             *said,
-            r.Reported(node),
+            r.ReportComplete(node),
         ):
             assert cluster.say(message) == []
     sends = cluster.planner.tick(RESTORE_S).sends

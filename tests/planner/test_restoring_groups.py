@@ -14,7 +14,7 @@ def test_a_group_is_as_it_was() -> None:
     shown = cluster.group()
     cluster.die()
     reports = empty_reports() | {
-        node: (r.GroupHeld(node, shown, ((node, 5, 1),)),) for node in (0, 1)
+        node: (r.ReportedGroup(node, shown, ((node, 5, 1),)),) for node in (0, 1)
     }
     assert cluster.back(reports) == []
     told = cluster.say(m.ClientLost(1, 5, 1))
@@ -28,8 +28,8 @@ def test_a_member_that_died_meanwhile() -> None:
     shown = cluster.group()
     cluster.die()
     reports = empty_reports() | {
-        0: (r.GroupHeld(0, shown, ((0, 5, 1),)),),
-        1: (r.GroupHeld(1, shown, ()),),
+        0: (r.ReportedGroup(0, shown, ((0, 5, 1),)),),
+        1: (r.ReportedGroup(1, shown, ()),),
     }
     sends = cluster.back(reports)
     assert {node for node, _ in sends} == {0, 1}
@@ -43,7 +43,7 @@ def test_a_member_that_died_before_its_host_heard_that_it_was_one() -> None:
     shown = cluster.group()
     assert shown.formed
     cluster.die()
-    reports = empty_reports() | {0: (r.GroupHeld(0, shown, ((0, 5, 1),)),)}
+    reports = empty_reports() | {0: (r.ReportedGroup(0, shown, ((0, 5, 1),)),)}
     sends = [send for send in cluster.back(reports) if isinstance(send[1], m.GroupMembers)]
     assert sends[0] == (1, shown)
     later = {node: one for node, one in sends[1:]}
@@ -57,7 +57,7 @@ def test_a_member_whose_host_is_gone_as_all_know_but_for_the_groups_version() ->
     cluster = RestartedPlanner()
     shown = cluster.group()
     cluster.die()
-    reports = {0: (r.GroupHeld(0, shown, ((0, 5, 1),)),), 2: ()}
+    reports = {0: (r.ReportedGroup(0, shown, ((0, 5, 1),)),), 2: ()}
     sends = cluster.back(reports, known=(0, 2))
     versions = [one for _, one in sends if isinstance(one, m.GroupMembers)]
     assert versions[-1].nodes == (0, None)
@@ -73,8 +73,8 @@ def test_a_change_of_which_not_all_have_heard() -> None:
     assert second.version > first.version
     cluster.die()
     reports = empty_reports() | {
-        0: (r.GroupHeld(0, second, ((0, 5, 1),)),),
-        1: (r.GroupHeld(1, first, ()),),
+        0: (r.ReportedGroup(0, second, ((0, 5, 1),)),),
+        1: (r.ReportedGroup(1, first, ()),),
     }
     assert cluster.back(reports) == [(1, second)]
 
@@ -92,8 +92,8 @@ def test_a_later_group_has_the_board_of_one_whose_end_not_all_have_heard() -> No
     assert (later.board, later.generation) == (first.board, first.generation + 1)
     cluster.die()
     reports = empty_reports() | {
-        0: (r.GroupHeld(0, later, ((0, 6, 1),)),),
-        1: (r.GroupHeld(1, first, ()), m.GroupJoinRequested(2, 1, 6, 1, "later", 2, 1)),
+        0: (r.ReportedGroup(0, later, ((0, 6, 1),)),),
+        1: (r.ReportedGroup(1, first, ()), m.GroupJoinRequested(2, 1, 6, 1, "later", 2, 1)),
     }
     sends = cluster.back(reports)
     about = {one.name for _, one in sends if isinstance(one, m.GroupMembers)}
@@ -119,9 +119,9 @@ def test_the_end_of_a_group_is_remembered_although_no_node_has_heard_of_it(later
         cluster.say(m.GroupJoinRequested(3, 0, 6, 1, "later", 1, 0))
         shown = cluster.latest(m.GroupMembers)
         assert shown.board == first.board
-        reports |= {0: (r.GroupHeld(0, shown, ((0, 6, 1),)),)}
+        reports |= {0: (r.ReportedGroup(0, shown, ((0, 6, 1),)),)}
     cluster.die()
-    reports |= {1: (r.GroupHeld(1, second, (), (0, 1), (1,)),)}
+    reports |= {1: (r.ReportedGroup(1, second, (), (0, 1), (1,)),)}
     cluster.back(reports)
     closed = cluster.latest(m.GroupClosed)
     assert closed.end is not None
@@ -140,11 +140,11 @@ def test_a_member_whose_host_was_given_up_by_the_manager_that_died() -> None:
     assert second.nodes == (0, None)
     cluster.die()
     reports = empty_reports() | {
-        0: (r.GroupHeld(0, second, ((0, 5, 1),)),),
-        1: (r.GroupHeld(1, first, ((1, 5, 1),)),),
+        0: (r.ReportedGroup(0, second, ((0, 5, 1),)),),
+        1: (r.ReportedGroup(1, first, ((1, 5, 1),)),),
     }
     sends = cluster.back(reports)
-    given_up = [(node, one) for node, one in sends if isinstance(one, m.GroupGivenUp)]
+    given_up = [(node, one) for node, one in sends if isinstance(one, m.GroupMemberRemoved)]
     ((node, one),) = given_up
     assert (node, one.rank, one.client, one.client_generation) == (1, 1, 5, 1)
     assert "declared dead" in one.message
@@ -160,8 +160,8 @@ def test_not_all_have_heard_that_a_group_is_whole() -> None:
     assert (forming.formed, whole.formed, whole.first) == (False, True, True)
     cluster.die()
     reports = empty_reports() | {
-        0: (r.GroupHeld(0, forming, ((0, 5, 1),)),),
-        1: (r.GroupHeld(1, whole, ((1, 5, 1),)),),
+        0: (r.ReportedGroup(0, forming, ((0, 5, 1),)),),
+        1: (r.ReportedGroup(1, whole, ((1, 5, 1),)),),
     }
     sends = cluster.back(reports)
     assert [node for node, _ in sends] == [0, 1]
@@ -179,7 +179,7 @@ def test_a_node_has_heard_nothing_of_a_group_that_others_know_to_be_whole(
     cluster.say(asked)
     whole = cluster.latest(m.GroupMembers)
     cluster.die()
-    reports = empty_reports() | {0: (r.GroupHeld(0, whole, ((0, 5, 1),)),), 1: (asked,)}
+    reports = empty_reports() | {0: (r.ReportedGroup(0, whole, ((0, 5, 1),)),), 1: (asked,)}
     sends = cluster.back(reports)
     (answer,) = [one for node, one in sends if node == 1 and isinstance(one, m.GroupJoined)]
     assert (answer.rank, answer.formed, answer.admitted) == (1, True, True)
@@ -209,7 +209,7 @@ def test_a_node_has_heard_nothing_although_a_member_elsewhere_has_died_since(
     assert shown.nodes == (0, 1, None)
     assert not shown.first
     cluster.die()
-    reports = empty_reports() | {0: (r.GroupHeld(0, shown, ((0, 5, 1),)),), 1: (asked,)}
+    reports = empty_reports() | {0: (r.ReportedGroup(0, shown, ((0, 5, 1),)),), 1: (asked,)}
     sends = cluster.back(reports)
     (answer,) = [one for node, one in sends if node == 1 and isinstance(one, m.GroupJoined)]
     assert (answer.rank, answer.admitted) == (1, not newcomer)
@@ -228,8 +228,8 @@ def test_one_node_has_heard_nothing_and_another_one_not_that_it_is_whole() -> No
     assert [one.formed for one in shown] == [False, False, True]
     cluster.die()
     reports = empty_reports() | {
-        0: (r.GroupHeld(0, shown[2], ((0, 5, 1),)),),
-        1: (r.GroupHeld(1, shown[1], ((1, 5, 1),)),),
+        0: (r.ReportedGroup(0, shown[2], ((0, 5, 1),)),),
+        1: (r.ReportedGroup(1, shown[1], ((1, 5, 1),)),),
         2: (joins[2],),
     }
     sends = cluster.back(reports)
@@ -251,8 +251,8 @@ def test_who_holds_a_rank_since_when() -> None:
     assert shown.since_of(1) == shown.version > first.version
     cluster.die()
     reports = empty_reports() | {
-        0: (r.GroupHeld(0, shown, ((0, 5, 1),)),),
-        1: (r.GroupHeld(1, shown, ((1, 6, 1),)),),
+        0: (r.ReportedGroup(0, shown, ((0, 5, 1),)),),
+        1: (r.ReportedGroup(1, shown, ((1, 6, 1),)),),
     }
     assert cluster.back(reports) == []
     cluster.say(m.ClientLost(0, 5, 1))
@@ -272,8 +272,8 @@ def test_a_member_that_comes_back_on_a_host_that_has_heard_nothing() -> None:
     assert (latest.alive, latest.joining, latest.nodes) == (0b01, 0b10, (0, 2))
     cluster.die()
     reports = empty_reports() | {
-        0: (r.GroupHeld(0, latest, ((0, 5, 1),)),),
-        1: (r.GroupHeld(1, latest, ()),),
+        0: (r.ReportedGroup(0, latest, ((0, 5, 1),)),),
+        1: (r.ReportedGroup(1, latest, ()),),
         2: (asked,),
     }
     sends = cluster.back(reports)
@@ -294,8 +294,8 @@ def test_the_answer_that_made_a_group_whole_was_not_read(rank: int | None) -> No
     whole = cluster.latest(m.GroupMembers)
     cluster.die()
     reports = empty_reports() | {
-        0: (r.GroupHeld(0, whole, ((0, 5, 1),)),),
-        1: (r.GroupHeld(1, whole, ()), asked),
+        0: (r.ReportedGroup(0, whole, ((0, 5, 1),)),),
+        1: (r.ReportedGroup(1, whole, ()), asked),
     }
     ((node, answer),) = cluster.back(reports)
     assert (node, answer.rank, answer.admitted) == (1, 1, True)
@@ -309,7 +309,7 @@ def test_members_of_the_next_group_of_that_name() -> None:
     cluster.die()
     again = [m.GroupJoinRequested(2, node, 5, 1, "g", 2, None) for node in (0, 1)]
     reports = empty_reports() | {
-        node: (r.GroupHeld(node, whole, (), (node,)), again[node]) for node in (0, 1)
+        node: (r.ReportedGroup(node, whole, (), (node,)), again[node]) for node in (0, 1)
     }
     sends = cluster.back(reports)
     assert (0, m.GroupClosed("g", whole.generation, whole.board)) in sends
@@ -341,7 +341,7 @@ def test_the_last_member_of_a_group_died() -> None:
     cluster = RestartedPlanner()
     shown = cluster.group()
     cluster.die()
-    reports = empty_reports() | {node: (r.GroupHeld(node, shown, ()),) for node in (0, 1)}
+    reports = empty_reports() | {node: (r.ReportedGroup(node, shown, ()),) for node in (0, 1)}
     sends = cluster.back(reports)
     assert [type(one) for _, one in sends] == [m.GroupClosed] * 2
     fresh = cluster.say(m.GroupJoinRequested(2, 0, 6, 1, "g", 1, 0))
@@ -359,8 +359,8 @@ def test_a_group_that_comes_out_of_another_and_has_not_all_its_founders() -> Non
     assert (shown.name, shown.formed, shown.founders_joined) == ("part", False, 1)
     cluster.die()
     reports = empty_reports() | {
-        0: (r.GroupHeld(0, whole, ((0, 5, 1),)), r.GroupHeld(0, shown, ((0, 5, 1),))),
-        1: (r.GroupHeld(1, whole, ((1, 5, 1),)),),
+        0: (r.ReportedGroup(0, whole, ((0, 5, 1),)), r.ReportedGroup(0, shown, ((0, 5, 1),))),
+        1: (r.ReportedGroup(1, whole, ((1, 5, 1),)),),
     }
     assert cluster.back(reports) == []
     cluster.say(m.ClientLost(1, 5, 1))

@@ -29,9 +29,9 @@ def test_a_founder_that_was_told_of_the_part_but_not_answered() -> None:
     parts = [join_request(7, node, 5, "part", 2, node, **about) for node in (0, 1)]
     cluster.say(parts[0])
     first = shown_by(cluster)
-    parents = {n: r.GroupHeld(n, whole, ((n, 5, 1),)) for n in (0, 1)}
+    parents = {n: r.ReportedGroup(n, whole, ((n, 5, 1),)) for n in (0, 1)}
     cluster.die()
-    reports = {0: (parents[0], r.GroupHeld(0, first, ()), parts[0]), 1: (parents[1],)}
+    reports = {0: (parents[0], r.ReportedGroup(0, first, ()), parts[0]), 1: (parents[1],)}
     sends = cluster.back(empty_reports() | reports)
     assert answer_to(sends, 0).rank == 0
     at_0 = ([one for one in versions_to(sends, 0) if one.name == "part"] or [first])[-1]
@@ -40,11 +40,11 @@ def test_a_founder_that_was_told_of_the_part_but_not_answered() -> None:
     assert latest.formed
     cluster.die()
     reports = {
-        0: (parents[0], r.GroupHeld(0, at_0, ((0, 5, 1),))),
-        1: (parents[1], r.GroupHeld(1, latest, ((1, 5, 1),))),
+        0: (parents[0], r.ReportedGroup(0, at_0, ((0, 5, 1),))),
+        1: (parents[1], r.ReportedGroup(1, latest, ((1, 5, 1),))),
     }
     sends = cluster.back(empty_reports() | reports)
-    assert not [one for _, one in sends if isinstance(one, m.GroupGivenUp)]
+    assert not [one for _, one in sends if isinstance(one, m.GroupMemberRemoved)]
     assert shown_by(cluster).alive == 0b11
 
 
@@ -61,15 +61,15 @@ def test_a_task_that_died_before_its_host_heard_that_it_was_a_member(elsewhere: 
         asked = join_request(8, 2, 7, name, 2, 1)
         cluster.say(asked)
         shown = shown_by(cluster)
-        reports[0].append(r.GroupHeld(0, shown, ((0, 7, 1),)))
-        held = r.GroupHeld(2, shown, ((1, 7, 1),))
+        reports[0].append(r.ReportedGroup(0, shown, ((0, 7, 1),)))
+        held = r.ReportedGroup(2, shown, ((1, 7, 1),))
         reports[2].append(held if elsewhere == "held" else asked)
 
     if elsewhere in ("held", "a"):
         make_other("a")
     cluster.say(join_request(2, 0, 5, "g", 2, 0, task=task_at(1)))
     cluster.say(join_request(2, 2, 5, "g", 2, 1, task=task_at(2)))
-    reports[0].append(r.GroupHeld(0, shown_by(cluster), (), (0,)))
+    reports[0].append(r.ReportedGroup(0, shown_by(cluster), (), (0,)))
     if elsewhere == "z":
         make_other("z")
     reports[2].append(m.ClientLost(2, 5, 1))
@@ -98,7 +98,7 @@ def test_the_end_that_was_told_first_counts(order: tuple[int, ...]) -> None:
     assert closed.end is not None
     assert closed.end.dead == ()
     cluster.die()
-    reports = {0: (r.GroupHeld(0, early, (), (0, 2), (0,)),), 1: (closed.end,)}
+    reports = {0: (r.ReportedGroup(0, early, (), (0, 2), (0,)),), 1: (closed.end,)}
     sends = cluster.back(empty_reports() | reports)
     (told,) = [one for node, one in sends if node == 0 and isinstance(one, m.GroupClosed)]
     cluster.die()
@@ -118,7 +118,7 @@ def test_a_request_that_had_been_refused_for_its_size() -> None:
     assert [type(one) for _, one in cluster.say(wrong)] == [m.GroupRefused]
     cluster.die()
     reports = {
-        0: (r.GroupHeld(0, whole, ((0, 5, 1),)),),
+        0: (r.ReportedGroup(0, whole, ((0, 5, 1),)),),
         1: (m.ClientLost(1, 5, 1), wrong),
     }
     sends = cluster.back(empty_reports() | reports)
@@ -141,11 +141,11 @@ def test_a_newcomer_that_asks_while_the_last_others_leave(other: bool) -> None:
     more: tuple[Any, ...] = ()
     if other:
         cluster.say(join_request(1, 2, 7, "other", 1, 0))
-        more = (r.GroupHeld(2, shown_by(cluster), ((0, 7, 1),)),)
+        more = (r.ReportedGroup(2, shown_by(cluster), ((0, 7, 1),)),)
     cluster.die()
     reports = {
-        0: (r.GroupHeld(0, latest, (), (0,)),),
-        1: (r.GroupHeld(1, latest, ()),),
+        0: (r.ReportedGroup(0, latest, (), (0,)),),
+        1: (r.ReportedGroup(1, latest, ()),),
         2: (*more, asked),
     }
     sends = cluster.back(reports)

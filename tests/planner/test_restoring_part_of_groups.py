@@ -38,8 +38,8 @@ def test_a_founder_whose_host_has_the_group_before(name: str) -> None:
     whole = shown_by(cluster)
     cluster.die()
     reports = {
-        0: (r.GroupHeld(0, whole, ((0, 5, 1),)),),
-        1: (r.GroupHeld(1, first, (), (1,)), asked[1]),
+        0: (r.ReportedGroup(0, whole, ((0, 5, 1),)),),
+        1: (r.ReportedGroup(1, first, (), (1,)), asked[1]),
     }
     sends = cluster.back(empty_reports() | reports)
     assert answer_to(sends, 1).admitted
@@ -58,8 +58,8 @@ def test_a_dead_founder_whose_host_has_the_group_before() -> None:
     whole = shown_by(cluster)
     cluster.die()
     reports = {
-        0: (r.GroupHeld(0, whole, ((0, 6, 1),)),),
-        1: (r.GroupHeld(1, first, (), (1,)), m.ClientLost(1, 6, 1)),
+        0: (r.ReportedGroup(0, whole, ((0, 6, 1),)),),
+        1: (r.ReportedGroup(1, first, (), (1,)), m.ClientLost(1, 6, 1)),
     }
     assert versions_to(cluster.back(empty_reports() | reports), 1)[-1].former == (1,)
 
@@ -77,7 +77,9 @@ def test_founders_of_a_group_in_which_one_died_before_it_was_whole() -> None:
     cluster.say(m.ClientLost(2, 6, 1))
     shown = shown_by(cluster)
     cluster.die()
-    sends = cluster.back(empty_reports() | {0: (r.GroupHeld(0, shown, ((0, 5, 1),)),), 1: (asked,)})
+    sends = cluster.back(
+        empty_reports() | {0: (r.ReportedGroup(0, shown, ((0, 5, 1),)),), 1: (asked,)}
+    )
     assert (answer_to(sends, 1).rank, answer_to(sends, 1).admitted) == (1, True)
 
 
@@ -95,9 +97,9 @@ def test_a_founder_whose_host_knows_an_earlier_member_of_its_rank() -> None:
     assert whole.first
     cluster.die()
     reports = {
-        0: (r.GroupHeld(0, whole, ((0, 5, 1),)),),
-        1: (r.GroupHeld(1, early, (), (1,), (1,)), asked),
-        2: (r.GroupHeld(2, whole, ((2, 5, 1),)),),
+        0: (r.ReportedGroup(0, whole, ((0, 5, 1),)),),
+        1: (r.ReportedGroup(1, early, (), (1,), (1,)), asked),
+        2: (r.ReportedGroup(2, whole, ((2, 5, 1),)),),
     }
     sends = cluster.back(reports)
     assert (answer_to(sends, 1).rank, answer_to(sends, 1).admitted) == (1, True)
@@ -116,9 +118,9 @@ def test_the_task_of_a_living_member_is_not_dead(order: tuple[int, ...]) -> None
     assert latest.nodes == (0, 2)
     cluster.die()
     held = {
-        0: (r.GroupHeld(0, latest, ((0, 5, 1),)),),
-        1: (r.GroupHeld(1, whole, (), (1,), (1,)),),
-        2: (r.GroupHeld(2, latest, ((1, 5, 1),)),),
+        0: (r.ReportedGroup(0, latest, ((0, 5, 1),)),),
+        1: (r.ReportedGroup(1, whole, (), (1,), (1,)),),
+        2: (r.ReportedGroup(2, latest, ((1, 5, 1),)),),
     }
     cluster.back({node: held[node] for node in order})
     cluster.say(m.GroupAdmitted("g", whole.generation, 1))
@@ -143,9 +145,9 @@ def test_a_founder_of_a_part_whose_join_was_not_answered() -> None:
     cluster.die()
     cluster.back(
         {
-            0: (r.GroupHeld(0, whole, ((0, 5, 1),)), r.GroupHeld(0, shown, ((0, 5, 1),))),
-            2: (r.GroupHeld(2, whole, ((2, 5, 1),)), parts[2]),
-            1: (r.GroupHeld(1, whole, ((1, 5, 1),)), parts[1]),
+            0: (r.ReportedGroup(0, whole, ((0, 5, 1),)), r.ReportedGroup(0, shown, ((0, 5, 1),))),
+            2: (r.ReportedGroup(2, whole, ((2, 5, 1),)), parts[2]),
+            1: (r.ReportedGroup(1, whole, ((1, 5, 1),)), parts[1]),
         }
     )
     last = shown_by(cluster)
@@ -161,9 +163,9 @@ def test_a_join_of_a_node_that_is_gone() -> None:
     whole = shown_by(cluster)
     cluster.die()
     returned = r.NodeReturned(1, 1, NODES, planner_members(0, 1, 2))
-    for one in (returned, asked, r.Reported(1), m.NodeLost(1, 1)):
+    for one in (returned, asked, r.ReportComplete(1), m.NodeLost(1, 1)):
         cluster.say(one)
-    sends = cluster.back({0: (r.GroupHeld(0, whole, ((0, 5, 1),)),), 2: ()}, known=(0, 2))
+    sends = cluster.back({0: (r.ReportedGroup(0, whole, ((0, 5, 1),)),), 2: ()}, known=(0, 2))
     assert cluster.planner.membership.nodes == (0, 2)
     assert versions_to(sends, 0)[-1].nodes == (0, None)
 
@@ -184,7 +186,7 @@ def test_a_request_that_a_node_has_reported_twice() -> None:
     cluster.say(joins[1])
     cluster.back(
         {
-            0: (r.GroupHeld(0, whole, ((0, 5, 1),)),),
+            0: (r.ReportedGroup(0, whole, ((0, 5, 1),)),),
             1: (joins[1], m.ClientLost(1, 6, 1)),
             2: (),
         }
@@ -207,7 +209,7 @@ def test_a_group_of_whose_end_one_node_alone_has_heard(of_tasks: bool) -> None:
     cluster.die()
     again = [join_request(2, node, 5, "g", 2, node, task=tasks[node]) for node in (0, 1)]
     end = closed.end or GroupEnd("g", whole.generation, (), (), ())  # as a node reports it
-    reports = {0: (r.GroupHeld(0, whole, (), (0,)), again[0]), 1: (end, again[1])}
+    reports = {0: (r.ReportedGroup(0, whole, (), (0,)), again[0]), 1: (end, again[1])}
     sends = cluster.back(empty_reports() | reports)
     joined = [one for _, one in sends if isinstance(one, m.GroupJoined)]
     assert {one.generation for one in joined} == {whole.generation + 1}
@@ -223,9 +225,9 @@ def test_a_member_of_a_group_whose_name_a_later_one_has() -> None:
     later = msgspec.structs.replace(early, generation=early.generation + 1, nodes=(0, None))
     cluster.die()
     reports = {
-        0: (r.GroupHeld(0, later, ((0, 5, 1),)),),
-        1: (r.GroupHeld(1, early, ((0, 5, 1),)),),
+        0: (r.ReportedGroup(0, later, ((0, 5, 1),)),),
+        1: (r.ReportedGroup(1, early, ((0, 5, 1),)),),
     }
     sends = cluster.back(empty_reports() | reports)
     to_1 = [type(one).__name__ for node, one in sends if node == 1]
-    assert to_1 == ["GroupGivenUp", "GroupClosed"]
+    assert to_1 == ["GroupMemberRemoved", "GroupClosed"]

@@ -90,7 +90,7 @@ def test_the_next_planner_knows_it_from_the_nodes(when: str) -> None:
     def next_planner(here: dict[int, list[int]]) -> None:
         ranks = {1: 0, 2: 1, 3: 2}
         held = [
-            r.GroupHeld(node, world.shown[node], tuple((ranks[w], w, 1) for w in here[node]))
+            r.ReportedGroup(node, world.shown[node], tuple((ranks[w], w, 1) for w in here[node]))
             for node in sorted(world.shown)
         ]
         world.groups = GroupRegistry(8, LinkSpeeds())
@@ -114,8 +114,8 @@ def test_the_next_planner_knows_it_from_the_nodes(when: str) -> None:
 def test_what_happened_while_there_was_no_planner(died: bool) -> None:
     world = RegistryWorld()
     world.form(1, 2, 3)
-    first = r.GroupHeld(0, world.shown[0], (), (1,))
-    other = r.GroupHeld(1, world.shown[1], (), (0, 2), (2,) if died else ())
+    first = r.ReportedGroup(0, world.shown[0], (), (1,))
+    other = r.ReportedGroup(1, world.shown[1], (), (0, 2), (2,) if died else ())
     world.groups = GroupRegistry(8, LinkSpeeds())
     world.take(world.groups.restore([first, other], [], range(100)))
     assert is_refused_as_ended(world.join(3, 33, 2)) == died

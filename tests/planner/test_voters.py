@@ -27,7 +27,7 @@ class Stage:
 
     def ask(self, term: int, now: float) -> list[tuple[str, Any]]:
         self.said.clear()
-        assert self.leadership.handle("voter", t.NotLed(term), now)
+        assert self.leadership.handle("voter", t.NoLeader(term), now)
         return self.said
 
 
@@ -35,9 +35,9 @@ def test_it_is_given_up_while_its_manager_decides() -> None:
     stage = Stage(own=0)
     stage.leadership.set_members(MEMBERS)
     assert stage.ask(2, 10.0) == []  # the candidate may win yet
-    stage.leadership.handle("third", t.Follows(3, 1, 10_000_000, 0), 10.0)
+    stage.leadership.handle("third", t.LeaderHeartbeatAck(3, 1, 10_000_000, 0), 10.0)
     assert stage.leadership.decides(10.0)
-    assert stage.ask(2, 10.0) == [("voter", m.GivenUp(0.0))]
+    assert stage.ask(2, 10.0) == [("voter", m.DeclaredDead(0.0))]
     assert stage.ask(1, 10.0) == []  # it has not voted, so it may return
     assert stage.ask(2, 10.0 + LEASE_S) == []
 

@@ -8,11 +8,11 @@ import pytest
 
 from hoplite_mp._protocol.codec import Decoder, encode
 from hoplite_mp._protocol.diagnostics import (
-    ClockAsked,
-    DumpAsked,
-    LookTold,
-    TraceAsked,
-    TraceRead,
+    ClockQuery,
+    DiagnosticsResponse,
+    DumpRequest,
+    TraceReadRequest,
+    TraceRequest,
 )
 from hoplite_mp._protocol.peers import PeerMessage
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SAMPLES = (
-    ClockAsked(1),
-    TraceAsked(2, (1 << 63) - 1, "begin"),
-    TraceAsked(3, 5, "end"),
-    TraceRead(4, 5, 1 << 40),
-    DumpAsked(5, True),
-    LookTold(6, 1 << 62, b"data", "why not"),
+    ClockQuery(1),
+    TraceRequest(2, (1 << 63) - 1, "begin"),
+    TraceRequest(3, 5, "end"),
+    TraceReadRequest(4, 5, 1 << 40),
+    DumpRequest(5, True),
+    DiagnosticsResponse(6, 1 << 62, b"data", "why not"),
 )
 
 
@@ -38,13 +38,13 @@ def test_there_and_back(message: Any) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: ClockAsked(-1),
-        lambda: TraceAsked(1, 5, "pause"),
-        lambda: TraceAsked(1, 1 << 64, "end"),
-        lambda: TraceRead(1, 5, -1),
-        lambda: DumpAsked(1, 1),  # type: ignore[arg-type]
-        lambda: LookTold(1, -1),
-        lambda: LookTold(1, error="x" * (1 << 20)),
+        lambda: ClockQuery(-1),
+        lambda: TraceRequest(1, 5, "pause"),
+        lambda: TraceRequest(1, 1 << 64, "end"),
+        lambda: TraceReadRequest(1, 5, -1),
+        lambda: DumpRequest(1, 1),  # type: ignore[arg-type]
+        lambda: DiagnosticsResponse(1, -1),
+        lambda: DiagnosticsResponse(1, error="x" * (1 << 20)),
     ],
 )
 def test_what_cannot_be(make: Callable[[], Any]) -> None:

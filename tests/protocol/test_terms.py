@@ -15,7 +15,7 @@ from tests.support.messages import KNOWLEDGE, LISTS, TERMS_TO_MANAGER, TERMS_TO_
 
 @pytest.mark.parametrize("message", TERMS_TO_NODE, ids=lambda one: type(one).__name__)
 def test_to_a_node_and_nobody_else(message: Any) -> None:
-    if isinstance(message, t.Promoted):  # for the command alone
+    if isinstance(message, t.PromoteResponse):  # for the command alone
         with pytest.raises(ProtocolError):
             node_decoder().feed(encode(message))
     else:
@@ -33,7 +33,7 @@ def test_to_a_manager_and_nobody_else(message: Any) -> None:
 
 
 def test_what_comes_back_knows_what_it_knew() -> None:
-    (knows,) = manager_decoder().feed(encode(t.Knows(2, KNOWLEDGE)))
+    (knows,) = manager_decoder().feed(encode(t.VoterState(2, KNOWLEDGE)))
     assert knows.knowledge.latest == LISTS[1]
     assert knows.knowledge.latest.has_majority({0, 2})
     assert not LISTS[0].has_majority({0})
@@ -43,21 +43,21 @@ def test_what_comes_back_knows_what_it_knew() -> None:
 @pytest.mark.parametrize(
     ("kind", "values"),
     [
-        (t.StandbyNamed, ((),)),
-        (t.StandbyNamed, (("",),)),
-        (t.Leads, (-1, 0, 0)),
-        (t.Leads, (1, NODES_MAX, 0)),
-        (t.Leads, (1, 0, 0, (t.Hosts(1, (NODES_MAX,)),))),
-        (t.Leads, (1, 0, 0, (t.Hosts(-1, (0,)),))),
-        (t.Leads, (1, 0, 0, (t.Hosts(1, ()),) * (t.LISTS_MAX + 1))),
-        (t.VoteAsked, (2, -1)),
-        (t.Follows, (0, 1, -1, 0)),
-        (t.Knows, (0, t.Knowledge(-1, None, ()))),
-        (t.Voted, (0, 2, t.Knowledge(1, NODES_MAX, ()))),
-        (t.NotLed, (-1,)),
+        (t.StandbyAnnounced, ((),)),
+        (t.StandbyAnnounced, (("",),)),
+        (t.LeaderHeartbeat, (-1, 0, 0)),
+        (t.LeaderHeartbeat, (1, NODES_MAX, 0)),
+        (t.LeaderHeartbeat, (1, 0, 0, (t.Hosts(1, (NODES_MAX,)),))),
+        (t.LeaderHeartbeat, (1, 0, 0, (t.Hosts(-1, (0,)),))),
+        (t.LeaderHeartbeat, (1, 0, 0, (t.Hosts(1, ()),) * (t.LISTS_MAX + 1))),
+        (t.VoteRequest, (2, -1)),
+        (t.LeaderHeartbeatAck, (0, 1, -1, 0)),
+        (t.VoterState, (0, t.Knowledge(-1, None, ()))),
+        (t.VoteGranted, (0, 2, t.Knowledge(1, NODES_MAX, ()))),
+        (t.NoLeader, (-1,)),
         (t.Superseded, (-1,)),
         (t.Promote, (1,)),
-        (t.Promoted, (True, "")),
+        (t.PromoteResponse, (True, "")),
     ],
 )
 def test_what_is_illegal(kind: type, values: tuple[Any, ...]) -> None:

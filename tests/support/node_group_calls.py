@@ -19,7 +19,7 @@ from hoplite_mp._protocol.local import GroupJoin
 from hoplite_mp._protocol.messages import (
     GroupJoinRequested,
     GroupMembers,
-    GroupTasksOver,
+    GroupTasksEnded,
 )
 from tests.support.messages import WHOLE
 from tests.support.node_harness import NodeHarness, member
@@ -140,6 +140,6 @@ class RequestingNode(NodeHarness):
     def told(self) -> list[bytes]:
         """The tasks of which the manager has been told that they are over."""
         found = [task for one in self.reports for task in one.tasks]
-        assert all(isinstance(one, GroupTasksOver) and one.node == NUMBER for one in self.reports)
+        assert all(isinstance(one, GroupTasksEnded) and one.node == NUMBER for one in self.reports)
         self.reports.clear()
         return found

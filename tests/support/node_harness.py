@@ -41,7 +41,7 @@ from hoplite_mp._protocol.fields import NO_OBJECT
 from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.local import Reply, Request, Start
 from hoplite_mp._protocol.messages import Member, MembersChanged, NodeAdmitted
-from hoplite_mp._protocol.peers import Acquire, Described, PeerMessage, RunTask
+from hoplite_mp._protocol.peers import Acquire, ObjectReport, PeerMessage, RunTask
 from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._protocol.spawning import Exited, InheritedContext, LanStart, Spawn, StartStandby
 from hoplite_mp._simulation.virtual.host_ports import NoDoor, NoStacks
@@ -604,7 +604,7 @@ class NodeHarness(HostMemory):
         questions, self.sent = self.sent, []
         for host_id, one in questions:
             if isinstance(one, Acquire):
-                about = Described(one.object, one.number, "ready", len(payload), payload)
+                about = ObjectReport(one.object, one.number, "ready", len(payload), payload)
                 self.receive(host_id, about)
             else:
                 self.sent.append((host_id, one))

@@ -18,15 +18,15 @@ from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._node.actors.actor_records import WantedActor
 from hoplite_mp._planner.planner_core import Planner
 from hoplite_mp._protocol.actors import ActorRestarts, BindActor
-from hoplite_mp._protocol.membership import NodeReturned, Reported
+from hoplite_mp._protocol.membership import NodeReturned, ReportComplete
 from hoplite_mp._protocol.messages import (
     Member,
     MembersChanged,
     NodeAdmitted,
     NodeJoined,
     NodeLost,
-    OwnersNamed,
-    OwnerTold,
+    OwnerReport,
+    OwnersReassigned,
     PeerLost,
 )
 from hoplite_mp.errors import ObjectLostError
@@ -223,7 +223,7 @@ class Network(HarnessNetwork):
         if self.no_manager or isinstance(message, PeerLost):
             return
         for number, answer in self.planner.step(message, 0.0).sends:
-            if not isinstance(answer, (OwnersNamed, OwnerTold)):
+            if not isinstance(answer, (OwnersReassigned, OwnerReport)):
                 continue
             if self.held_back is not None:
                 self.held_back.append((number, answer))
@@ -251,7 +251,7 @@ class Network(HarnessNetwork):
                 self.to_manager(message)
         meanwhile()
         for side in self.living:
-            self.to_manager(Reported(side.number))
+            self.to_manager(ReportComplete(side.number))
         self.admit()
 
     def admit(self) -> None:

@@ -54,7 +54,7 @@ class RestartedPlanner:
         sends = []
         for node, facts in reports.items():
             returned = r.NodeReturned(node, 1, NODES, planner_members(*known))
-            for message in (returned, *facts, r.Reported(node)):
+            for message in (returned, *facts, r.ReportComplete(node)):
                 sends += self.say(message)
         admitted = [node for node, one in sends if isinstance(one, m.NodeAdmitted)]
         assert admitted == list(reports)

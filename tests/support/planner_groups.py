@@ -41,9 +41,9 @@ class RegistryWorld:
                 self.shown.pop(node, None)
                 if message.end is not None:
                     self.ends.append(message.end)
-            elif isinstance(message, m.GroupTasksAsked):
+            elif isinstance(message, m.GroupTasksQuery):
                 self.asked += [(node, one) for one in message.tasks]
-            elif isinstance(message, m.GroupGivenUp):
+            elif isinstance(message, m.GroupMemberRemoved):
                 self.given_up.append((message.client, message.rank))
             else:
                 answer = message
@@ -90,7 +90,7 @@ def is_refused_as_ended(answer: Any) -> bool:
 
 
 def end_tasks(world: RegistryWorld, *whos: int) -> None:
-    world.take(world.groups.tasks_over(m.GroupTasksOver(0, tuple(task_id(who) for who in whos))))
+    world.take(world.groups.tasks_over(m.GroupTasksEnded(0, tuple(task_id(who) for who in whos))))
 
 
 def member_ranks(world: RegistryWorld) -> list[int]:

@@ -199,7 +199,7 @@ VERBS: dict[str, Callable[[Words, Named], Any]] = {
     "fetched": _fetched,
     "parent-failed": _parent_failed,
     "copy-dropped": lambda w, n: m.CopyDropped(_number(n, "node"), letter_id(w[0])),
-    "gone": lambda w, n: m.ObjectGone(letter_id(w[0])),
+    "gone": lambda w, n: m.ObjectDeleted(letter_id(w[0])),
     "node-lost": lambda w, n: m.NodeLost(int(w[0]), _number(n, "incarnation", 1)),
     "client-lost": lambda w, n: m.ClientLost(*_client(n)),
     "request": _request,
@@ -214,6 +214,6 @@ VERBS: dict[str, Callable[[Words, Named], Any]] = {
     "actor-claims": lambda w, n: m.ActorNameClaimed(
         int(n.get("request", "0")), _number(n, "node"), w[0], letter_id(w[1])
     ),
-    "actor-asked": lambda w, n: m.ActorNameAsked(int(n["request"]), _number(n, "node"), w[0]),
+    "actor-asked": lambda w, n: m.ActorNameQuery(int(n["request"]), _number(n, "node"), w[0]),
     "actor-ended": lambda w, n: m.ActorNameReleased(_number(n, "node"), w[0], letter_id(w[1])),
 }

@@ -149,7 +149,7 @@ class CopyWalk(Walk):
         if not rarely:
             return
         object_id = letter_id(letter)
-        sends = self.step(m.ObjectGone(object_id))
+        sends = self.step(m.ObjectDeleted(object_id))
         receivers = {node for node, one in self.following if one == object_id}
         refused = {node for node, message in sends if isinstance(message, m.FetchRefused)}
         assert refused == receivers

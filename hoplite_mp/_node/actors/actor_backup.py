@@ -27,7 +27,12 @@ from hoplite_mp._node.objects.remote_objects import MEMORY_POLL_S
 from hoplite_mp._planner.resources import ResourceLedger
 from hoplite_mp._protocol.fields import NO_OBJECT, NODES_MAX
 from hoplite_mp._protocol.messages import ActorNameClaimed, ActorNameReleased
-from hoplite_mp._protocol.peers import ActorKept, ActorSought, DropActor, KeepActor
+from hoplite_mp._protocol.peers import (
+    ActorBackupStored,
+    ActorPoolQuery,
+    DropActorBackup,
+    StoreActorBackup,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -50,7 +55,7 @@ class ActorBackup:
 
     host_id: int  # id of the actor's host
     number: int  # number of the actor's node
-    what: KeepActor
+    what: StoreActorBackup
     holds: list[Any] = field(default_factory=list)
     before: ActorBackup | None = None  # the last complete backup, kept until this one is complete
     whole: bool = False  # all objects that `what` names are here
@@ -86,7 +91,8 @@ class ActorBackups:
         self.owners = owners
         self.events = events
         self.at: dict[int, int] = {}  # identity of an actor on this host -> host id of its backup
-        # Identity -> (number of the latest KeepActor, actions that are waiting for its answer).
+        # Identity -> (number of the latest StoreActorBackup, actions that are waiting for its
+        # answer).
         self.asked: dict[int, tuple[int, list[Callable[[], None]]]] = {}
         # Identity -> node number of a backup with which this node has lost contact, until the
         # manager has declared the backup gone.
@@ -127,7 +133,7 @@ class ActorBackups:
         self.asked[actor.identity] = (message.number, waiting)
         self.send(host_id, message)
 
-    def _message(self, actor: ActorRecord) -> KeepActor | None:
+    def _message(self, actor: ActorRecord) -> StoreActorBackup | None:
         """The message to the actor's backup, with a new number. None if a field is too large for a
         message, so that the actor can have no backup. This is logged once."""
         if actor.identity in self.unkept:
@@ -135,7 +141,7 @@ class ActorBackups:
         self._last += 1
         wanted, state = actor.wanted, actor.state
         try:
-            return KeepActor(
+            return StoreActorBackup(
                 self._last,
                 self.actors.public(actor.identity),
                 self.actors.public(wanted.setup),
@@ -197,7 +203,7 @@ class ActorBackups:
     def _drop(self, host_id: int, actor: ActorRecord) -> None:
         """Notifies a host that it is no longer the actor's backup."""
         lives = actor.identity in self.actors.by_identity and actor.ended is None
-        self.send(host_id, DropActor(self.actors.public(actor.identity), ended=not lives))
+        self.send(host_id, DropActorBackup(self.actors.public(actor.identity), ended=not lives))
 
     def peer_joined(self) -> None:
         """Finds backups for actors without one, after a node has joined."""
@@ -211,19 +217,19 @@ class ActorBackups:
     def peer_handlers(self) -> dict[type, PeerHandler]:
         """Handlers of messages from other hosts about backups."""
         return {
-            KeepActor: self._take,
-            ActorKept: self._kept_there,
-            DropActor: self._dropped_there,
-            ActorSought: lambda host_id, message: self.events.sought(host_id, message.identity),
+            StoreActorBackup: self._take,
+            ActorBackupStored: self._kept_there,
+            DropActorBackup: self._dropped_there,
+            ActorPoolQuery: lambda host_id, message: self.events.sought(host_id, message.identity),
         }
 
-    def _kept_there(self, host_id: int, message: ActorKept) -> None:
+    def _kept_there(self, host_id: int, message: ActorBackupStored) -> None:
         for identity, (number, waiting) in list(self.asked.items()):
             if number == message.number:
                 del self.asked[identity]
                 _call(waiting)
 
-    def _dropped_there(self, host_id: int, message: DropActor) -> None:
+    def _dropped_there(self, host_id: int, message: DropActorBackup) -> None:
         backup = self.kept.get(message.identity)
         if backup is not None and backup.host_id == host_id:
             del self.kept[message.identity]
@@ -232,7 +238,7 @@ class ActorBackups:
                 # report from the actor's own node.
                 self.release_name(backup)
 
-    def _take(self, host_id: int, message: KeepActor) -> None:
+    def _take(self, host_id: int, message: StoreActorBackup) -> None:
         before = self.kept.get(message.identity)
         number = self.roster.number_of(host_id)
         if before is not None and before.host_id != host_id:
@@ -251,13 +257,13 @@ class ActorBackups:
             # host.
             if all(self.with_payload(object_id) for object_id in named):
                 backup.before, backup.whole = None, True
-            self.send(host_id, ActorKept(message.number))
+            self.send(host_id, ActorBackupStored(message.number))
 
         self.bring(backup.holds, done).bring(named)
 
     def number_of(self, identity: bytes, host_id: int) -> int | None:
-        """The number of the newest complete KeepActor for an actor on the host, or 0 if none is
-        complete. None if this node is not the actor's backup."""
+        """The number of the newest complete StoreActorBackup for an actor on the host, or 0 if none
+        is complete. None if this node is not the actor's backup."""
         backup = self.kept.get(identity)
         if backup is None or backup.host_id != host_id:
             return None

@@ -16,7 +16,7 @@ from hoplite_mp._common.object_states import NODE_SLOT
 from hoplite_mp._node.actors.actor_records import ActorRecord, WantedActor
 from hoplite_mp._protocol.fields import NO_OBJECT
 from hoplite_mp._protocol.messages import ActorNameClaimed
-from hoplite_mp._protocol.peers import ActorFound
+from hoplite_mp._protocol.peers import ActorPoolReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +94,7 @@ class ActorFailover:
 
     def _found(self, host_id: int, identity: bytes) -> None:
         actor = self.actors.by_identity.get(self.imports.own(identity))
-        self.send(host_id, ActorFound(identity, 0 if actor is None else actor.pool))
+        self.send(host_id, ActorPoolReport(identity, 0 if actor is None else actor.pool))
 
     # -- restarting ----------------------------------------------------------------------------
 

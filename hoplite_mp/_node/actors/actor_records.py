@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp import _shm
     from hoplite_mp._planner.resources import Demand
-    from hoplite_mp._protocol.actors import BeginActor, OpenActor
+    from hoplite_mp._protocol.actors import OpenActor, StartRemoteActor
     from hoplite_mp._protocol.spawning import Environment
 
 __all__ = [
@@ -68,8 +68,8 @@ class Client:
 
 
 class WantedActor(NamedTuple):
-    """An actor that will be started: the fields of BeginActor after its number, with local ids in
-    place of cluster-wide ones."""
+    """An actor that will be started: the fields of StartRemoteActor after its number, with local
+    ids in place of cluster-wide ones."""
 
     setup: int
     about: bytes
@@ -85,7 +85,7 @@ class WantedActor(NamedTuple):
     only_now: bool = False  # refuse the actor if it would have to wait for its resources
 
     @classmethod
-    def of(cls, message: OpenActor | BeginActor, **changed: Any) -> WantedActor:
+    def of(cls, message: OpenActor | StartRemoteActor, **changed: Any) -> WantedActor:
         """The actor that a message requests. changed: new values for some of the fields."""
         fields = {name: getattr(message, name) for name in cls._fields if name not in changed}
         return cls(**fields, **changed)

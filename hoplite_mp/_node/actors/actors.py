@@ -30,10 +30,10 @@ from hoplite_mp._node.tasks.worker_pools import Pool
 from hoplite_mp._protocol.actors import BACKLOG_CALLS_MAX
 from hoplite_mp._protocol.local import POOL_LEAVING, Reply
 from hoplite_mp._protocol.messages import (
-    ActorNameAsked,
     ActorNameClaimed,
-    ActorNameHeld,
+    ActorNameQuery,
     ActorNameReleased,
+    ActorNameReport,
 )
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class LocalActors:
         name = request.ask.name  # type: ignore[union-attr]
         self._ask_manager(
             Opening(self.asker(slot, request), None),
-            lambda number: ActorNameAsked(number, self.client.number, name),
+            lambda number: ActorNameQuery(number, self.client.number, name),
         )
 
     def public(self, oid: int) -> bytes:
@@ -180,7 +180,7 @@ class LocalActors:
         self.openings[self._requests] = opening
         self.send_manager(opening.asked)
 
-    def name_held(self, message: ActorNameHeld) -> None:
+    def name_held(self, message: ActorNameReport) -> None:
         """Handles the manager's answer that states which actor has a name."""
         opening = self.openings.pop(message.request, None)
         if opening is None:
@@ -250,7 +250,7 @@ class LocalActors:
         self._discard(opening)
         if name:
             later = Opening(opening.asker, None, refusal=why, gone=self.leaving)
-            self._ask_manager(later, lambda n: ActorNameAsked(n, self.client.number, name))
+            self._ask_manager(later, lambda n: ActorNameQuery(n, self.client.number, name))
         else:
             opening.asker.refused(why, self.leaving)
 

@@ -18,14 +18,14 @@ from hoplite_mp._node.actors.actor_records import WantedActor
 from hoplite_mp._node.actors.actors import POOL_CLOSING, POOL_ENDED
 from hoplite_mp._protocol.local import POOL_LEAVING, Reply
 from hoplite_mp._protocol.peers import (
-    ActorBegun,
-    ActorFound,
-    ActorHeld,
-    ActorSought,
-    BeginActor,
-    EndActorThere,
-    RestartsAsked,
-    RestartsTold,
+    ActorPoolQuery,
+    ActorPoolReport,
+    EndRemoteActor,
+    RemoteActorAck,
+    RemoteActorStarted,
+    RestartsQuery,
+    RestartsReport,
+    StartRemoteActor,
 )
 
 if TYPE_CHECKING:
@@ -64,11 +64,13 @@ class RemoteAsker:
 
     def granted(self, hold: Any) -> None:
         identity = self.remote_actors.actors.public(hold.oid)
-        if self.remote_actors.send(self.host_id, ActorBegun(self.number, identity)):
+        if self.remote_actors.send(self.host_id, RemoteActorStarted(self.number, identity)):
             self.remote_actors.given[self.host_id, self.number] = hold
 
     def refused(self, why: str, gone: bool = False) -> None:
-        self.remote_actors.send(self.host_id, ActorBegun(self.number, NO_IDENTITY, why, gone))
+        self.remote_actors.send(
+            self.host_id, RemoteActorStarted(self.number, NO_IDENTITY, why, gone)
+        )
 
 
 @dataclass(slots=True)
@@ -157,9 +159,9 @@ class RemoteActors:
             asker.refused(f"node h{node} is gone", True)
             return
 
-        def make(number: int) -> BeginActor:
+        def make(number: int) -> StartRemoteActor:
             fields = wanted._asdict() | {"setup": self.actors.public(wanted.setup)}
-            return BeginActor(number=number, **fields)
+            return StartRemoteActor(number=number, **fields)
 
         self.questions.ask(
             member.host_id, make, functools.partial(self._begun, member.host_id, asker)
@@ -170,13 +172,13 @@ class RemoteActors:
         if answer is None:
             asker.refused("its host was lost while the actor was starting there", True)
             return
-        message: ActorBegun = answer.message
+        message: RemoteActorStarted = answer.message
         if message.identity == NO_IDENTITY:
             asker.refused(message.error, message.gone)
             return
 
         def done(holds: list[Any]) -> None:
-            self.send(host_id, ActorHeld(message.number))
+            self.send(host_id, RemoteActorAck(message.number))
             if holds[0] is None:
                 asker.refused("its host was lost just after the actor had started", True)
             else:
@@ -219,7 +221,7 @@ class RemoteActors:
         if not unheld:
             self.ends[identity] = kill or self.ends.get(identity, False)
         if kill or unheld:
-            self.send(record.owner, EndActorThere(record.object, kill, unheld))
+            self.send(record.owner, EndRemoteActor(record.object, kill, unheld))
             return
         pool, calls = self.by_identity.get(identity), []
         if pool is not None and self.bound[pool].ended is None:
@@ -237,7 +239,7 @@ class RemoteActors:
                 if closing.host_id == self.client.host_id:  # the actor has moved to this host
                     self.actors.end_here(self.imports.own(closing.identity), False)
                 else:
-                    self.send(closing.host_id, EndActorThere(closing.identity, False))
+                    self.send(closing.host_id, EndRemoteActor(closing.identity, False))
 
     def _restarts_elsewhere(self, closing: Closing) -> bool:
         """Whether calls that are waiting for the actor can be sent to another host after a
@@ -265,7 +267,7 @@ class RemoteActors:
             else:
                 asker.answer(0)
 
-        self.questions.ask(owner, lambda number: RestartsAsked(number, object_id), restarts_known)
+        self.questions.ask(owner, lambda number: RestartsQuery(number, object_id), restarts_known)
 
     def fail_calls(self, pool: int) -> None:
         """Fails the calls in a pool whose actor has ended."""
@@ -331,7 +333,7 @@ class RemoteActors:
     def _is_there(self, record: ImportRecord, closes: bool) -> None:
         """Called when another host is the new owner. That host may have restarted the actor."""
         if self._ends(record, closes):
-            self.send(record.owner, EndActorThere(record.object, self.ends[record.oid]))
+            self.send(record.owner, EndRemoteActor(record.object, self.ends[record.oid]))
         for client in self.counting.pop(record.oid, ()):
             self.ask_restarts(client, record.oid)
         pool = self.by_identity.get(record.oid)
@@ -352,12 +354,12 @@ class RemoteActors:
         if record.owner == self.client.host_id:
             self.events.when_known(record.object, lambda: self._is_here(record, False))
         elif not (
-            self.send(record.owner, ActorSought(record.object))
+            self.send(record.owner, ActorPoolQuery(record.object))
             or self.owners.is_open(record.owner)  # another owner will be named
         ):
             self._end(pool, bound, NO_BACKUP)
 
-    def _found(self, host_id: int, message: ActorFound) -> None:
+    def _found(self, host_id: int, message: ActorPoolReport) -> None:
         for record in self.imports.all_of(message.identity):
             pool = self.by_identity.get(record.oid)
             bound = None if pool is None else self.bound[pool]
@@ -405,7 +407,7 @@ class RemoteActors:
 
     # -- for other hosts -------------------------------------------------------------------------
 
-    def asked(self, host_id: int, message: BeginActor) -> None:
+    def asked(self, host_id: int, message: StartRemoteActor) -> None:
         """Starts an actor on this host for another node."""
         asker = RemoteAsker(self, host_id, message.number)
         if self.roster.leaves:
@@ -426,27 +428,29 @@ class RemoteActors:
     def peer_handlers(self) -> dict[type, PeerHandler]:
         """Handlers of messages from other hosts about actors."""
 
-        def ends(host_id: int, message: EndActorThere) -> None:
+        def ends(host_id: int, message: EndRemoteActor) -> None:
             self.events.when_known(message.identity, lambda: self._end_here(message))
 
-        def restarts(host_id: int, message: RestartsAsked) -> None:
+        def restarts(host_id: int, message: RestartsQuery) -> None:
             self.events.when_known(message.identity, lambda: self._tell_restarts(host_id, message))
 
         return {
-            BeginActor: self.asked,
-            ActorHeld: lambda host_id, message: self.given.pop((host_id, message.number), None),
-            EndActorThere: ends,
-            RestartsAsked: restarts,
-            ActorFound: self._found,
+            StartRemoteActor: self.asked,
+            RemoteActorAck: lambda host_id, message: self.given.pop(
+                (host_id, message.number), None
+            ),
+            EndRemoteActor: ends,
+            RestartsQuery: restarts,
+            ActorPoolReport: self._found,
         }
 
-    def _end_here(self, message: EndActorThere) -> None:
+    def _end_here(self, message: EndRemoteActor) -> None:
         oid = self.imports.own(message.identity)
         self.actors.end_here(oid, message.kill, message.unheld, remote=True)
 
-    def _tell_restarts(self, host_id: int, message: RestartsAsked) -> None:
+    def _tell_restarts(self, host_id: int, message: RestartsQuery) -> None:
         actor = self.actors.by_identity.get(self.imports.own(message.identity))
-        self.send(host_id, RestartsTold(message.number, actor.restarts if actor else 0))
+        self.send(host_id, RestartsReport(message.number, actor.restarts if actor else 0))
 
     def peer_lost(self, member: Member) -> None:
         """Drops the closings of a lost host's actors that cannot restart, and the holds for that

@@ -23,7 +23,7 @@ from hoplite_mp._node.execution.local_reduce import LocalReduce, PlanError, Sour
 from hoplite_mp._node.objects.remote_objects import MEMORY_POLL_S, can_fold, layout_of
 from hoplite_mp._planner.program import participants, waits_for
 from hoplite_mp._protocol.fields import FOLDING
-from hoplite_mp._protocol.membership import ReduceHeld
+from hoplite_mp._protocol.membership import ReportedReduce
 from hoplite_mp._protocol.messages import (
     Commit,
     ExecuteReduce,
@@ -131,7 +131,7 @@ class Operations:
             yield from self._request(operation)
             if operation.executed is not None:
                 reported = operation.execution is not None
-                yield ReduceHeld(self.client.number, operation.executed, reported)
+                yield ReportedReduce(self.client.number, operation.executed, reported)
 
     def _request(self, operation: RunningOperation) -> Iterator[NodeToManager]:
         """Yields the messages that request the operation and report the state of its sources."""

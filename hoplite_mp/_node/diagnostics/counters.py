@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp._node.questions import PATIENCE_S
 from hoplite_mp._protocol.local import Reply
-from hoplite_mp._protocol.peers import CountersAsked, CountersNow
+from hoplite_mp._protocol.peers import CountersQuery, CountersReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,8 +78,8 @@ class Counters:
                 counted[answer.node] = answer.message.counts
             reply(Reply(number, sorted(counted.items())))
 
-        self.questions.ask_all(self.roster.host_ids, CountersAsked, done, PATIENCE_S)
+        self.questions.ask_all(self.roster.host_ids, CountersQuery, done, PATIENCE_S)
 
-    def asked(self, host_id: int, message: CountersAsked) -> None:
+    def asked(self, host_id: int, message: CountersQuery) -> None:
         """Answers another node's request."""
-        self.send_peer(host_id, CountersNow(message.number, self.own()))
+        self.send_peer(host_id, CountersReport(message.number, self.own()))

@@ -27,11 +27,11 @@ from hoplite_mp._protocol.diagnostics import (
     EVENT,
     OUTCOMES_OF_EVENTS,
     PIECE_BYTES_MAX,
-    ClockAsked,
-    LookTold,
-    TraceAsked,
+    ClockQuery,
+    DiagnosticsResponse,
     TraceDocument,
-    TraceRead,
+    TraceReadRequest,
+    TraceRequest,
 )
 from hoplite_mp._protocol.local import Reply, TraceBegin, TraceDrop, TraceEnd, TracePiece
 
@@ -343,7 +343,7 @@ class Tracing:
         else:
             self.questions.ask(
                 owned.nodes[ask.node],
-                lambda number: TraceRead(number, ask.trace, ask.offset),
+                lambda number: TraceReadRequest(number, ask.trace, ask.offset),
                 lambda answer: say(None if answer is None else answer.message.data),
                 END_PATIENCE_S,
             )
@@ -364,7 +364,7 @@ class Tracing:
 
     # -- requests from other nodes --------------------------------------------------------------
 
-    def asked(self, host_id: int, message: TraceAsked) -> None:
+    def asked(self, host_id: int, message: TraceRequest) -> None:
         """Executes a step of another host's trace: "begin", "end" or "drop"."""
         value, error = 0, ""
         if message.step == "begin":
@@ -375,17 +375,17 @@ class Tracing:
             value = self.recording.stop()
         else:
             self._drop()
-        self.send_peer(host_id, LookTold(message.number, value, error=error))
+        self.send_peer(host_id, DiagnosticsResponse(message.number, value, error=error))
 
-    def read(self, host_id: int, message: TraceRead) -> None:
+    def read(self, host_id: int, message: TraceReadRequest) -> None:
         """Sends another host a piece of this node's document."""
         right = message.trace == self.trace and host_id == self.owner
         data = self._piece(message.offset) if right else b""
-        self.send_peer(host_id, LookTold(message.number, data=data))
+        self.send_peer(host_id, DiagnosticsResponse(message.number, data=data))
 
-    def clock(self, host_id: int, message: ClockAsked) -> None:
+    def clock(self, host_id: int, message: ClockQuery) -> None:
         """Sends the time of this node's clock to another host."""
-        self.send_peer(host_id, LookTold(message.number, self.loop.now_ns()))
+        self.send_peer(host_id, DiagnosticsResponse(message.number, self.loop.now_ns()))
 
     # -- nodes that join and leave -------------------------------------------------------------
 
@@ -442,7 +442,7 @@ class Tracing:
         number = self.roster.number_of(host_id)
         if number is not None:
             owned.lost.add(number)
-            self.send_peer(host_id, TraceAsked(0, owned.trace, "drop"))
+            self.send_peer(host_id, TraceRequest(0, owned.trace, "drop"))
         owned.host_ids.discard(host_id)
 
     def _piece(self, offset: int) -> bytes:
@@ -455,8 +455,8 @@ class Tracing:
         step: str,
         done: Callable[[dict[int, Answer]], None],
     ) -> None:
-        def make(number: int) -> TraceAsked:
-            return TraceAsked(number, owned.trace, step)
+        def make(number: int) -> TraceRequest:
+            return TraceRequest(number, owned.trace, step)
 
         self.questions.ask_all(host_ids, make, done, END_PATIENCE_S)
 
@@ -482,11 +482,11 @@ class Tracing:
                 known = best.get(host_id)
                 best[host_id] = best_clock(known, answer.asked_ns, answer.came_ns, there)
             if left and found:
-                self.questions.ask_all(found, ClockAsked, collect, PATIENCE_S)
+                self.questions.ask_all(found, ClockQuery, collect, PATIENCE_S)
             else:
                 done(best)
 
-        self.questions.ask_all(host_ids, ClockAsked, collect, PATIENCE_S)
+        self.questions.ask_all(host_ids, ClockQuery, collect, PATIENCE_S)
 
 
 def _nothing() -> None:

@@ -26,7 +26,12 @@ from hoplite_mp._common.object_states import (
     VALUED,
 )
 from hoplite_mp._node.io.processes import hostname
-from hoplite_mp._protocol.diagnostics import EVENT, PIECE_BYTES_MAX, DumpAsked, LookTold
+from hoplite_mp._protocol.diagnostics import (
+    EVENT,
+    PIECE_BYTES_MAX,
+    DiagnosticsResponse,
+    DumpRequest,
+)
 from hoplite_mp._protocol.local import Reply
 
 if TYPE_CHECKING:
@@ -118,8 +123,8 @@ class WaitReports:
 
             self.collect(stacks, collected)
 
-        def make(number: int) -> DumpAsked:
-            return DumpAsked(number, stacks)
+        def make(number: int) -> DumpRequest:
+            return DumpRequest(number, stacks)
 
         self.questions.ask_all(numbers, make, done, DUMP_PATIENCE_S)
 
@@ -134,11 +139,11 @@ class WaitReports:
         """Discards the answers for a process that has ended."""
         self.dumps.pop(slot, None)
 
-    def asked(self, host_id: int, message: DumpAsked) -> None:
+    def asked(self, host_id: int, message: DumpRequest) -> None:
         """Answers another node's request."""
 
         def collected(data: bytes) -> None:
-            self.send_peer(host_id, LookTold(message.number, data=data))
+            self.send_peer(host_id, DiagnosticsResponse(message.number, data=data))
 
         self.collect(message.stacks, collected)
 

@@ -31,7 +31,7 @@ from hoplite_mp._node.execution.plan_state import (
 from hoplite_mp._node.objects.remote_objects import MEMORY_POLL_S
 from hoplite_mp._planner.program import ProgramCache, program_of
 from hoplite_mp._protocol.fields import FOLDING
-from hoplite_mp._protocol.membership import ReduceHeld
+from hoplite_mp._protocol.membership import ReportedReduce
 from hoplite_mp._protocol.messages import (
     Distribute,
     ExecuteReduce,
@@ -207,7 +207,7 @@ class PlanRunner:
         self.cells.pairs.tell_next_manager()
         for execution in self.executions.values():
             if execution.done is None and isinstance(execution.plan, ExecuteReduce):
-                yield ReduceHeld(self.client.number, execution.plan, execution.reported)
+                yield ReportedReduce(self.client.number, execution.plan, execution.reported)
 
     def slowed(self, up: int, down: int) -> None:
         """Reports to the manager that this host's link has become slow while bytes are moving. up,

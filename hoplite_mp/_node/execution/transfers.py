@@ -17,7 +17,7 @@ from hoplite_mp._node.execution.local_reduce import SourcesGone
 from hoplite_mp._node.execution.plan_state import CarriedCopy, Carryover, NotNow
 from hoplite_mp._node.objects.remote_objects import MEMORY_POLL_S
 from hoplite_mp._node.store.growing_block import Ranges
-from hoplite_mp._protocol.membership import CopyHeld, DistributeHeld
+from hoplite_mp._protocol.membership import ReportedCopy, ReportedDistribute
 from hoplite_mp._protocol.messages import (
     CopyDropped,
     FetchComplete,
@@ -284,13 +284,13 @@ class Transfers:
         number = self.client.number
         for execution in self._executions:
             if execution.begun:
-                yield DistributeHeld(number, execution.copied, execution.receives)
+                yield ReportedDistribute(number, execution.copied, execution.receives)
             else:
                 self._drop(execution)
         for object_id in self.copies:
             oid = self.imports.local(object_id) or None
             if oid is not None and oid not in self.remote_objects:
-                yield CopyHeld(number, object_id, self.client.inspect(oid)["size"])
+                yield ReportedCopy(number, object_id, self.client.inspect(oid)["size"])
         for remote in self._not_planned():
             yield self._request(remote)
 

@@ -19,18 +19,18 @@ from hoplite_mp._common.object_states import NODE_SLOT
 from hoplite_mp._node.groups.group_state import Known
 from hoplite_mp._protocol.groups import GroupEnd
 from hoplite_mp._protocol.local import GroupBuffers, GroupJoin, GroupLeave, GroupRefusal, Reply
-from hoplite_mp._protocol.membership import GroupHeld
+from hoplite_mp._protocol.membership import ReportedGroup
 from hoplite_mp._protocol.messages import (
     GroupAdmitted,
     GroupClosed,
-    GroupGivenUp,
     GroupJoined,
     GroupJoinRequested,
     GroupLeft,
+    GroupMemberRemoved,
     GroupMembers,
     GroupRefused,
-    GroupTasksAsked,
-    GroupTasksOver,
+    GroupTasksEnded,
+    GroupTasksQuery,
     NodeToManager,
 )
 
@@ -261,7 +261,7 @@ class HostGroups:
         for known in self.known.values():
             here = tuple((rank, *one) for rank, one in known.here.items())
             left, died = tuple(sorted(known.left)), tuple(sorted(known.died))
-            yield GroupHeld(self.client.number, known.shown, here, left, died)
+            yield ReportedGroup(self.client.number, known.shown, here, left, died)
         yield from self.ends
         yield from self.clean_ends
         yield from self.bare_ends
@@ -275,8 +275,8 @@ class HostGroups:
             GroupJoined: self._joined,
             GroupRefused: self._refuse_join,
             GroupClosed: self._closed,
-            GroupTasksAsked: self._await,
-            GroupGivenUp: self._give_up,
+            GroupTasksQuery: self._await,
+            GroupMemberRemoved: self._give_up,
         }
 
     def _members_changed(self, message: GroupMembers) -> None:
@@ -349,7 +349,7 @@ class HostGroups:
         else:
             (self.ends if end.dead else self.clean_ends).append(end)
 
-    def _give_up(self, message: GroupGivenUp) -> None:
+    def _give_up(self, message: GroupMemberRemoved) -> None:
         """Makes a member raise an error with the reason why its Group will never be complete. To
         detect that, the member checks whether its rank on the board has another client's slot, or
         the board belongs to another Group."""
@@ -363,7 +363,7 @@ class HostGroups:
         known.board.set_client(rank, NODE_SLOT)
         self.tasks.wake(slot)
 
-    def _await(self, message: GroupTasksAsked) -> None:
+    def _await(self, message: GroupTasksQuery) -> None:
         """Notifies the manager when each of these tasks is over. Wherever a task runs, only the
         node of the submitting host knows whether the task is over or will be retried."""
         over = []
@@ -390,7 +390,7 @@ class HostGroups:
                 del self.awaited[task]
                 over.append(task)
         if over:
-            self.send(GroupTasksOver(self.client.number, tuple(over)))
+            self.send(GroupTasksEnded(self.client.number, tuple(over)))
 
     def poll(self) -> None:
         """Reports tasks that are over. Releases a held result once all members have begun the next

@@ -23,9 +23,9 @@ from hoplite_mp._node.groups.group_state import PendingMessages
 from hoplite_mp._protocol.local import INBOX_MAX, Reply
 from hoplite_mp._protocol.local_groups import (
     MESSAGE_INLINE_BYTES_MAX,
-    GroupSent,
-    GroupSentTaken,
     GroupSourceEnded,
+    PeerGroupMessage,
+    PeerGroupMessageAck,
 )
 from hoplite_mp._protocol.peer_hosts import Probe
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._node.groups.group_state import Known
     from hoplite_mp._node.objects.context import HostContext
-    from hoplite_mp._protocol.local import GroupInbox, GroupReceived, GroupSend, Request
+    from hoplite_mp._protocol.local import GroupInbox, GroupMessageAck, GroupSend, Request
     from hoplite_mp._protocol.local_groups import PointToPoint as Message
     from hoplite_mp._protocol.messages import GroupMembers, Member
 
@@ -118,8 +118,8 @@ class Mailbox:
         self._advance(rank, node)
 
     def lose_node(self, node: int) -> None:
-        """Handles the loss of a host: drops incomplete messages from its members, and adds the Ends
-        that are due."""
+        """Handles the loss of a host: drops incomplete messages from its members, and adds the end
+        markers that are due."""
         self._lost.add(node)
         for rank, at in list(self._incoming):
             if at == node:
@@ -169,8 +169,8 @@ class Mailbox:
             self.add(rank, node, End(rank, version))
 
     def end_unheard(self, knowing: Collection[int | None]) -> None:
-        """Adds the Ends that are due from nodes other than these. Those nodes are gone, or never
-        knew of their member because the manager died before announcing it."""
+        """Adds the end markers that are due from nodes other than these. Those nodes are gone, or
+        never knew of their member because the manager died before announcing it."""
         for rank, (node, version) in list(self._due.items()):
             if node not in knowing:
                 self.add(rank, node, End(rank, version))
@@ -234,7 +234,7 @@ class Mailbox:
 # is an object in the store, so it is spilled and counted like other objects.
 #
 #   send ─► object held here ─► receiver here: its mailbox
-#                            └► receiver elsewhere: GroupSent ─► held there ─► its mailbox
+#                            └► receiver elsewhere: PeerGroupMessage ─► held there ─► its mailbox
 
 
 # Maximum bytes of messages that are on their way to one host inside packets. The receiver fetches
@@ -459,7 +459,7 @@ class PointToPoint:
         group.sent[number] = Sent(target, ask.to, holds, inline)
         group.inline[target] += inline
         object_id = ids.pack_id(self.client.host_id, ask.oid)
-        message = GroupSent(
+        message = PeerGroupMessage(
             ask.generation,
             group.members.version,
             number,
@@ -493,7 +493,7 @@ class PointToPoint:
 
     def received(self, slot: int, request: Request) -> None:
         """Releases a message whose value the member has received."""
-        ask: GroupReceived = request.ask  # type: ignore[assignment]
+        ask: GroupMessageAck = request.ask  # type: ignore[assignment]
         group = self.groups.get(ask.generation)
         if group is not None and group.known.here.get(ask.rank, (-1,))[0] == slot:
             box = group.mailboxes.get(ask.rank)
@@ -509,7 +509,7 @@ class PointToPoint:
     def receive(self, node: int, message: Message) -> None:
         """Handles a message from another node."""
         group = self.groups.get(message.generation)
-        if isinstance(message, GroupSentTaken):
+        if isinstance(message, PeerGroupMessageAck):
             if group is not None:
                 group.arrived(message.number)
             return
@@ -527,13 +527,13 @@ class PointToPoint:
     def _keep_pending(self, node: int, message: Message) -> None:
         """Keeps a message until the manager's announcement, but not its bytes, which the sender
         still holds."""
-        if isinstance(message, GroupSent):
+        if isinstance(message, PeerGroupMessage):
             message = msgspec.structs.replace(message, payload=None)
         self.pending_messages.add(node, message)
 
-    def _take(self, group: GroupMailboxes, node: int, message: GroupSent) -> None:
+    def _take(self, group: GroupMailboxes, node: int, message: PeerGroupMessage) -> None:
         """Accepts a message for a member here if that member still exists."""
-        taken = GroupSentTaken(message.generation, message.number)
+        taken = PeerGroupMessageAck(message.generation, message.number)
         box = group.mailboxes.get(message.to)
         # The member is gone, or the message is for an earlier member of the rank.
         if box is None or message.version < box.joined_in:

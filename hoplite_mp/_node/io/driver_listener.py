@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp._client.channel import dump, seqpacket_pair
 from hoplite_mp._node.io.tcp_connections import open_listener
-from hoplite_mp._protocol.local import Attached, NotAttached
+from hoplite_mp._protocol.local import Attached, AttachRefused
 from hoplite_mp._transport.rendezvous import Rendezvous, peer_of
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class DriverListener:
         if slot < 0:
             _log.info("a driver is not attached: %s", reason)
             with contextlib.suppress(OSError):
-                life.send(dump(NotAttached(reason)))
+                life.send(dump(AttachRefused(reason)))
             life.close()
             return
         with contextlib.ExitStack() as stack:

@@ -19,7 +19,7 @@ from hoplite_mp import _serialize, _tasks
 from hoplite_mp._common.machine_limits import format_bytes
 from hoplite_mp._common.object_states import FLAG_INLINE, KIND_TASK, STATE, TASK_HERE
 from hoplite_mp._node.tasks.hints import CLOSED
-from hoplite_mp._protocol.peers import OBJECTS_ASKED_MAX, CopiesAsked, CopiesTold, Reconstruct
+from hoplite_mp._protocol.peers import OBJECTS_ASKED_MAX, CopiesQuery, CopiesReport, Reconstruct
 from hoplite_mp.errors import ObjectLostError, StoreFullError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class ReplicaQuery:
             self._open.add(number)
             self.questions.ask_all(
                 self.host_ids(),
-                functools.partial(CopiesAsked, objects),
+                functools.partial(CopiesQuery, objects),
                 lambda found: self._open.discard(number),
             )
 
@@ -106,7 +106,7 @@ class ReplicaQuery:
 
     # -- answers from this node ----------------------------------------------------------------
 
-    def asked(self, host_id: int, message: CopiesAsked) -> None:
+    def asked(self, host_id: int, message: CopiesQuery) -> None:
         """Answers the owner of these objects, which knows no holders."""
         for object_id in message.objects:
             for record in self.imports.all_of(object_id):
@@ -114,7 +114,7 @@ class ReplicaQuery:
                     self.remote_objects.lost(record.oid, "all its holders are gone")
                 elif self.imports.is_whole(record):
                     self.replicas.tell(object_id, self.client.inspect(record.oid)["size"])
-        self.send(host_id, CopiesTold(message.number))
+        self.send(host_id, CopiesReport(message.number))
 
 
 # The interval and the number of requests to the owner about one object. They are repeated because

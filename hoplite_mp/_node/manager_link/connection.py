@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp._node.dispatch import complete
 from hoplite_mp._node.io.control_channel import ControlChannel
 from hoplite_mp._protocol.codec import BEAT, encode, node_decoder
-from hoplite_mp._protocol.membership import OperationEnded, Reported
+from hoplite_mp._protocol.membership import OperationEnded, ReportComplete
 from hoplite_mp._protocol.messages import (
     ClientLost,
     ClusterEnded,
     Commit,
+    DeclaredDead,
     ExecutionFailed,
     FetchFailed,
     Forget,
-    GivenUp,
     HostMeasured,
     LinkMeasured,
     ManagerToNode,
@@ -34,7 +34,7 @@ from hoplite_mp._protocol.messages import (
     NodeLeaving,
     OperationFailed,
 )
-from hoplite_mp._protocol.terms import Leads, StandbyNamed, TermsToNode, VoteAsked
+from hoplite_mp._protocol.terms import LeaderHeartbeat, StandbyAnnounced, TermsToNode, VoteRequest
 from hoplite_mp._transport.stream import Silence
 from hoplite_mp.errors import HopliteError
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from hoplite_mp._node.roster import NodeLifecycle
     from hoplite_mp._protocol.membership import NodeReturned
     from hoplite_mp._protocol.messages import Member
-    from hoplite_mp._protocol.terms import Ends, Knows, Voted
+    from hoplite_mp._protocol.terms import VoteGranted, VoterEnded, VoterState
     from hoplite_mp._transport.conversation import Admission
     from hoplite_mp._transport.stream import ByteStream
 
@@ -108,7 +108,7 @@ class ManagerNetwork(Protocol):
     def call(self, done: Callable[[Admission | None], None], timeout_s: float) -> None:
         """Calls `done` with a connection to the leading manager, or with None if none is found."""
 
-    def failover(self, named: StandbyNamed) -> FailoverInterface:
+    def failover(self, named: StandbyAnnounced) -> FailoverInterface:
         """Makes the Failover after the manager has named a standby."""
 
 
@@ -126,10 +126,10 @@ class FailoverInterface(Protocol):
     def is_electing(self) -> bool:
         """Whether this node has voted for a candidate that does not lead yet."""
 
-    def leads(self, message: Leads) -> None:
+    def leads(self, message: LeaderHeartbeat) -> None:
         """Handles the manager's message that it leads in a term."""
 
-    def named(self, message: StandbyNamed) -> None:
+    def named(self, message: StandbyAnnounced) -> None:
         """Handles a further message with which the manager names the standby."""
 
     def hold(self) -> None:
@@ -138,10 +138,10 @@ class FailoverInterface(Protocol):
     def lost(self) -> None:
         """Handles the end of the connection to the manager."""
 
-    def ends(self) -> Ends:
+    def ends(self) -> VoterEnded:
         """The last message to a manager."""
 
-    def knows(self) -> Knows:
+    def knows(self) -> VoterState:
         """This node's record of terms, for a restarted manager."""
 
 
@@ -205,10 +205,10 @@ class ManagerConnection:
         """Handlers of messages about the manager and about terms."""
         return {
             ClusterEnded: self._cluster_ended,
-            GivenUp: self._given_up,
-            Leads: self._led,
-            StandbyNamed: self._standby_named,
-            VoteAsked: self._vote_asked,
+            DeclaredDead: self._given_up,
+            LeaderHeartbeat: self._led,
+            StandbyAnnounced: self._standby_named,
+            VoteRequest: self._vote_asked,
         }
 
     def _take(self, message: Any) -> None:
@@ -220,7 +220,7 @@ class ManagerConnection:
     def _cluster_ended(self, _: ClusterEnded) -> None:
         self.ended = True
 
-    def _given_up(self, message: GivenUp) -> None:
+    def _given_up(self, message: DeclaredDead) -> None:
         why = f"was silent for {message.silent_s:.1f} s"
         _log.warning(
             "the manager has excluded this host, which %s",
@@ -229,15 +229,15 @@ class ManagerConnection:
         # A leaving node is not considered lost.
         self.lifecycle.given_up = not self.lifecycle.stopping
 
-    def _led(self, message: Leads) -> None:
+    def _led(self, message: LeaderHeartbeat) -> None:
         if self.failover is not None:
             self.failover.leads(message)
 
-    def _vote_asked(self, _: VoteAsked) -> None:
+    def _vote_asked(self, _: VoteRequest) -> None:
         """Ignores a standby's repeated request over the connection over which this node voted,
         because this node already follows that standby."""
 
-    def _standby_named(self, message: StandbyNamed) -> None:
+    def _standby_named(self, message: StandbyAnnounced) -> None:
         if self.failover is not None:
             self.failover.named(message)
         elif self.network is not None:
@@ -389,7 +389,7 @@ class ManagerConnection:
         self.other_host_id = admission.peer.host_id
         self._return(admission.stream)
 
-    def follow(self, channel: ControlChannel, vote: Voted, host_id: int) -> None:
+    def follow(self, channel: ControlChannel, vote: VoteGranted, host_id: int) -> None:
         """Makes the standby at the other end of this channel the manager of this node. host_id: the
         id of the standby's host."""
         self.other_host_id = host_id
@@ -468,7 +468,7 @@ class ManagerConnection:
         yield from self._sent
         if self.failover is not None:
             yield self.failover.knows()
-        yield Reported(number)
+        yield ReportComplete(number)
 
 
 # Heartbeats to the manager, and a failure detector for the manager.

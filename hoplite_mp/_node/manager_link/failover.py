@@ -27,16 +27,16 @@ from hoplite_mp._node.peers.peers import PeerDialing
 from hoplite_mp._planner.terms import Voter, promise_s
 from hoplite_mp._protocol.codec import encode, node_decoder
 from hoplite_mp._protocol.local import StartStandby
-from hoplite_mp._protocol.messages import GivenUp
+from hoplite_mp._protocol.messages import DeclaredDead
 from hoplite_mp._protocol.terms import (
-    Ends,
-    Follows,
-    Knows,
-    Leads,
-    NotLed,
-    StandbyNamed,
-    VoteAsked,
-    Voted,
+    LeaderHeartbeat,
+    LeaderHeartbeatAck,
+    NoLeader,
+    StandbyAnnounced,
+    VoteGranted,
+    VoterEnded,
+    VoteRequest,
+    VoterState,
 )
 from hoplite_mp._transport.addresses import endpoint_at, endpoint_of, parse_address
 from hoplite_mp._transport.stream import Silence
@@ -128,7 +128,7 @@ class ManagerDialing:
             rounds_max=rounds_max,
         )
 
-    def failover(self, named: StandbyNamed) -> Failover:
+    def failover(self, named: StandbyAnnounced) -> Failover:
         """Makes the Failover after the manager has named a standby."""
         return Failover(
             self.loop,
@@ -176,7 +176,7 @@ class Failover:
         suspects: Suspects,
         peers: Peers,
         processes: ProcessesPort,
-        named: StandbyNamed,
+        named: StandbyAnnounced,
     ) -> None:
         self.loop = loop
         self.lifecycle = lifecycle
@@ -206,7 +206,7 @@ class Failover:
         self._voted_at: float | None = None
         self._endpoints = [endpoint_of(parse_address(address)) for address in named.addresses]
         # Addresses of the manager that this node follows before it votes. The standby's address may
-        # be among them. The standby ignores NotLed, so addresses are tried in sequence.
+        # be among them. The standby ignores NoLeader, so addresses are tried in sequence.
         self._former = tuple(endpoint_at(*where) for where in membership.start.manager)
         self._asked = 0  # number of requests to the former manager
         self._is_unled = False  # no manager has led for a long time since this node voted
@@ -216,11 +216,11 @@ class Failover:
 
     # -- messages from the manager -------------------------------------------------------------
 
-    def named(self, message: StandbyNamed) -> None:
+    def named(self, message: StandbyAnnounced) -> None:
         """Handles a further message with which the manager names the standby."""
         self.voter.bind(message.lease_us / US)
 
-    def leads(self, message: Leads) -> None:
+    def leads(self, message: LeaderHeartbeat) -> None:
         """Handles the manager's message that it leads in a term."""
         voter, now = self.voter, self.loop.now()
         # A late loop reads the message late. This delay does not count as the manager's silence.
@@ -234,12 +234,14 @@ class Failover:
             self._voted_at, self._is_unled = None, False
             words = "the cluster's manager is now at %s: join there"
             _log.warning(words, " or ".join(self.addresses))
-        answer = Follows(self.management.client.number, voter.term, message.sent_us, voter.version)
+        answer = LeaderHeartbeatAck(
+            self.management.client.number, voter.term, message.sent_us, voter.version
+        )
         self.management.send(answer)
 
-    def knows(self) -> Knows:
+    def knows(self) -> VoterState:
         """This node's record of terms, for a restarted manager and for the standby."""
-        return Knows(self.management.client.number, self._knowledge)
+        return VoterState(self.management.client.number, self._knowledge)
 
     @property
     def _knowledge(self) -> Knowledge:
@@ -249,10 +251,10 @@ class Failover:
         here = {self.management.client.number, *self.membership.members, *self.suspects.members}
         return known._replace(gone=tuple(node for node in known.latest.nodes if node not in here))
 
-    def ends(self) -> Ends:
+    def ends(self) -> VoterEnded:
         """The last message from this node. It promises that the node never votes again, so that the
         manager's lease no longer depends on the node."""
-        return Ends(self.management.client.number)
+        return VoterEnded(self.management.client.number)
 
     @property
     def has_voted(self) -> bool:
@@ -396,7 +398,7 @@ class Failover:
         self.channel = None
 
     def _from_standby(self, message: Any) -> None:
-        if not isinstance(message, VoteAsked) or self.channel is None:
+        if not isinstance(message, VoteRequest) or self.channel is None:
             return
         before = self._knowledge
         if not self.voter.vote(message.term, message.candidate, self.loop.now()):
@@ -409,7 +411,7 @@ class Failover:
         where = [(int(end.family), tuple(end.sockaddr)) for end in self._endpoints]
         self.membership.manager_is_at(where)
         self.management.follow(
-            channel, Voted(self.management.client.number, message.term, before), self._host_id
+            channel, VoteGranted(self.management.client.number, message.term, before), self._host_id
         )
 
     def _ask_former(self) -> None:
@@ -440,14 +442,14 @@ class Failover:
             self.loop, admission.stream, node_decoder(), self._from_former, self._former_lost
         )
         self.loop.call_later(CALL_S, lambda: channel.close("it has not answered"))
-        channel.send(encode(NotLed(self.voter.term)))
+        channel.send(encode(NoLeader(self.voter.term)))
 
     def _former_lost(self, reason: str) -> None:
         self._asking = False
 
     def _from_former(self, message: Any) -> None:
         # If this node has voted again, it first waits for that candidate.
-        if isinstance(message, GivenUp) and self._alone_since is not None:
+        if isinstance(message, DeclaredDead) and self._alone_since is not None:
             _log.warning(
                 "the manager has continued without this host, which has voted: this node stops"
             )

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from hoplite_mp._protocol.local import (
+    CountDrivers,
+    DepartedNodes,
     DrainNode,
-    GoneNodes,
+    GroupBlockWritten,
     GroupDoorbell,
-    GroupWritten,
     JoinStatus,
     LeavingNodes,
     Locate,
     Members,
     Reply,
-    UsersOfNode,
 )
 from hoplite_mp._protocol.messages import Member, NodeJoined
-from hoplite_mp._protocol.peers import AddPeerWorkers, WorkersNow
+from hoplite_mp._protocol.peers import AddPeerWorkers, WorkersReport
 
 if TYPE_CHECKING:
     from hoplite_mp._node.dispatch import Handler, Requests
@@ -73,13 +73,13 @@ class SingleHostMembership:
 
         return {
             Members: self.asked,
-            GoneNodes: says([]),
+            DepartedNodes: says([]),
             LeavingNodes: says([]),
             DrainNode: says(None, "this is the only node"),
             GroupDoorbell: says(None, "this is the only node"),
-            UsersOfNode: says(0),
+            CountDrivers: says(0),
             Locate: says([NUMBER]),
-            GroupWritten: lambda slot, request: None,  # no other host is waiting for these blocks
+            GroupBlockWritten: lambda slot, request: None,  # no other host waits for the blocks
         }
 
     @property
@@ -142,7 +142,7 @@ class NodeMembership:
     @property
     def handlers(self) -> dict[type, Handler]:
         """Handlers by type of request."""
-        return {Members: self.asked, GoneNodes: self.asked_gone}
+        return {Members: self.asked, DepartedNodes: self.asked_gone}
 
     # -- announcements from this node ----------------------------------------------------------
 
@@ -163,7 +163,7 @@ class NodeMembership:
         """Announces this host's number of workers to all other nodes."""
         self.workers_now = count
         for host_id in self.roster.host_ids:
-            self.send_peer(host_id, WorkersNow(count))
+            self.send_peer(host_id, WorkersReport(count))
 
     def workers_are(self, count: int) -> None:
         """Announces the number of workers if the other nodes know a different one."""

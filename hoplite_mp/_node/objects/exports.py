@@ -19,7 +19,7 @@ from hoplite_mp import _serialize
 from hoplite_mp._common.object_states import AWAY, DROPPED, NODE_SLOT, is_cancelled
 from hoplite_mp._node.objects.remote_objects import layout_of, payload_layout
 from hoplite_mp._protocol.fields import INLINE_BYTES_MAX
-from hoplite_mp._protocol.peers import Described, DropReplica
+from hoplite_mp._protocol.peers import DropReplica, ObjectReport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -94,7 +94,7 @@ class Exports:
     def acquire(self, peer: int, message: Acquire) -> None:
         """Handles another host's notification that it holds an object of this host."""
         if not self.count(message.object, peer, message.number):
-            self.send(peer, Described(message.object, message.number, "gone"))
+            self.send(peer, ObjectReport(message.object, message.number, "gone"))
 
     def count(self, object_id: bytes, peer: int, number: int) -> bool:
         """Counts the import `number` of the host `peer`, and describes the object to that host.
@@ -141,7 +141,7 @@ class Exports:
         elif oid:
             self.send(peer, self.describe(oid, message.object, message.number))
         else:
-            self.send(peer, Described(message.object, message.number, "gone"))
+            self.send(peer, ObjectReport(message.object, message.number, "gone"))
 
     def drop(self, object_id: bytes) -> None:
         """Deletes an object of this host because a process on another host has deleted it."""
@@ -248,19 +248,19 @@ class Exports:
             for peer, object_id, number in self.again.pop(oid):
                 self.send(peer, self.describe(oid, object_id, number))
 
-    def describe(self, oid: int, object_id: bytes, number: int) -> Described:
+    def describe(self, oid: int, object_id: bytes, number: int) -> ObjectReport:
         """The present state of an object, for the import `number`."""
         if not self.tasks.done(oid):
-            return Described(object_id, number, "pending")
+            return ObjectReport(object_id, number, "pending")
         got = self.client.view(oid)
         if isinstance(got, int):
             if is_cancelled(self.client, oid, got):
                 error = _serialize.encode_error(CancelledError(), "").tobytes()
-                return Described(object_id, number, "failed", len(error), error)
+                return ObjectReport(object_id, number, "failed", len(error), error)
             if got not in AWAY:
-                return Described(object_id, number, "gone")
+                return ObjectReport(object_id, number, "gone")
             remote = self.remote_objects.by_oid.get(oid)
-            return Described(
+            return ObjectReport(
                 object_id,
                 number,
                 "ready",
@@ -273,10 +273,10 @@ class Exports:
         holders = self._holders(oid)
         if _serialize.payload_kind(mem) == _serialize.ERROR:
             error = _serialize.short_error(mem)
-            return Described(object_id, number, "failed", len(error), error, holders)
+            return ObjectReport(object_id, number, "failed", len(error), error, holders)
         payload = bytes(mem) if mem.nbytes <= INLINE_BYTES_MAX else None
         layout = payload_layout(mem)
-        return Described(object_id, number, "ready", mem.nbytes, payload, holders, layout)
+        return ObjectReport(object_id, number, "ready", mem.nbytes, payload, holders, layout)
 
     def _holders(self, oid: int) -> tuple[int, ...]:
         return (self.node(), *self.copies_of(oid))

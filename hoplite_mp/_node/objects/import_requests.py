@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hoplite_mp._common.object_states import VALUED
 from hoplite_mp._node.objects.leases import ForeignLeases
 from hoplite_mp._protocol.local import DropForeign, HoldForeign, Import, Imported, Reply
-from hoplite_mp._protocol.peers import Located, LocateReplicas
+from hoplite_mp._protocol.peers import LocateReplicas, ReplicaLocations
 
 if TYPE_CHECKING:
     from hoplite_mp._node.dispatch import Handler, Requests
@@ -124,4 +124,4 @@ class Locations:
         """Answers another node's question about an object of this host."""
         oid = self.imports.local(message.object) or None
         found = () if oid is None else self.holders(oid)
-        self.send_peer(peer, Located(message.object, message.number, found))
+        self.send_peer(peer, ReplicaLocations(message.object, message.number, found))

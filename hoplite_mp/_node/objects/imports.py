@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._node.objects.remote_objects import RemoteObjects
     from hoplite_mp._node.objects.results import ResultWriter
-    from hoplite_mp._protocol.peers import Described, PeerMessage
+    from hoplite_mp._protocol.peers import ObjectReport, PeerMessage
 
 __all__ = ["ImportRecord", "Imports"]
 
@@ -241,7 +241,7 @@ class Imports:
 
     # -- messages from the owner ---------------------------------------------------------------
 
-    def described(self, message: Described) -> None:
+    def described(self, message: ObjectReport) -> None:
         """Handles the owner's description of an object. The owner sends it after an Acquire, and
         again when a pending object is done."""
         headers = self.all_of(message.object)
@@ -267,7 +267,7 @@ class Imports:
             self.fail(record, "it was deleted, or had no holder left")
         self.answer(record)
 
-    def _there_again(self, record: ImportRecord, message: Described) -> None:
+    def _there_again(self, record: ImportRecord, message: ObjectReport) -> None:
         """Handles the owner's description of an object whose known holders have died."""
         if message.payload is not None:
             self.remote_objects.replace(record.oid, message.payload)
@@ -279,7 +279,7 @@ class Imports:
         elif message.state == "ready":
             self.events.nobody_named(record.oid)
 
-    def _ready(self, record: ImportRecord, message: Described) -> None:
+    def _ready(self, record: ImportRecord, message: ObjectReport) -> None:
         if message.payload is None or not self.store(record, message.payload, False):
             self.remote_objects.complete(
                 record.oid, message.object, message.nbytes, message.holders, message.layout

@@ -13,12 +13,12 @@ from hoplite_mp._protocol.local import (
     ON_ITS_WAY,
     RESTORED,
     SPILLED_PIECE_BYTES,
-    GiveSpans,
     Lease,
     LeaseSpan,
     ReadSpilled,
     Reply,
     Restore,
+    ReturnSpans,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Leases:
             LeaseSpan: self.lease_span,
             Restore: self.restore,
             ReadSpilled: self.read_spilled,
-            GiveSpans: self.give_spans,
+            ReturnSpans: self.give_spans,
         }
 
     def lease(self, slot: int, request: Request) -> None:

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hoplite_mp._common import ids
 from hoplite_mp._common.object_states import UNWRITTEN
 from hoplite_mp._protocol.copies import HOLDINGS_MAX
-from hoplite_mp._protocol.membership import OwnersKnown
+from hoplite_mp._protocol.membership import ReportedOwners
 from hoplite_mp._protocol.messages import (
-    HoldingsReported,
-    ObjectGone,
-    OwnerAsked,
-    OwnersNamed,
-    OwnerTold,
+    ObjectDeleted,
+    OrphansReported,
+    OwnerQuery,
+    OwnerReport,
+    OwnersReassigned,
 )
 from hoplite_mp._protocol.peers import Acquire, Release
 from hoplite_mp.errors import ObjectLostError
@@ -60,7 +60,7 @@ class Lost:
     # Object -> numbers of imports that were reported to managers that have died since. A new owner
     # may count these imports, so this node notifies it of the released ones.
     former: dict[bytes, set[int]] = field(default_factory=dict)
-    # numbers of imports for which this node expects an OwnerTold
+    # numbers of imports for which this node expects an OwnerReport
     asked: set[int] = field(default_factory=set)
     # Releases that arrived before the manager's message that makes this node the owner: (object,
     # host id of the sender, number of its import).
@@ -112,7 +112,7 @@ class OrphanInventory:
 
     def report(
         self, number: int, imports: list[ImportRecord], lost: Lost | None
-    ) -> HoldingsReported:
+    ) -> OrphansReported:
         """Describes this host's holds on these objects and its copies. number: the node number of
         their dead owner."""
         headers: dict[bytes, list[ImportRecord]] = {}
@@ -147,7 +147,7 @@ class OrphanInventory:
                     objects.append(object_id)
                     numbers.append(0)
                     lost.reported[object_id] = 0
-        return HoldingsReported(
+        return OrphansReported(
             node=self.node(),
             lost=number,
             objects=tuple(objects),
@@ -242,7 +242,7 @@ class OwnershipTransfer:
         if lost is not None and not lost.reported:  # the manager does not answer an empty report
             self._close(lost)
 
-    def report_again(self) -> Iterator[HoldingsReported | OwnersKnown | OwnerAsked]:
+    def report_again(self) -> Iterator[OrphansReported | ReportedOwners | OwnerQuery]:
         """Yields this node's reports for a new manager, and the known new owners."""
         moved: dict[int, list[ImportRecord]] = {}
         owners: dict[bytes, int] = {}
@@ -260,10 +260,10 @@ class OwnershipTransfer:
             # Open questions were lost with the former manager. They are repeated even if the
             # owner's host is now known.
             if asks and (owner is None or record.asks) and record.owner not in self.lost:
-                yield OwnerAsked(self.node(), record.object)
+                yield OwnerQuery(self.node(), record.object)
         for begin in range(0, len(owners), HOLDINGS_MAX):
             part = slice(begin, begin + HOLDINGS_MAX)
-            yield OwnersKnown(self.node(), tuple(owners)[part], tuple(owners.values())[part])
+            yield ReportedOwners(self.node(), tuple(owners)[part], tuple(owners.values())[part])
         restated: dict[int, list[Any]] = {}
         open_ = {lost.number: lost for lost in self.lost.values()}
         for number in {**moved, **open_}:
@@ -291,17 +291,17 @@ class OwnershipTransfer:
     def manager_handlers(self) -> dict[type, ManagerHandler]:
         """Handlers of messages from the manager about owners."""
 
-        def owner_told(message: OwnerTold) -> None:
+        def owner_told(message: OwnerReport) -> None:
             self._told(message)
             self.events.owners_handled()
 
-        def owners_named(message: OwnersNamed) -> None:
+        def owners_named(message: OwnersReassigned) -> None:
             self._owners_named(message)
             self.events.owners_handled()
 
-        return {OwnerTold: owner_told, OwnersNamed: owners_named}
+        return {OwnerReport: owner_told, OwnersReassigned: owners_named}
 
-    def _owners_named(self, message: OwnersNamed) -> None:
+    def _owners_named(self, message: OwnersReassigned) -> None:
         if not message.more:
             self._restated.pop(message.lost, None)
         lost = self.orphan_inventory.lost_as(message.lost)
@@ -391,12 +391,13 @@ class OwnershipTransfer:
         # Acquire precedes Release, because otherwise the object could be freed in between. Release
         # precedes ReplicaStored, because a Release makes the owner forget this host's replica.
         for record in ours:
-            # An owner named by a former manager ignores a later OwnersNamed, because its transfer
-            # is closed, and so does not count newly reported imports. A reported import without a
-            # description is therefore acquired, too. The owner counts each import only once.
+            # An owner named by a former manager ignores a later OwnersReassigned, because its
+            # transfer is closed, and so does not count newly reported imports. A reported import
+            # without a description is therefore acquired, too. The owner counts each import only
+            # once.
             if record.number and (record.number != number or not record.described):
                 self._acquire(record)
-        # A header that OwnerTold has already moved may also have the reported number.
+        # A header that OwnerReport has already moved may also have the reported number.
         here = {record.number for record in self.imports.all_of(object_id)}
         for before in sorted({number, *lost.former.get(object_id, ())} - here - {0}):
             self.send(owner, Release(object_id, before))  # released after the report
@@ -466,10 +467,10 @@ class OwnershipTransfer:
         process here has received a ref to the object, or a replica here is complete."""
         if record.number and record.owner in self.lost:
             self.lost[record.owner].asked.add(record.number)
-        self.send_manager(OwnerAsked(self.node(), record.object))
+        self.send_manager(OwnerQuery(self.node(), record.object))
         return True
 
-    def _told(self, message: OwnerTold) -> None:
+    def _told(self, message: OwnerReport) -> None:
         owner = self._named(message.owner)
         for record in self.imports.all_of(message.object):
             if is_kept(record):
@@ -525,7 +526,7 @@ class OwnershipTransfer:
                 # The Release for the freed header makes the owner forget this host's replica.
                 self._tell(other)
         elif record.owner == self.client.host_id != ids.unpack_id(record.object)[0]:
-            self.send_manager(ObjectGone(record.object))
+            self.send_manager(ObjectDeleted(record.object))
 
     def _tell(self, record: ImportRecord) -> None:
         self.replicas.tell(record.object, self.client.inspect(record.oid)["size"])

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from hoplite_mp._node.output.output import Subscriber
 from hoplite_mp._protocol.output import (
     REMOTE_BYTES_MAX,
-    LastLinesAsked,
-    LastLinesSent,
-    Printed,
-    PrintedTaken,
+    OutputAck,
+    OutputFlushed,
+    OutputFlushRequest,
+    OutputLines,
     bytes_of,
     same_host,
 )
@@ -50,7 +50,7 @@ class Speaker:
         """Acknowledges, in steps, the bytes of the node's lines that the driver here has read."""
         self.untold += nbytes
         if self.untold >= TOLD_BYTES_MIN:
-            self.tell(self.host_id, PrintedTaken(self.untold, self.output_owner))
+            self.tell(self.host_id, OutputAck(self.untold, self.output_owner))
             self.untold = 0
 
 
@@ -101,7 +101,7 @@ class RemoteOutput:
             attached = 0 if name == host_id else name
 
             def deliver(slot: int, stream: int, lines: list[bytes]) -> None:
-                self.send(host_id, Printed(slot, stream, lines, attached))
+                self.send(host_id, OutputLines(slot, stream, lines, attached))
 
             known = Subscriber(deliver, REMOTE_BYTES_MAX, self.output.patience_s)
             self.subscribers[name] = known
@@ -112,13 +112,13 @@ class RemoteOutput:
         if self.host_id_of(output_owner) is not None:
             self.others.setdefault(output_owner, set()).add(host_id)
 
-    def taken(self, host_id: int, message: PrintedTaken) -> None:
+    def taken(self, host_id: int, message: OutputAck) -> None:
         """Handles the acknowledgement of bytes that a driver on the host has read."""
         subscriber = self.subscribers.get(message.output_owner or host_id)
         if subscriber is not None:
             self.output.taken(subscriber, message.nbytes)
 
-    def last_lines_asked(self, host_id: int, message: LastLinesAsked) -> None:
+    def last_lines_asked(self, host_id: int, message: OutputFlushRequest) -> None:
         """Handles the request of a leaving driver on the host for its last lines."""
         self.asked.add(message.output_owner or host_id)
         self.poll()
@@ -134,17 +134,17 @@ class RemoteOutput:
                 host_id = self.host_id_of(name)
                 others = tuple(self.others.pop(name, ()))
                 if host_id is not None:
-                    self.send(host_id, LastLinesSent(others, 0 if name == host_id else name))
+                    self.send(host_id, OutputFlushed(others, 0 if name == host_id else name))
                 if name != host_id:  # only an attached driver leaves, not its host
                     self.subscribers.pop(name, None)
 
     # -- lines for this host's driver ----------------------------------------------------------
 
-    def printed(self, host_id: int, message: Printed) -> None:
+    def printed(self, host_id: int, message: OutputLines) -> None:
         """Sends lines from the node's workers to a driver on this host."""
         name = message.output_owner
         if name not in self.output.drivers:  # the driver has left
-            self.send(host_id, PrintedTaken(bytes_of(message.lines), name))
+            self.send(host_id, OutputAck(bytes_of(message.lines), name))
             return
         speaker = self.speakers.get((host_id, name))
         if speaker is None:
@@ -164,7 +164,7 @@ class RemoteOutput:
             if (name, host_id) not in self.received:
                 self.received.add((name, host_id))
                 self.asking.add((name, host_id))
-                if not self.send(host_id, LastLinesAsked(name)):
+                if not self.send(host_id, OutputFlushRequest(name)):
                     self.asking.discard((name, host_id))
 
     def is_asking(self, name: int) -> bool:
@@ -178,7 +178,7 @@ class RemoteOutput:
         for key in [key for key in self.speakers if key[1] == name]:
             del self.speakers[key]
 
-    def last_lines_sent(self, host_id: int, message: LastLinesSent) -> None:
+    def last_lines_sent(self, host_id: int, message: OutputFlushed) -> None:
         """Handles the end of a node's lines, which have all arrived. The message names other hosts
         that may have more lines."""
         others = [other for other in message.others if other != self.output.host_id]

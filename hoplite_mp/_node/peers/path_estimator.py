@@ -17,8 +17,8 @@ to a socket may not have arrived. It uses the fastest stretch of a burst, becaus
 that wide. A narrow path has nearly the same rate in every stretch. If the flow was much faster at
 another time in the burst, it was slowed by a busy processor, or by TCP after a loss, so the burst
 is ignored. A pair is reported after BURSTS_MIN bursts that agree. It is reported again while bursts
-confirm it, because the manager forgets unconfirmed rates of pairs (_planner/link_speeds.py). A faster
-stretch of a known pair raises its rate immediately.
+confirm it, because the manager forgets unconfirmed rates of pairs (_planner/link_speeds.py). A
+faster stretch of a known pair raises its rate immediately.
 
 The same samples show when this host's own link becomes slow during a burst: flows to several hosts
 are backlogged, and together they have less than half of the link's rate.

@@ -1,6 +1,6 @@
 """Relays: connections to unreachable nodes, through a port of a third node.
 
-    this node ── RelayAsked ──► a third node, which tries to reach that node,
+    this node ── RelayRequest ──► a third node, which tries to reach that node,
               ◄─ RelayOpened ── and opens a port that forwards to it (_node/io/forward.py)
 
 A firewall or a missing route between two hosts must not split a cluster whose hosts can all reach
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from hoplite_mp._protocol.peers import RelayAsked, RelayOpened
+from hoplite_mp._protocol.peers import RelayOpened, RelayRequest
 from hoplite_mp._transport.addresses import endpoint_of, parse_address
 from hoplite_mp.errors import ConfigError
 
@@ -107,7 +107,7 @@ class Relays:
             else:
                 self._opened(host_id, lender, answer.message.port)
 
-        self.questions.ask(lender, lambda number: RelayAsked(number, host_id), answered, ANSWER_S)
+        self.questions.ask(lender, lambda number: RelayRequest(number, host_id), answered, ANSWER_S)
 
     def _opened(self, host_id: int, lender: int, port: int) -> None:
         """Uses a port on the host `lender` that forwards to the host `host_id`."""
@@ -125,7 +125,7 @@ class Relays:
 
     # -- relays for other nodes ----------------------------------------------------------------
 
-    def asked(self, asker: int, message: RelayAsked) -> None:
+    def asked(self, asker: int, message: RelayRequest) -> None:
         """Handles a request from the host `asker`, which cannot reach another host. A thread tries
         to reach that host from here."""
         host_id, number = message.host_id, message.number

@@ -41,8 +41,8 @@ from hoplite_mp._protocol.greetings import Introduction, software_versions
 from hoplite_mp._protocol.group_calls import GroupMessage
 from hoplite_mp._protocol.local import (
     DrainNode,
+    GroupBlockWritten,
     GroupDoorbell,
-    GroupWritten,
     LeavingNodes,
     Locate,
     Reply,
@@ -59,15 +59,15 @@ from hoplite_mp._protocol.messages import (
 )
 from hoplite_mp._protocol.peers import (
     Evacuated,
-    LastLinesAsked,
-    LastLinesSent,
-    Leaving,
+    OutputFlushed,
+    OutputFlushRequest,
     PathCongested,
+    PeerLeaving,
     PeerMessage,
     Probe,
-    Probed,
+    ProbeResponse,
     RemoveNode,
-    WorkersNow,
+    WorkersReport,
 )
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class ClusterNode:
             DrainNode: self._asked_to_drain,
             Locate: lambda slot, ask: self.locations.ask(slot, ask.number, ask.ask.oid),
             GroupDoorbell: self._doorbell,
-            GroupWritten: lambda slot, ask: self.streaming_sources.write(
+            GroupBlockWritten: lambda slot, ask: self.streaming_sources.write(
                 slot, ask.ask.payload, ask.ask.ranges
             ),
         }
@@ -308,13 +308,13 @@ class ClusterNode:
                 self.peers.relays,
             ),
             **dict.fromkeys(tables.ANSWERS, local.questions.answered),
-            Probe: lambda host_id, message: self.peers.send(host_id, Probed(message.number)),
+            Probe: lambda host_id, message: self.peers.send(host_id, ProbeResponse(message.number)),
             PathCongested: lambda host_id, message: self.plan_runner.cells.congested(host_id),
-            LastLinesAsked: self._driver_leaves,
-            LastLinesSent: self._last_lines,
-            WorkersNow: lambda host_id, message: self._have_workers(host_id, message.count),
+            OutputFlushRequest: self._driver_leaves,
+            OutputFlushed: self._last_lines,
+            WorkersReport: lambda host_id, message: self._have_workers(host_id, message.count),
             RemoveNode: lambda host_id, message: self.draining.begin(),
-            Leaving: self._leaves,
+            PeerLeaving: self._leaves,
             Evacuated: lambda host_id, message: self.draining.evacuated(host_id),
             **self.remote_actors.peer_handlers,
             **self.backups.peer_handlers,
@@ -333,7 +333,7 @@ class ClusterNode:
 
         return handler
 
-    def _driver_leaves(self, host_id: int, message: LastLinesAsked) -> None:
+    def _driver_leaves(self, host_id: int, message: OutputFlushRequest) -> None:
         self.remote_output.last_lines_asked(host_id, message)
         self.worker_recycling.driver_ended(message.output_owner or host_id)
 
@@ -428,7 +428,7 @@ class ClusterNode:
             self.local.outbound_tasks.set_runner(member.host_id, member.node, member.workers)
             self.local.resources.peer_joined(member)
             if self.membership.workers_now is not None:
-                self.peers.send(member.host_id, WorkersNow(self.membership.workers_now))
+                self.peers.send(member.host_id, WorkersReport(self.membership.workers_now))
             self.draining.tell(member.host_id)
             self.local.tracing.peer_joined(member.host_id)
             self.peers.let_in(member.host_id)
@@ -501,11 +501,11 @@ class ClusterNode:
         except Exception:
             _log.exception("%s of node %#x", type(message).__name__, host_id)
 
-    def _last_lines(self, host_id: int, message: LastLinesSent) -> None:
+    def _last_lines(self, host_id: int, message: OutputFlushed) -> None:
         self.remote_output.last_lines_sent(host_id, message)
         self.drivers.poll_leaving()
 
-    def _leaves(self, host_id: int, message: Leaving) -> None:
+    def _leaves(self, host_id: int, message: PeerLeaving) -> None:
         self._have_workers(host_id, 0)
         self.local.outbound_tasks.drain(host_id)
         self.remote_actors.leaves(host_id)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common.object_states import CLIENT_DRIVER, KIND_TASK
-from hoplite_mp._protocol.local import Reply, UsersOfNode
+from hoplite_mp._protocol.local import CountDrivers, Reply
 from hoplite_mp._protocol.output import output_owner_name
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Drivers:
     @property
     def handlers(self) -> dict[type, Handler]:
         """Handlers by type of request."""
-        return {UsersOfNode: self._asked_users}
+        return {CountDrivers: self._asked_users}
 
     def _asked_users(self, slot: int, request: Request) -> None:
         there = sum(not one.left for one in self.by_slot.values())

@@ -30,8 +30,8 @@ from hoplite_mp._protocol.local import (
     GIVEN_UP,
     Exited,
     FromSupervisor,
-    NotSpawned,
     Spawned,
+    SpawnFailed,
     Start,
 )
 from hoplite_mp._transport.stream import TcpStream
@@ -102,7 +102,7 @@ class NodeProcess:
         message = self._supervisor_decoder.decode(data)
         if isinstance(message, Spawned):
             self.components.workers.spawned(message.slot, message.pid)
-        elif isinstance(message, NotSpawned):
+        elif isinstance(message, SpawnFailed):
             self.components.workers.not_started(message.reason)
             self.node.worker_exited(Exited(message.slot, 0, 0))
         elif isinstance(message, Exited):

@@ -9,29 +9,29 @@ from hoplite_mp._protocol import diagnostics, local, peers
 from hoplite_mp._protocol.local import (
     BeginWorkerBroadcast,
     EndWorkerBroadcast,
+    GetBroadcastTasks,
     OpenWorkerBroadcast,
-    TakeBroadcastTasks,
 )
 from hoplite_mp._protocol.messages import (
-    ActorNameHeld,
+    ActorNameReport,
     Credentials,
     Distribute,
     FetchRefused,
     Leave,
     MembersChanged,
     NodeAdmitted,
-    OwnersNamed,
-    OwnerTold,
+    OwnerReport,
+    OwnersReassigned,
     PlansReported,
     Withdraw,
 )
-from hoplite_mp._protocol.output import MarkLines
+from hoplite_mp._protocol.output import MarkOutput
 from hoplite_mp._protocol.resources import (
-    AssignedAsked,
-    GiveBack,
-    KeepForStream,
+    AcquireResources,
+    AssignedResources,
+    ReleaseResources,
     ResourcePlaces,
-    TakeResources,
+    RetainResources,
 )
 
 if TYPE_CHECKING:
@@ -70,16 +70,16 @@ __all__ = [
 
 # The types of answers, each with the number of its question (_node/questions.py).
 ANSWERS = (
-    diagnostics.LookTold,
-    peers.ActorBegun,
-    peers.CopiesTold,
-    peers.CountersNow,
+    diagnostics.DiagnosticsResponse,
+    peers.RemoteActorStarted,
+    peers.CopiesReport,
+    peers.CountersReport,
     peers.RemotePoolOpened,
     peers.RemoteBroadcastEnded,
-    peers.Located,
-    peers.Probed,
+    peers.ReplicaLocations,
+    peers.ProbeResponse,
     peers.RelayOpened,
-    peers.RestartsTold,
+    peers.RestartsReport,
 )
 
 
@@ -102,11 +102,11 @@ def object_table(
         peers.Release: releases,
         peers.Reconstruct: exports.make_again,
         peers.Drop: lambda host_id, message: exports.drop(message.object),
-        peers.Described: lambda host_id, message: imports.described(message),
+        peers.ObjectReport: lambda host_id, message: imports.described(message),
         peers.ReplicaStored: exports.kept,
         peers.DropReplica: lambda host_id, message: replicas.let_go(message.object),
         peers.LocateReplicas: locations.locate,
-        peers.CopiesAsked: recovery.replica_query.asked,
+        peers.CopiesQuery: recovery.replica_query.asked,
     }
 
 
@@ -146,14 +146,14 @@ def inspection_table(
 ) -> dict[type, PeerHandler]:
     """Messages about statistics, traces, dumps, workers' output, and relays."""
     return {
-        peers.CountersAsked: counters.asked,
-        diagnostics.ClockAsked: tracing.clock,
-        diagnostics.TraceAsked: tracing.asked,
-        diagnostics.TraceRead: tracing.read,
-        diagnostics.DumpAsked: waits.asked,
-        peers.Printed: remote_output.printed,
-        peers.PrintedTaken: remote_output.taken,
-        peers.RelayAsked: relays.asked,
+        peers.CountersQuery: counters.asked,
+        diagnostics.ClockQuery: tracing.clock,
+        diagnostics.TraceRequest: tracing.asked,
+        diagnostics.TraceReadRequest: tracing.read,
+        diagnostics.DumpRequest: waits.asked,
+        peers.OutputLines: remote_output.printed,
+        peers.OutputAck: remote_output.taken,
+        peers.RelayRequest: relays.asked,
     }
 
 
@@ -193,7 +193,7 @@ def client_table(components: Components, driver_name: Callable[[int], int]) -> d
         local.GroupCall: calls,
         local.GroupSend: messages.send,
         local.GroupInbox: messages.inbox,
-        local.GroupReceived: messages.received,
+        local.GroupMessageAck: messages.received,
         local.GroupJoin: joins,
         local.GroupLeave: lambda slot, ask: groups.leave(ask.ask, slot, ask.number),
         local.GroupAdmit: admits,
@@ -207,25 +207,25 @@ def client_table(components: Components, driver_name: Callable[[int], int]) -> d
         actor_requests.FailActorCalls: actors.fail_calls,
         actor_requests.ActorFailed: actors.constructor_raised,
         actor_requests.ActorBacklog: actors.backlog,
-        actor_requests.ActorBegins: actors.begins,
-        actor_requests.ActorMayEnd: actors.may_end,
-        actor_requests.ActorStateAsked: actors.state_asked,
-        actor_requests.KeepActorState: actors.keep_state,
+        actor_requests.ActorReady: actors.begins,
+        actor_requests.ActorEndRequest: actors.may_end,
+        actor_requests.LoadActorState: actors.state_asked,
+        actor_requests.SaveActorState: actors.keep_state,
         actor_requests.BindActor: actors.bind,
         OpenWorkerBroadcast: worker_broadcasts.open,
         BeginWorkerBroadcast: worker_broadcasts.begin,
         EndWorkerBroadcast: worker_broadcasts.end,
-        TakeBroadcastTasks: worker_broadcasts.take,
-        TakeResources: resources.take,
-        GiveBack: resources.give_back,
-        KeepForStream: resources.keep_for_stream,
+        GetBroadcastTasks: worker_broadcasts.take,
+        AcquireResources: resources.take,
+        ReleaseResources: resources.give_back,
+        RetainResources: resources.keep_for_stream,
         ResourcePlaces: resources.places,
-        AssignedAsked: resources.assigned,
+        AssignedResources: resources.assigned,
         # Statistics, traces and dumps, for users.
         local.Stats: lambda slot, request: counters.ask(slot, request.number),
         local.Dump: waits.ask,
         local.DumpRead: waits.piece,
-        MarkLines: marks,
+        MarkOutput: marks,
     }
 
 
@@ -235,7 +235,7 @@ def manager_table(components: Components) -> dict[type, ManagerHandler]:
         **components.management.manager_handlers,
         **components.operations.manager_handlers,
         **components.groups.manager_handlers,
-        ActorNameHeld: components.actors.name_held,
+        ActorNameReport: components.actors.name_held,
         PlansReported: components.plan_requests.answer,
     }
 
@@ -253,8 +253,8 @@ def ignored_alone() -> dict[type, ManagerHandler]:
         Leave,
         MembersChanged,
         NodeAdmitted,
-        OwnerTold,
-        OwnersNamed,
+        OwnerReport,
+        OwnersReassigned,
         Withdraw,
     )
     return dict.fromkeys(about_hosts, ignore)

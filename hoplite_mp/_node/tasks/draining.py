@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hoplite_mp._common.object_states import KIND_TASK, NODE_SLOT, PENDING, STATE
-from hoplite_mp._protocol.peers import Evacuated, Leaving
+from hoplite_mp._protocol.peers import Evacuated, PeerLeaving
 
 if TYPE_CHECKING:
     from hoplite_mp._node.objects.context import HostContext
@@ -91,7 +91,7 @@ class Draining:
         """Announces this node's departure to another node, if this node is leaving."""
         if self.roster.leaves:
             self.waiting.add(host_id)
-            self.send(host_id, Leaving())
+            self.send(host_id, PeerLeaving())
             self.inbound_tasks.recall_all(host_id)
 
     def evacuated(self, host_id: int) -> None:

@@ -21,12 +21,12 @@ from hoplite_mp._protocol.local import (
     AddWorkers,
     BindPool,
     ClosePool,
+    InitializerDone,
+    InitializerFailed,
     Interrupt,
     OpenPool,
     Reply,
-    SetUp,
-    SetupFailed,
-    TryAgain,
+    RetryTask,
 )
 from hoplite_mp._protocol.peers import CloseRemotePool, OpenRemotePool, RemotePoolOpened
 
@@ -316,9 +316,9 @@ class PoolRequests:
             AddWorkers: self.add_workers,
             BindPool: self.bind,
             ClosePool: self.close,
-            SetUp: self.set_up,
-            SetupFailed: self.setup_failed,
-            TryAgain: self.try_again,
+            InitializerDone: self.set_up,
+            InitializerFailed: self.setup_failed,
+            RetryTask: self.try_again,
         }
 
     def interrupt(self, slot: int, request: Request) -> None:

@@ -11,8 +11,18 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-from hoplite_mp._protocol.membership import Report
+from hoplite_mp._protocol.diagnostics import DiagnosticsMessage
+from hoplite_mp._protocol.membership import ClusterEnded, Credentials, Report
 from hoplite_mp._protocol.messages import ManagerToNode, NodeToManager
+from hoplite_mp._protocol.output import OutputAck, OutputLines
+from hoplite_mp._protocol.peer_hosts import (
+    AddPeerWorkers,
+    CountersQuery,
+    CountersReport,
+    RelayOpened,
+    RelayRequest,
+    RemoveNode,
+)
 from hoplite_mp._protocol.peers import PeerMessage
 from hoplite_mp._protocol.terms import TermsToManager, TermsToNode
 
@@ -23,9 +33,8 @@ __all__ = ["MESSAGES", "MessageFault", "spring"]
 
 # Messages for tools, and messages that no simulated program causes.
 UNUSED = {
-    "AddWorkers", "ClockAsked", "ClusterEnded", "CountersAsked", "CountersNow", "Credentials",
-    "DumpAsked", "LookTold", "Printed", "PrintedTaken", "RelayAsked", "RelayOpened", "RemoveNode",
-    "TraceAsked", "TraceRead",
+    AddPeerWorkers, ClusterEnded, CountersQuery, CountersReport, Credentials, OutputAck,
+    OutputLines, RelayOpened, RelayRequest, RemoveNode, *get_args(DiagnosticsMessage),
 }  # fmt: skip
 UNIONS = ManagerToNode, NodeToManager, PeerMessage, Report, TermsToManager, TermsToNode
 # Tags of messages before they were renamed. Faults are drawn from this order, so seeds that have
@@ -35,7 +44,12 @@ DRAWN_AS = {
     "OwnersNamed": "HomesNamed",
 }  # fmt: skip
 MESSAGES = sorted(
-    {kind.__struct_config__.tag for union in UNIONS for kind in get_args(union)} - UNUSED,
+    {
+        kind.__struct_config__.tag
+        for union in UNIONS
+        for kind in get_args(union)
+        if kind not in UNUSED
+    },
     key=lambda tag: DRAWN_AS.get(tag, tag),
 )
 HEAD_BYTES = 12  # see _protocol/codec.py

@@ -21,13 +21,13 @@ import msgspec
 from hoplite_mp import _engine, _shm, _tasks, errors
 from hoplite_mp._client.collector import Collector
 from hoplite_mp._common import locks
-from hoplite_mp._protocol.local import GroupWritten, Reply, Request
+from hoplite_mp._protocol.local import GroupBlockWritten, Reply, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from hoplite_mp._client.submitter import Submitter
-    from hoplite_mp._protocol.local import Ask
+    from hoplite_mp._protocol.local import AnyRequest
     from hoplite_mp._simulation.network import VirtualNetwork
     from hoplite_mp._simulation.timeline import Timeline
 
@@ -490,19 +490,19 @@ class VirtualChannel:
         self._replies: list[Reply] = []
         self._lock = VirtualLock(processes, False)  # one call at a time
 
-    def tell(self, ask: Ask, sent: list[int] | None = None) -> None:
+    def tell(self, ask: AnyRequest, sent: list[int] | None = None) -> None:
         self._send(Request(0, 0, ask))
         if sent is not None:
             sent.append(1)
         # Producing the next piece of a large value takes this time.
-        if isinstance(ask, GroupWritten):
+        if isinstance(ask, GroupBlockWritten):
             running = self.processes.running
             assert running is not None
             running.wait(None, ROUND_S)
 
     def call(
         self,
-        ask: Ask,
+        ask: AnyRequest,
         take: Callable[..., Any] | None = None,
         descriptors: Sequence[int] = (),
         sent: list[int] | None = None,

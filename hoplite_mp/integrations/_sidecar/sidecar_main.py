@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common import clock
 from hoplite_mp._common.signals import StopRequest
-from hoplite_mp._protocol.local import DrainNode, UsersOfNode
+from hoplite_mp._protocol.local import CountDrivers, DrainNode
 from hoplite_mp._transport.rendezvous import Sole
 from hoplite_mp.config import Config
 from hoplite_mp.errors import HopliteError
@@ -94,7 +94,7 @@ def _keep(cluster: Cluster, idle_s: float, leads: bool, ending: StopRequest) -> 
             if draining is not None:
                 if now > draining + DRAIN_S:
                     return
-            elif channel.call(UsersOfNode()).value or (leads and len(cluster.nodes) > 1):
+            elif channel.call(CountDrivers()).value or (leads and len(cluster.nodes) > 1):
                 used_at = now
             elif leads and now - used_at > idle_s:
                 _log.info("this cluster is unused: it shuts down")
