@@ -84,7 +84,7 @@ def play(first: int) -> dict[str, Any]:
         "errors": sum(one.errors for one in outcomes),
         "groups": sum(one.groups > 0 for one in outcomes),
         "restarts": sum(one.managers > 0 for one in outcomes),
-        "takeovers": sum(one.taken_over > 0 for one in outcomes),
+        "takeovers": sum(one.takeovers > 0 for one in outcomes),
         "faults": Counter(kind for one in outcomes for kind in one.faults),
     }
 

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
     from hoplite_mp._simulation.timeline import Timeline
 
-__all__ = ["Port", "Sending", "VirtualNetwork", "VirtualPipe"]
+__all__ = ["OutgoingStream", "Port", "VirtualNetwork", "VirtualPipe"]
 
 # Blocks of one stream that may be on the way. Higher: one stream fills a busy receiver's queue. At
 # 1, a link would be idle while the last byte of a block arrives.
 WINDOW_BLOCKS = 2
 # Delay between processes of one host.
-NEAR_S = 20e-6
+LOCAL_DELAY_S = 20e-6
 
 
-class Sending(Protocol):
+class OutgoingStream(Protocol):
     """A stream that has a block ready."""
 
     to: int
@@ -49,7 +49,7 @@ class Port:
         self.host = host
         self.up = up
         self.down = down
-        self.ready: deque[Sending] = deque()
+        self.ready: deque[OutgoingStream] = deque()
         self.sending = False
         self.down_free = 0.0  # when all data on its way here has arrived
         self.control_free = 0.0  # when all queued messages have left
@@ -69,7 +69,9 @@ class VirtualNetwork:
         # Sender and receiver -> bytes per second, and when all blocks have passed this path.
         self.narrow: dict[tuple[int, int], tuple[float, float]] = {}
         self.blocks = 0  # number of blocks sent
-        self._held: dict[tuple[int, int], list[tuple[Callable[..., object], tuple[Any, ...]]]] = {}
+        self._blocked: dict[
+            tuple[int, int], list[tuple[Callable[..., object], tuple[Any, ...]]]
+        ] = {}
 
     def add(self, up: float, down: float) -> int:
         """Adds a host; returns its number."""
@@ -79,14 +81,14 @@ class VirtualNetwork:
     def delay(self, one: int, other: int) -> float:
         """The delay of one packet, in seconds."""
         if one == other:
-            return NEAR_S
+            return LOCAL_DELAY_S
         if not self.jitter_s:
             return self.latency_s
-        return self.latency_s + self.jitter_s * self.timeline.chance.random()
+        return self.latency_s + self.jitter_s * self.timeline.rng.random()
 
     # ---- blocks
 
-    def offer(self, host: int, stream: Sending) -> None:
+    def offer(self, host: int, stream: OutgoingStream) -> None:
         """The stream has a block ready and waits for its turn."""
         port = self.ports[host]
         port.ready.append(stream)
@@ -105,21 +107,21 @@ class VirtualNetwork:
             if block is None:
                 continue
             begin, end = block
-            there = self.ports[stream.to]
+            receiver = self.ports[stream.to]
             now, nbytes = timeline.now, end - begin
-            left = now + nbytes / port.up + port.debt_s
+            sent = now + nbytes / port.up + port.debt_s
             port.debt_s = 0.0
-            first = max(now + self.latency_s, there.down_free)
-            come = max(first + nbytes / there.down, left + self.latency_s)
-            there.down_free = come
+            first = max(now + self.latency_s, receiver.down_free)
+            arrives = max(first + nbytes / receiver.down, sent + self.latency_s)
+            receiver.down_free = arrives
             if (path := (port.host, stream.to)) in self.narrow:
                 rate, free = self.narrow[path]
                 free = max(now, free) + nbytes / rate
                 self.narrow[path] = rate, free
-                come = max(come, free + self.latency_s)
+                arrives = max(arrives, free + self.latency_s)
             self.blocks += 1
-            timeline.at(left, self._turn, port)
-            timeline.at(come, stream.arrive, begin, end)
+            timeline.at(sent, self._turn, port)
+            timeline.at(arrives, stream.arrive, begin, end)
             return
         port.sending = False
 
@@ -142,10 +144,10 @@ class VirtualNetwork:
         """Whether `other` is stopped, or cut off from `one`."""
         return other in self.stopped or (one, other) in self.cut
 
-    def pass_on(self, one: int, other: int, call: Callable[..., object], *arguments: Any) -> None:
+    def deliver(self, one: int, other: int, call: Callable[..., object], *arguments: Any) -> None:
         """Delivers data from `one` to `other`, as soon as that path is not blocked."""
         if self.is_blocked(one, other):
-            self._held.setdefault((one, other), []).append((call, arguments))
+            self._blocked.setdefault((one, other), []).append((call, arguments))
         else:
             call(*arguments)
 
@@ -153,7 +155,7 @@ class VirtualNetwork:
         """The host neither sends nor receives from now on."""
         self.stopped.add(host)
 
-    def go_on(self, host: int) -> None:
+    def resume(self, host: int) -> None:
         """A stopped host continues."""
         self.stopped.discard(host)
         if not self.ports[host].sending:
@@ -178,9 +180,9 @@ class VirtualNetwork:
         self.narrow[sender, receiver] = rate, 0.0
 
     def _release(self) -> None:
-        for pair in [pair for pair in self._held if not self.is_blocked(*pair)]:
-            for call, arguments in self._held.pop(pair):
-                self.pass_on(*pair, call, *arguments)
+        for pair in [pair for pair in self._blocked if not self.is_blocked(*pair)]:
+            for call, arguments in self._blocked.pop(pair):
+                self.deliver(*pair, call, *arguments)
 
 
 class VirtualPipe:
@@ -200,14 +202,14 @@ class VirtualPipe:
     def send(self, message: Any, nbytes: int) -> None:
         """Sends a message, which arrives after earlier ones unless the channel has been closed by
         then."""
-        network, (here, there) = self.network, self.ends
-        at = network.leaves_at(here, there, nbytes) + network.delay(here, there)
+        network, (sender, receiver) = self.network, self.ends
+        at = network.leaves_at(sender, receiver, nbytes) + network.delay(sender, receiver)
         self._last = max(self._last, at)
         network.timeline.at(self._last, self._arrive, message)
 
     def _arrive(self, message: Any) -> None:
         if self.is_open:
-            self.network.pass_on(*self.ends, self._hand_over, message)
+            self.network.deliver(*self.ends, self._hand_over, message)
 
     def _hand_over(self, message: Any) -> None:
         if self.is_open:

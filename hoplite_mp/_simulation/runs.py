@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from hoplite_mp._simulation.faults.faults import Faults
 from hoplite_mp._simulation.network import VirtualNetwork
-from hoplite_mp._simulation.oracle.oracle import Oracle, WrongEnd, left_over
+from hoplite_mp._simulation.oracle.oracle import Oracle, WrongEnd, leftovers
 from hoplite_mp._simulation.timeline import Timeline
 from hoplite_mp._simulation.virtual.clock import virtual_time
 from hoplite_mp._simulation.virtual.environment import RunEnvironment, Sizes
@@ -52,7 +52,7 @@ NARROW = 0.25, 0.1, 0.05
 # move enough bytes to measure them.
 KNOWN_RUNS = 0.7
 # Share of runs that have a standby.
-SHARED = 0.35
+STANDBY_RUNS = 0.35
 # Share of runs in which processes have collector threads, as in production. Seeds below that number
 # have none, because tests keep seeds that found bugs without them.
 COLLECTED, COLLECTED_FROM = 0.5, 7_000_000
@@ -77,7 +77,7 @@ class RunOutcome:
     reads: int
     groups: int
     managers: int  # number of managers that have died
-    taken_over: int  # how often a standby has won
+    takeovers: int  # how often a standby has won
     failure: str = ""
     tail: tuple[str, ...] = ()
 
@@ -97,37 +97,37 @@ def run_seed(
     programs; store: bytes of each store; standby: whether there is one; collectors: whether
     processes have collector threads; None: as drawn from the seed."""
     timeline = Timeline(seed)
-    chance = timeline.chance
-    latency_s = chance.choice([20e-6, 100e-6, 1e-3])
-    network = VirtualNetwork(timeline, latency_s, latency_s * chance.choice([0.0, 0.5, 5.0]))
-    sizes = Sizes(store=chance.choice(STORES), disk=chance.choice(DISKS))
+    rng = timeline.rng
+    latency_s = rng.choice([20e-6, 100e-6, 1e-3])
+    network = VirtualNetwork(timeline, latency_s, latency_s * rng.choice([0.0, 0.5, 5.0]))
+    sizes = Sizes(store=rng.choice(STORES), disk=rng.choice(DISKS))
     if store is not None:
         sizes = replace(sizes, store=store)
-    shared = faults and random.Random(f"standby {seed}").random() < SHARED
+    shared = faults and random.Random(f"standby {seed}").random() < STANDBY_RUNS
     if standby is not None:
         shared = standby
     place = 1 if shared else None
     if collectors is None:
         drawn = random.Random(f"collectors {seed}").random() < COLLECTED
         collectors = seed >= COLLECTED_FROM and drawn
-    around = RunEnvironment(
+    environment = RunEnvironment(
         timeline, network, sizes, standby_place=place, resources=f"{RESOURCE}=2",
         collectors=collectors,
     )  # fmt: skip
-    world = World(around)
+    world = World(environment)
     prepare(world)
-    count = nodes or chance.choice(SIZES)
+    count = nodes or rng.choice(SIZES)
     oracle = Oracle(world)
-    oracle.tight = sizes.store < STORES[0]
+    oracle.small_stores = sizes.store < STORES[0]
     failure = ""
-    span_s = chance.choice([0.02, 0.2, 1.0])
-    work, trouble = Workload(world, oracle, span_s), Faults(world, span_s * 1.5)
+    span_s = rng.choice([0.02, 0.2, 1.0])
+    work, injector = Workload(world, oracle, span_s), Faults(world, span_s * 1.5)
     locks = virtual_locks(world.processes) if collectors else contextlib.nullcontext()
     with virtual_time(world.processes), locks, _no_collector():
         try:
-            rates = _rates(chance, count)
+            rates = _rates(rng, count)
             paths = random.Random(f"paths {seed}")
-            _play(world, work, partial(begin, work), trouble if faults else None, rates, paths)
+            _play(world, work, partial(begin, work), injector if faults else None, rates, paths)
         except Exception as error:  # also raised by a node, whose process it would have ended
             failure = f"{type(error).__name__}: {error}"
             timeline.tail.extend(traceback.format_exc().splitlines())
@@ -139,11 +139,11 @@ def run_seed(
         timeline.events,
         work.begun,
         len(oracle.errors),
-        tuple(trouble.happened),
+        tuple(injector.injected),
         oracle.reads,
         work.groups,
         world.managers,
-        world.taken_over,
+        world.takeovers,
         failure,
         tuple(timeline.tail) if failure else (),
     )
@@ -171,18 +171,18 @@ def _no_collector() -> Iterator[None]:
 _runs: list[None] = []
 
 
-def _rates(chance: random.Random, count: int) -> Iterator[float]:
-    equal = chance.random() < 0.5
-    usual = chance.choice(RATES)
+def _rates(rng: random.Random, count: int) -> Iterator[float]:
+    are_equal = rng.random() < 0.5
+    default_rate = rng.choice(RATES)
     for _ in range(count):
-        yield usual if equal else chance.choice(UNEQUAL)
+        yield default_rate if are_equal else rng.choice(UNEQUAL)
 
 
 def _play(
     world: World,
     work: Workload,
     begin: Callable[[], None],
-    trouble: Faults | None,
+    injector: Faults | None,
     rates: Iterator[float],
     paths: random.Random,
 ) -> None:
@@ -192,60 +192,62 @@ def _play(
     narrow = _narrow(world.network, paths)
     timeline.run(EVENTS_MAX, JOINED_S)
     if narrow and paths.random() < KNOWN_RUNS:
-        _make_known(world, narrow)
+        _report_narrow_paths(world, narrow)
     begin()
-    if trouble is not None:
-        trouble.begin()
-    until, looks = JOINED_S + work.span_s * 1.5, 0
+    if injector is not None:
+        injector.begin()
+    until, polls = JOINED_S + work.span_s * 1.5, 0
     while True:
         timeline.run(EVENTS_MAX, until)
-        looks += 1
-        if looks & (looks - 1) == 0:  # at the 1st, 2nd, 4th, 8th, ... poll
+        polls += 1
+        if polls & (polls - 1) == 0:  # at the 1st, 2nd, 4th, 8th, ... poll
             gc.collect()  # at fixed times, because other processes notice what it frees
         _check_processes(world)
-        if not (work.open or (trouble is not None and trouble.pending)):
+        if not (work.open or (injector is not None and injector.pending)):
             break
         until += POLL_S
         if until > SECONDS_MAX or timeline.events >= EVENTS_MAX:
             raise WrongEnd(f"it does not end: {work.open} after {timeline.events} events")
     work.oracle.check_runs()
     work.oracle.check_members()
-    left = ""
+    leftover = ""
     for _ in range(SETTLES_MAX):
         until += SETTLE_S
         timeline.run(EVENTS_MAX, until)
         _check_processes(world)
-        left = left_over(world) or work.oracle.check_let_in()
-        if not left:
+        leftover = leftovers(world) or work.oracle.check_admitted()
+        if not leftover:
             work.oracle.check_agreed()  # only now, because a host that was cut off has ended by now
             return
         gc.collect()
-    raise WrongEnd(left)
+    raise WrongEnd(leftover)
 
 
-def _narrow(network: VirtualNetwork, chance: random.Random) -> dict[tuple[int, int], float]:
+def _narrow(network: VirtualNetwork, rng: random.Random) -> dict[tuple[int, int], float]:
     """Makes some paths narrow. Returns (place of the sender, of the receiver) -> rate."""
     narrow: dict[tuple[int, int], float] = {}
-    if chance.random() >= NARROW_RUNS:
+    if rng.random() >= NARROW_RUNS:
         return narrow
     for sender in network.ports:
         for receiver in network.ports:
-            if sender is not receiver and chance.random() < NARROW_PATHS:
-                rate = sender.up * chance.choice(NARROW)
+            if sender is not receiver and rng.random() < NARROW_PATHS:
+                rate = sender.up * rng.choice(NARROW)
                 if sender.up >= NARROW_RATE_MIN:
                     narrow[sender.host, receiver.host] = rate
                     network.narrow_path(sender.host, receiver.host, rate)
     return narrow
 
 
-def _make_known(world: World, narrow: dict[tuple[int, int], float]) -> None:
+def _report_narrow_paths(world: World, narrow: dict[tuple[int, int], float]) -> None:
     """Lets the receivers report their narrow paths to the manager."""
     for (place, to), rate in narrow.items():
         sender, receiver = world.hosts[place], world.hosts[to]
-        lan = receiver.lan
-        number = None if lan is None else lan.host.roster.number_of(sender.host_id)
-        if number is not None and lan is not None:
-            tell = lan.plan_runner.cells.pairs.tell
+        cluster_node = receiver.cluster_node
+        number = (
+            None if cluster_node is None else cluster_node.host.roster.number_of(sender.host_id)
+        )
+        if number is not None and cluster_node is not None:
+            tell = cluster_node.plan_runner.cells.pairs.tell
             receiver.loop.run(partial(tell, number, rate))
 
 

@@ -27,22 +27,22 @@ class Timeline:
     def __init__(self, seed: int) -> None:
         self.now = 0.0
         self.events = 0  # number of processed events
-        self.chance = random.Random(seed)
-        self.passed: Callable[[], None] | None = None  # called when the time has changed
+        self.rng = random.Random(seed)
+        self.time_changed: Callable[[], None] | None = None  # called when the time has changed
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
-        self._made = 0
+        self._scheduled = 0
         self._digest = hashlib.blake2b(digest_size=16)
 
     def at(self, time: float, call: Callable[..., object], *arguments: Any) -> None:
         """Calls `call` at the given time, or now if that is past."""
-        self._made += 1
-        heappush(self._heap, (max(time, self.now), self._made, call, arguments))
+        self._scheduled += 1
+        heappush(self._heap, (max(time, self.now), self._scheduled, call, arguments))
 
     def after(self, seconds: float, call: Callable[..., object], *arguments: Any) -> None:
         """Calls `call` after the given number of seconds."""
-        self._made += 1
-        heappush(self._heap, (self.now + seconds, self._made, call, arguments))
+        self._scheduled += 1
+        heappush(self._heap, (self.now + seconds, self._scheduled, call, arguments))
 
     def note(self, line: str) -> None:
         """Adds a line to the log, of which `digest` is the hash."""
@@ -64,8 +64,8 @@ class Timeline:
             time, _, call, arguments = heappop(heap)
             if time != self.now:
                 self.now = time
-                if self.passed is not None:
-                    self.passed()
+                if self.time_changed is not None:
+                    self.time_changed()
             self.events += 1
             call(*arguments)
         return True

@@ -45,17 +45,17 @@ def held_where_made(a: Aim) -> None:
     """An actor on the host where a task has run holds its result alone. The host that has sent the
     task is given the ref back, and so is another one."""
     A, B, C = a.some(3)
-    leaf = a.leaf(a.chance.choice([10, BIG]))
+    leaf = a.leaf(a.rng.choice([10, BIG]))
 
     def ask(c: Any) -> None:
         there = c.options(node=f"h{B.number}")
         keeper = there.options(name="keeper").actor(Keeper)
         ref = there.submit(make, leaf, 0.0).ref
-        if a.chance.random() < 0.5:
+        if a.rng.random() < 0.5:
             c.wait([ref])
         keeper.keep([hoplite_mp.by_ref(ref)]).result(timeout=HANGS_S)
         del ref
-        time.sleep(a.chance.choice([0.0, 0.1]))
+        time.sleep(a.rng.choice([0.0, 0.1]))
         for _ in range(2):
             (back,) = keeper.give().result(timeout=HANGS_S)
             a.work.oracle.check_leaf(leaf, a.work.value(c, back, "back"))
@@ -96,9 +96,11 @@ def ownerless(a: Aim) -> None:
         try:
             last.result(timeout=HANGS_S)
         except ActorLostError:
-            lan = C.lan
-            (bound,) = lan.remote_actors.bound.values()
-            a.struck["nobody"] += lan.host.imports.by_oid[bound.identity].owner == A.host_id
+            cluster_node = C.cluster_node
+            (bound,) = cluster_node.remote_actors.bound.values()
+            a.struck["nobody"] += (
+                cluster_node.host.imports.by_oid[bound.identity].owner == A.host_id
+            )
         except HopliteTimeoutError as error:
             raise WrongEnd("a call of an actor that nobody owns hangs") from error
         del held
@@ -189,13 +191,13 @@ def moved_twice(a: Aim) -> None:
 
     def named(sender: int, receiver: int) -> None:
         """The manager names the next owners; the host Q does not hear of them."""
-        backups = [h for h in a.hosts if h.alive and h.lan.backups.kept and h.place]
+        backups = [h for h in a.hosts if h.alive and h.cluster_node.backups.kept and h.place]
         for S in backups:
             if S not in (P, Q):
                 a.must(die=1, cut=1, manager=1)
                 a.cut(a.hosts[0], Q, 0.6)
                 a.late(0.03, a.die, S)
-                a.late(0.031, a.lose_manager)
+                a.late(0.031, a.kill_manager)
 
     a.run(F, "make", make, False)
     a.run(P, "call", call)

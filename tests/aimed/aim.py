@@ -33,18 +33,18 @@ BIG = 100_000  # items of an object that takes a while
 class Aim:
     """One aimed run: what its program and its fault are made with."""
 
-    def __init__(self, work: Workload, chance: Random) -> None:
-        self.work, self.chance, self.world = work, chance, work.world
+    def __init__(self, work: Workload, rng: Random) -> None:
+        self.work, self.rng, self.world = work, rng, work.world
         self.hosts = work.hosts()
         self.late = self.world.timeline.after
-        self.unsprung: dict[str, None] = {}  # messages whose message faults have not struck
+        self.pending_faults: dict[str, None] = {}  # messages whose message faults have not struck
         self.struck: Counter[str] = Counter()  # faults that have happened, by kind
         self._must: Counter[str] = Counter()
         self.changes = contextlib.ExitStack()  # of limits, until the run is over
 
     def some(self, count: int) -> list[Any]:
         """So many hosts, of which none has the manager."""
-        return self.chance.sample([host for host in self.hosts if host.place], count)
+        return self.rng.sample([host for host in self.hosts if host.place], count)
 
     def run(self, host: Any, name: str, body: Any, strict: bool = True) -> None:
         """Runs a program on that host. strict: any error in it fails the run."""
@@ -92,19 +92,19 @@ class Aim:
         strike fails."""
         message = str(kind.__struct_config__.tag)
 
-        def sprung(sender: int, receiver: int) -> None:
+        def on_message(sender: int, receiver: int) -> None:
             if not strike(sender, receiver):
-                self.unsprung.pop(message, None)
+                self.pending_faults.pop(message, None)
             else:
-                self._set(message, sprung, arrives)
+                self._set(message, on_message, arrives)
 
         if must:
-            self.unsprung[message] = None
-        self._set(message, sprung, arrives)
+            self.pending_faults[message] = None
+        self._set(message, on_message, arrives)
 
-    def _set(self, message: str, sprung: Any, arrives: bool) -> None:
-        self.world.around.descriptors.message_faults.append(
-            MessageFault(message, 1, arrives, sprung)
+    def _set(self, message: str, on_message: Any, arrives: bool) -> None:
+        self.world.environment.descriptors.message_faults.append(
+            MessageFault(message, 1, arrives, on_message)
         )
 
     def say(self, name: str) -> None:
@@ -128,7 +128,7 @@ class Aim:
     @property
     def missed(self) -> list[str]:
         """What was to strike and has not."""
-        message_faults = [f"a fault at {name}" for name in self.unsprung]
+        message_faults = [f"a fault at {name}" for name in self.pending_faults]
         return [*message_faults, *sorted((self._must - self.struck).elements())]
 
     def die(self, host: Any) -> None:
@@ -150,16 +150,16 @@ class Aim:
         """A host does nothing for so long."""
         self.struck["stop"] += host.alive
         self.world.stop(host.place)
-        self.late(seconds, self.go_on, host)
+        self.late(seconds, self.resume, host)
 
     def go_on(self, host: Any) -> None:
         """A stopped host continues."""
-        self.world.go_on(host.place)
+        self.world.resume(host.place)
 
     def leave(self, host: Any) -> None:
         """Asks a host to leave in order."""
         self.world.leave(host.place)
-        self.struck["leave"] += host in self.world.left
+        self.struck["leave"] += host in self.world.leaving
 
     def kill(self, host: Any, process: Any) -> None:
         """Kills a process."""
@@ -178,13 +178,13 @@ class Aim:
             for end in (stream, stream.peer):
                 if manager is not None and end.peer.loop is manager.loop:
                     self.struck["half_open"] += 1
-                    end.break_off()
-                    self.late(seconds, end.peer.break_off)
+                    end.reset()
+                    self.late(seconds, end.peer.reset)
 
-    def lose_manager(self) -> None:
+    def kill_manager(self) -> None:
         """The manager's process dies, and another one is started."""
         before = self.world.managers
-        self.world.lose_manager(0.02)
+        self.world.kill_manager(0.02)
         self.struck["manager"] += self.world.managers - before
 
     def again(self, host: Any) -> None:

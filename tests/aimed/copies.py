@@ -69,7 +69,7 @@ def unreachable(a: Aim) -> None:
     a.must(cut=1)
     H, K, A = a.some(3)
     leaf = a.leaf(20_000)
-    dies = a.chance.random() < 0.5
+    dies = a.rng.random() < 0.5
 
     def read(c: Any) -> None:
         ref = a.work.ref(c, "far")
@@ -78,7 +78,7 @@ def unreachable(a: Aim) -> None:
         a.cut(A, H, 38.0)
         if dies:
             # There is none if the manager has chosen the other parent.
-            a.message_fault(FetchFailed, lambda s, r: a.lose_manager(), arrives=False, must=False)
+            a.message_fault(FetchFailed, lambda s, r: a.kill_manager(), arrives=False, must=False)
         begun = time.monotonic()
         a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "far"))
         if time.monotonic() - begun > 36.0:
@@ -149,7 +149,7 @@ def gaps(a: Aim) -> None:
         a.hear("over")
 
     def parent() -> Any:
-        pulling = D.lan.plan_runner.cells.links.pulling.values()
+        pulling = D.cluster_node.plan_runner.cells.links.pulling.values()
         numbers = {one.parent for one in pulling}
         return next((h for h in (H, K) if h.number in numbers), None)
 
@@ -157,9 +157,9 @@ def gaps(a: Aim) -> None:
         ref = a.work.ref(c, "gaps")
         c.wait([ref])
         a.say("held")
-        time.sleep(0.2 + 1.0 * a.chance.random())
+        time.sleep(0.2 + 1.0 * a.rng.random())
         a.die(E)
-        time.sleep(0.2 + 0.8 * a.chance.random())
+        time.sleep(0.2 + 0.8 * a.rng.random())
         host = parent()
         if host is None:
             raise WrongEnd("the copy has come before its parent could die")
@@ -180,7 +180,7 @@ def untold(a: Aim) -> None:
     def read(c: Any) -> None:
         ref = a.work.ref(c, "untold")
         c.wait([ref])
-        a.message_fault(Distribute, lambda s, r: r != R.place or a.lose_manager())
+        a.message_fault(Distribute, lambda s, r: r != R.place or a.kill_manager())
         a.work.oracle.check_leaf(leaf, a.work.value(c, ref, "untold"))
         a.say("over")
 
@@ -367,7 +367,7 @@ def taken_back(a: Aim) -> None:
         ref = a.work.ref(c, "back again")
         c.wait([ref])
         a.crawl(H)
-        fetching = R.lan.transfers.fetching
+        fetching = R.cluster_node.transfers.fetching
         try:
             c.get(ref, timeout=0.5)
         except HopliteTimeoutError:

@@ -58,7 +58,7 @@ def times_100(value: Any) -> Any:
 def not_called_again(a: Aim) -> None:
     """The result of a call of an actor is lost, and what was made of it: the call is not applied to
     the actor a second time."""
-    A, X = a.chance.sample([h for h in a.hosts if h not in with_resource(a)], 2)
+    A, X = a.rng.sample([h for h in a.hosts if h not in with_resource(a)], 2)
 
     def ask(c: Any) -> None:
         counter = c.options(node=f"h{X.number}", retries=2).actor(Counter)

@@ -30,10 +30,10 @@ def half_open(a: Aim) -> None:
     def ask(c: Any) -> None:
         a.stop(Q, 1.2)
         a.message_fault(NodeReturned, strike)
-        a.lose_manager()
+        a.kill_manager()
         time.sleep(8.0)
-        if a.world.gave_up:
-            raise WrongEnd(f"host {a.world.gave_up[0].place} was given up, and lives")
+        if a.world.excluded:
+            raise WrongEnd(f"host {a.world.excluded[0].place} was given up, and lives")
 
     a.run(a.hosts[0], "ask", ask)
 
@@ -55,7 +55,7 @@ def back(a: Aim) -> None:
         return False
 
     def led() -> None:
-        if a.world.gave_up or not a.world.taken_over:
+        if a.world.excluded or not a.world.takeovers:
             raise WrongEnd("the host whose standby was promoted does not lead")
 
     def ask(c: Any) -> None:
@@ -79,7 +79,7 @@ def bound(a: Aim) -> None:
         if r != V.place:
             return True
         a.cut(S, V, 5.0)
-        a.go_on(M)
+        a.resume(M)
         a.message_fault(LeaderHeartbeat, heard)
         return False
 
@@ -94,7 +94,7 @@ def bound(a: Aim) -> None:
         a.message_fault(VoteRequest, strike, arrives=False)
         a.stop(M, 9.0)
         time.sleep(15.0)
-        if S not in a.world.gave_up:
+        if S not in a.world.excluded:
             raise WrongEnd(f"host {S.place} has voted in vain, and was not told")
 
     a.run(V, "ask", ask)

@@ -48,7 +48,7 @@ def left_early(a: Aim) -> None:
         if s != S.place:
             return True
         a.cut(a.hosts[0], R, 0.3)
-        a.late(0.1, a.lose_manager)
+        a.late(0.1, a.kill_manager)
         return False
 
     def receive(c: Any) -> None:
@@ -203,7 +203,7 @@ def part_of_the_dead(a: Aim) -> None:
     def look(c: Any) -> None:
         a.hear("killed")
         time.sleep(0.3)
-        (state,) = X.lan.group_calls.states.values()
+        (state,) = X.cluster_node.group_calls.states.values()
         a.struck["heard"] += state.calls == 1 and not state.members.alive >> dies & 1
 
     for rank, host in enumerate((L, X, X, Y)):
@@ -217,10 +217,10 @@ def doze(a: Aim) -> None:
     A = a.hosts[0]
 
     def ask(c: Any) -> None:
-        a.stop(a.hosts[0], 2.2 + 2.0 * a.chance.random())
+        a.stop(a.hosts[0], 2.2 + 2.0 * a.rng.random())
         time.sleep(6.0)
-        if a.world.gave_up:
-            raise WrongEnd(f"host {a.world.gave_up[0].place} was given up for the manager's pause")
+        if a.world.excluded:
+            raise WrongEnd(f"host {a.world.excluded[0].place} was given up for the manager's pause")
 
     a.run(A, "ask", ask)
 
@@ -235,7 +235,7 @@ def newest(a: Aim) -> None:
         if rank == 2:
             time.sleep(0.5)
             a.cut(a.hosts[0], A, 0.3)
-            a.late(0.2, a.lose_manager)
+            a.late(0.2, a.kill_manager)
         with c.group("newest", 3, rank) as g:
             got = g.allreduce(np.ones(1))
             if g.contributors != (0, 1, 2) or got[0] != 3:
@@ -255,7 +255,7 @@ def unheard(a: Aim) -> None:
         if s != B.place:
             return True
         a.cut(a.hosts[0], B, 0.3)
-        a.late(0.1, a.lose_manager)
+        a.late(0.1, a.kill_manager)
         for process in B.programs:
             if process.name == "rank 1":
                 a.late(0.2, a.kill, B, process)
@@ -314,12 +314,12 @@ def relieved(a: Aim) -> None:
     slow; at that moment a member dies, or a host, or nobody does."""
     a.must(crawl=6, die=1)
     hosts = a.some(5)
-    L, S, D = hosts[0], hosts[3], a.chance.choice(hosts)
+    L, S, D = hosts[0], hosts[3], a.rng.choice(hosts)
     fast, slow, items = 60e6, 6e6, 1 << 21
 
     def strike(s: int, r: int) -> None:
         if s == S.place:
-            a.late(a.chance.choice([0.0, 0.09, 0.11]), a.die, D)
+            a.late(a.rng.choice([0.0, 0.09, 0.11]), a.die, D)
 
     def member(rank: int, c: Any) -> None:
         with c.group("relieved", len(hosts), rank) as g:
@@ -341,16 +341,16 @@ def one_late(a: Aim) -> None:
     """A large allreduce begins before its last host has called. Meanwhile a host dies, or stops for
     a while, or the late one gives something else, or nothing happens."""
     hosts = a.some(5)
-    late = a.chance.choice(hosts)
-    fault = a.chance.choice(["die", "stop", "other", "none"])
-    D = late if fault == "other" else a.chance.choice(hosts)
+    late = a.rng.choice(hosts)
+    fault = a.rng.choice(["die", "stop", "other", "none"])
+    D = late if fault == "other" else a.rng.choice(hosts)
     a.must(crawl=5, **({fault: 1} if fault in ("die", "stop") else {}))
     items, calls, other = 1 << 20, 4, 2
     one_s = 8 * items / 60e6
-    waits = [[0.1 * a.chance.random() for _ in hosts] for _ in range(calls)]
+    waits = [[0.1 * a.rng.random() for _ in hosts] for _ in range(calls)]
     for call in waits:
-        call[hosts.index(late)] = 0.3 + a.chance.random()
-    when_s = 1.5 * one_s * a.chance.random()
+        call[hosts.index(late)] = 0.3 + a.rng.random()
+    when_s = 1.5 * one_s * a.rng.random()
 
     def member(rank: int, c: Any) -> None:
         with c.group("one late", len(hosts), rank) as g:
@@ -383,25 +383,25 @@ def voted(a: Aim) -> None:
     for a while, the connections between two are reset, a process dies, the manager is lost, a
     member gives something else or leaves the Group, or nothing happens."""
     hosts = a.some(4)
-    D, E = a.chance.sample(hosts, 2)
+    D, E = a.rng.sample(hosts, 2)
     faults = ["die", "stop", "leave", "cut", "reset", "kill", "manager", "other", "goes", "none"]
-    fault = a.chance.choice(faults)
+    fault = a.rng.choice(faults)
     if fault not in ("other", "goes", "none"):
         a.must(**{fault: 1})
-    kinds, root = a.chance.choices(["allreduce", "broadcast", "allgather"], k=2), 1
-    strikes_at, calls, items = a.chance.randint(4, 14), 24, 20_000
-    after_s = a.chance.choice([0.0, 1e-3, 3e-3]) * a.chance.random()
-    lasts_s = a.chance.choice([0.05, 0.3, 3.0])  # a host that says nothing for so long is given up
-    steady, every = a.chance.random() < 0.5, a.chance.choice([1, 2, 5])
+    kinds, root = a.rng.choices(["allreduce", "broadcast", "allgather"], k=2), 1
+    strikes_at, calls, items = a.rng.randint(4, 14), 24, 20_000
+    after_s = a.rng.choice([0.0, 1e-3, 3e-3]) * a.rng.random()
+    lasts_s = a.rng.choice([0.05, 0.3, 3.0])  # a host that says nothing for so long is given up
+    steady, every = a.rng.random() < 0.5, a.rng.choice([1, 2, 5])
     # Of all of them, and of one, before each call.
-    pause_s, late_s = a.chance.choice([0.0, 0.01]), a.chance.choice([0.0, 2e-3, 0.02])
+    pause_s, late_s = a.rng.choice([0.0, 0.01]), a.rng.choice([0.0, 2e-3, 0.02])
     # So is one of two that have lost what was on its way between them.
     gone = fault in ("die", "leave", "kill", "goes", "reset")
     gone |= fault == "stop" and lasts_s > 1.0
 
     def strike(c: Any) -> None:
         away = {"stop": (a.stop, D, lasts_s), "cut": (a.cut, D, E, min(lasts_s, 0.3)),
-                "reset": (a.reset, D, E), "manager": (a.lose_manager,), "die": (a.die, D),
+                "reset": (a.reset, D, E), "manager": (a.kill_manager,), "die": (a.die, D),
                 "leave": (a.leave, D)}  # fmt: skip
         if fault == "kill":
             away["kill"] = a.kill, D, a.world.processes.running

@@ -52,7 +52,7 @@ def kept(a: Aim) -> None:
     """What was broadcast to a host is kept for the processes there, also when its first owner
     lets go or dies."""
     A, B, C = a.some(3)
-    dies, leaf = a.chance.random() < 0.5, a.leaf(3000)
+    dies, leaf = a.rng.random() < 0.5, a.leaf(3000)
     a.must(die=int(dies))
 
     def put(c: Any) -> None:
@@ -92,7 +92,7 @@ def orphans(a: Aim) -> None:
     a.must(stop=1, die=1, cut=1)
     H, K, Q, R = a.some(4)
     leaf = a.leaf(20_000)
-    dies = a.chance.random() < 0.5
+    dies = a.rng.random() < 0.5
     a.must(manager=int(dies))
 
     def put(c: Any) -> None:
@@ -138,7 +138,7 @@ def orphans(a: Aim) -> None:
         a.hear("met")
         time.sleep(0.5)
         if dies:
-            a.message_fault(OwnerQuery, lambda s, r: a.lose_manager())
+            a.message_fault(OwnerQuery, lambda s, r: a.kill_manager())
         a.read(c, leaf, "orphan")
         a.say("over")
 
@@ -209,7 +209,7 @@ def asked_early(a: Aim) -> None:
         if s != Z.place:
             return True
         a.cut(a.hosts[0], Z, 0.3)  # so no owner is named before the manager dies
-        a.late(0.01, a.lose_manager)
+        a.late(0.01, a.kill_manager)
         a.late(0.011, a.say, "lost")
         return False
 
@@ -265,7 +265,7 @@ def met_too_late(a: Aim) -> None:
         if len(reported) < len(a.hosts) - 1:
             return True
         a.cut(a.hosts[0], Q, 0.3)  # the manager's answer does not get through
-        a.late(0.01, a.lose_manager)
+        a.late(0.01, a.kill_manager)
         a.late(0.011, a.say, "lost")
         return False
 

@@ -92,7 +92,7 @@ def peers_here(a: Aim) -> None:
 
 def peers_of_a_leaver(a: Aim) -> None:
     """The host of one leaves, which waits for its peer, and is lost meanwhile."""
-    _peers_again(a, a.chance.random() < 0.5, 1, first="leaves")
+    _peers_again(a, a.rng.random() < 0.5, 1, first="leaves")
 
 
 def peers_refused(a: Aim) -> None:
@@ -113,7 +113,7 @@ def peers_with_resources(a: Aim) -> None:
         view = c.options(resources={RESOURCE: 1}, node=[f"h{h.number}" for h in places])
         peers = view.spmd(meets, size, size + 1)
         all_begin(a, size)
-        a.die(a.chance.choice(places))
+        a.die(a.rng.choice(places))
         if [one.result(timeout=2 * HANGS_S) for one in peers] != list(range(size)):
             raise WrongEnd("peers return something else")
 
@@ -140,7 +140,7 @@ def peers_in_turn(a: Aim) -> None:
         view = c.options(resources={RESOURCE: 2}, node=[f"h{h.number}" for h in places])
         peers = view.spmd(rests, size, 2.0)
         all_begin(a, size)
-        a.die(a.chance.choice(places))
+        a.die(a.rng.choice(places))
         if [one.result(timeout=HANGS_S) for one in peers] != list(range(size)):
             raise WrongEnd("peers return something else")
 

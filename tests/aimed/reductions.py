@@ -32,7 +32,7 @@ def spared(a: Aim) -> None:
     again."""
     *three, D = a.some(4)
     F, N, M = sorted(three, key=lambda h: h.number)  # owners pull in this order
-    way = a.chance.choice(["crawl", "complete", "manager"])
+    way = a.rng.choice(["crawl", "complete", "manager"])
     a.must(die=1, crawl=1, cut=int(way == "complete"), manager=int(way == "manager"))
     salt = a.work.salt()
     leaves = tuple(Leaf(salt, i, BIG) for i in range(4))
@@ -66,7 +66,7 @@ def spared(a: Aim) -> None:
         if way != "complete":
             time.sleep(0.8)
             if way == "manager":
-                a.message_fault(ExecuteReduce, lambda s, r: a.lose_manager())
+                a.message_fault(ExecuteReduce, lambda s, r: a.kill_manager())
             a.die(M)
         value = a.work.value(c, begun, "spared")
         named = tuple((0, 1, 3, 2)[i] for i in begun.contributors or ())
@@ -95,7 +95,7 @@ def halfway(a: Aim) -> None:
         a.crawl(B)
         total = c.reduce(refs)
         time.sleep(0.3)
-        a.lose_manager()
+        a.kill_manager()
         value = a.work.value(c, total, "halfway")
         a.work.oracle.check_result(op, 0, 1, np.asarray(value), total.contributors or ())
         a.say("over")
@@ -109,7 +109,7 @@ def left_behind(a: Aim) -> None:
     """A reduction that is planned again for a new manager still brings its result to who has
     asked."""
     a.must(crawl=2, manager=1)
-    A, B, C = a.chance.sample([h for h in a.hosts if h not in with_resource(a) and h.place], 3)
+    A, B, C = a.rng.sample([h for h in a.hosts if h not in with_resource(a) and h.place], 3)
     salt = a.work.salt()
     leaves = tuple(Leaf(salt, i, BIG) for i in range(3))
     op = ExpectedOperation(1, "reduce", leaves, 2, 2)
@@ -131,7 +131,7 @@ def left_behind(a: Aim) -> None:
         a.crawl(B)
         a.crawl(C)
         time.sleep(0.8)
-        a.lose_manager()
+        a.kill_manager()
         value = a.work.value(c, total, "left behind")
         a.work.oracle.check_result(op, 0, 1, np.asarray(value), total.contributors or ())
         a.say("over")
@@ -189,7 +189,7 @@ def two_holders(a: Aim) -> None:
 
 def moved(a: Aim) -> None:
     """A reduction's source is moved to a reader before the reduction begins."""
-    A = a.chance.choice([h for h in a.hosts if h not in with_resource(a)])
+    A = a.rng.choice([h for h in a.hosts if h not in with_resource(a)])
     salt = a.work.salt()
     leaves = [Leaf(salt, i, 20_000) for i in range(2)]
 
@@ -218,7 +218,7 @@ def commit_once(a: Aim) -> None:
     def ask(c: Any) -> None:
         refs = [a.work.ref(c, f"s{i}") for i in range(2)]
         c.wait(refs)
-        a.message_fault(Commit, lambda s, r: r != A.place or a.lose_manager())
+        a.message_fault(Commit, lambda s, r: r != A.place or a.kill_manager())
         total = c.reduce(refs, to=f"h{D.number}")
         value = a.work.value(c, total, "commit")
         if contributors_in(np.asarray(value), salt) != {0, 1}:
@@ -247,7 +247,7 @@ def left_out(a: Aim) -> None:
             a.crawl(host)
         total = c.allreduce([late, *early], num=2, to=[f"h{E.number}", f"h{F.number}"])
         c.wait([late])
-        a.lose_manager()
+        a.kill_manager()
         time.sleep(0.5)
         a.die(E)
         value = a.work.value(c, total, "left out")
@@ -263,7 +263,7 @@ def gone_meanwhile(a: Aim) -> None:
     """A source was ready, and its host dies while it is fetched for an operator that has no
     kernel: the reduction goes on with the others, or says that there are too few."""
     S, R = a.some(2)
-    salt, num = a.work.salt(), a.chance.choice([1, 2])
+    salt, num = a.work.salt(), a.rng.choice([1, 2])
     gone, stays = Leaf(salt, 0, BIG), Leaf(salt, 1, BIG)
     a.must(die=1, crawl=1)
 
@@ -296,10 +296,10 @@ def relieved_of_results(a: Aim) -> None:
     """A host is relieved of its stripe in the middle of an allreduce of results, because its link
     has become slow; at that moment a host dies, stops for a while, or is cut off from another one,
     or the manager is lost, or nothing happens."""
-    fault = a.chance.choice(["die", "stop", "cut", "manager", "none"])
+    fault = a.rng.choice(["die", "stop", "cut", "manager", "none"])
     a.must(crawl=6, **({} if fault == "none" else {fault: 1}))
     hosts = a.some(5)
-    A, S, D = hosts[0], hosts[3], a.chance.choice(hosts[1:])
+    A, S, D = hosts[0], hosts[3], a.rng.choice(hosts[1:])
     fast, slow, items = 60e6, 6e6, 1 << 21
 
     def strike(s: int, r: int) -> bool:
@@ -309,10 +309,10 @@ def relieved_of_results(a: Aim) -> None:
             "die": (a.die, D),
             "stop": (a.stop, D, 1.0),
             "cut": (a.cut, D, A, 0.4),
-            "manager": (a.lose_manager,),
+            "manager": (a.kill_manager,),
         }
         if fault != "none":
-            a.late(a.chance.choice([0.0, 0.09, 0.11, 0.3]), *faults[fault])
+            a.late(a.rng.choice([0.0, 0.09, 0.11, 0.3]), *faults[fault])
         return False
 
     def ask(c: Any) -> None:

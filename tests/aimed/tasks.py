@@ -41,7 +41,7 @@ def divided(a: Aim) -> None:
     """A result is lost on a host that cannot reach one of its readers: both read one and the
     same value."""
     a.must(cut=1)
-    S, K = a.chance.sample([h for h in a.hosts if h.place and h not in with_resource(a)], 2)
+    S, K = a.rng.sample([h for h in a.hosts if h.place and h not in with_resource(a)], 2)
     leaf = Leaf(a.work.salt(), 1, 20_000)
 
     def send(c: Any) -> None:
@@ -70,7 +70,7 @@ def divided(a: Aim) -> None:
 
 def asked_twice(a: Aim) -> None:
     """Two hosts read a lost result, which its submitter does not: both get it."""
-    S, R, T = a.chance.sample([h for h in a.hosts if h not in with_resource(a)], 3)
+    S, R, T = a.rng.sample([h for h in a.hosts if h not in with_resource(a)], 3)
     leaf = Leaf(a.work.salt(), 1, 20_000)
 
     def send(c: Any) -> None:
@@ -98,7 +98,7 @@ def asked_twice(a: Aim) -> None:
 def asked_of_the_dead(a: Aim) -> None:
     """A lost result is made again although a host dies that was asked whether it has a copy."""
     a.must(die=1)
-    S, R, D = a.chance.sample([h for h in a.hosts if h.place and h not in with_resource(a)], 3)
+    S, R, D = a.rng.sample([h for h in a.hosts if h.place and h not in with_resource(a)], 3)
     leaf = Leaf(a.work.salt(), 1, 20_000)
 
     def send(c: Any) -> None:
@@ -125,7 +125,7 @@ def asked_of_the_dead(a: Aim) -> None:
 
 def asked_again(a: Aim) -> None:
     """A submitter that has not heard yet that a result is lost is asked until it has."""
-    S, R = a.chance.sample([h for h in a.hosts if h.place and h not in with_resource(a)], 2)
+    S, R = a.rng.sample([h for h in a.hosts if h.place and h not in with_resource(a)], 2)
     leaf = Leaf(a.work.salt(), 1, 20_000)
 
     def send(c: Any) -> None:
@@ -155,8 +155,8 @@ def asked_again(a: Aim) -> None:
 def ancestors(a: Aim) -> None:
     """An argument that several lost results share is made again once, and only while one of
     them is held."""
-    S = a.chance.choice([h for h in a.hosts if h not in with_resource(a)])
-    counts = a.chance.random() < 0.5
+    S = a.rng.choice([h for h in a.hosts if h not in with_resource(a)])
+    counts = a.rng.random() < 0.5
     leaf = a.leaf(20_000)
 
     def send(c: Any) -> None:
@@ -206,7 +206,7 @@ def guest_refs(a: Aim) -> None:
     """Refs in a result outlive a cut between its runner and its submitter."""
     a.must(cut=1)
     X = with_resource(a)[0]
-    S = a.chance.choice([h for h in a.hosts if h not in with_resource(a)])
+    S = a.rng.choice([h for h in a.hosts if h not in with_resource(a)])
     leaf = a.leaf(3000)
 
     def ask(c: Any) -> None:
@@ -239,7 +239,7 @@ def broken(a: Aim) -> None:
     """The end of a task is told again when the connection broke while it was told."""
     a.must(reset=1)
     X = max(with_resource(a), key=lambda h: h.number)
-    S = a.chance.choice([h for h in a.hosts if h.number < X.number and h not in with_resource(a)])
+    S = a.rng.choice([h for h in a.hosts if h.number < X.number and h not in with_resource(a)])
     leaf = a.leaf(100)
 
     def ask(c: Any) -> None:
@@ -262,7 +262,7 @@ def second_death(a: Aim) -> None:
     """A result that was lost, and made again on a host that dies before it was fetched, is made
     once more."""
     a.must(die=2)
-    S = a.chance.choice([h for h in a.hosts if h not in with_resource(a) and h.place])
+    S = a.rng.choice([h for h in a.hosts if h not in with_resource(a) and h.place])
     leaf = a.leaf(BIG)
 
     def dies(s: int, r: int) -> bool:

@@ -37,7 +37,7 @@ def thread_of(work: Workload, target: Callable[[], None]) -> Any:
 
     def start() -> None:
         made.append(work.world.hosts[main.host].run(f"rounds of {main.name}", target))
-        main.has_thread(made[0])
+        main.add_thread(made[0])
 
     def join(seconds: float) -> None:
         running = work.world.processes.running
@@ -75,15 +75,15 @@ def member(
 
 def begin(results: dict[Any, Any], work: Workload) -> None:
     bounded.threading.Thread = lambda target, **_: thread_of(work, target)  # type: ignore[attr-defined]
-    chance, hosts = work.chance, work.hosts()
+    rng, hosts = work.rng, work.hosts()
     for group in range(GROUPS):
-        size = chance.randint(2, SIZE_MAX)
-        num, items = chance.randint(1, size), chance.choice([ITEMS, LARGE_ITEMS])
-        places = [chance.choice(hosts) for _ in range(size)]
-        holds = work.holds_on(*places)
+        size = rng.randint(2, SIZE_MAX)
+        num, items = rng.randint(1, size), rng.choice([ITEMS, LARGE_ITEMS])
+        places = [rng.choice(hosts) for _ in range(size)]
+        holds = work.no_errors_on(*places)
         work.groups += 1
         for rank, place in enumerate(places):
-            pauses = [chance.choice([0.0, 0.0, LATE_S]) * chance.random() for _ in range(CALLS)]
+            pauses = [rng.choice([0.0, 0.0, LATE_S]) * rng.random() for _ in range(CALLS)]
             about = group, size, rank, num, items
             body = partial(member, work, about, pauses, results)
             work.program(place, f"rank {rank} of bounded {group}", body, holds)

@@ -26,37 +26,35 @@ class Play:
     """A random program, in a twin and on simulated hosts."""
 
     def __init__(self, seed: int) -> None:
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         self.timeline = Timeline(seed)
-        network = VirtualNetwork(
-            self.timeline, chance.choice([1e-5, 1e-2]), chance.choice([0.0, 1e-3])
-        )
-        block = chance.choice([16384, 65536, 262144])
+        network = VirtualNetwork(self.timeline, rng.choice([1e-5, 1e-2]), rng.choice([0.0, 1e-3]))
+        block = rng.choice([16384, 65536, 262144])
         self.engines = []
-        for _ in range(chance.randint(2, 4)):
-            host = network.add(chance.choice([1e6, 1e8]), chance.choice([1e6, 1e8]))
+        for _ in range(rng.randint(2, 4)):
+            host = network.add(rng.choice([1e6, 1e8]), rng.choice([1e6, 1e8]))
             self.engines.append(ScaleEngine(network, host, block))
         self.twin = transfer_model.TransferModel()
-        self.nbytes = chance.choice([64, 400, 80_000, 399_996])
+        self.nbytes = rng.choice([64, 400, 80_000, 399_996])
         self.cells: list[tuple[int, ScaleCell]] = []
         self.shown: dict[int, set[int]] = {}
-        for _ in range(chance.randint(1, 4)):
-            filled = self.nbytes if chance.random() < 0.8 else chance.randint(0, self.nbytes)
-            self._add(chance.randrange(len(self.engines)), block, filled)
-        for _ in range(chance.randint(1, 14)):
-            if chance.random() < 0.6:
-                number = chance.randrange(len(self.cells))
+        for _ in range(rng.randint(1, 4)):
+            filled = self.nbytes if rng.random() < 0.8 else rng.randint(0, self.nbytes)
+            self._add(rng.randrange(len(self.engines)), block, filled)
+        for _ in range(rng.randint(1, 14)):
+            if rng.random() < 0.6:
+                number = rng.randrange(len(self.cells))
                 at, source = self.cells[number]
-                host = chance.choice([one for one in range(len(self.engines)) if one != at])
+                host = rng.choice([one for one in range(len(self.engines)) if one != at])
                 cell = self._add(host, block)
                 self.twin.pull(len(self.cells) - 1, number)
                 puller, server = self.engines[host], self.engines[at]
-                begins = chance.random() * 0.01
+                begins = rng.random() * 0.01
                 self.timeline.after(begins, puller.pull, cell, server, source.key)
             else:
-                host = chance.choice(self.cells)[0]
+                host = rng.choice(self.cells)[0]
                 near = [k for k, (at, _) in enumerate(self.cells) if at == host]
-                sources = chance.choices(near, k=chance.randint(1, 3))
+                sources = rng.choices(near, k=rng.randint(1, 3))
                 cell = self._add(host, block)
                 self.twin.fold(len(self.cells) - 1, [(k, 4) for k in sources], 4)
                 self.engines[host].fold(cell, [self.cells[k][1] for k in sources])

@@ -27,7 +27,7 @@ def play_without_faults(
     """One run without faults. rates: bytes per second of each host's link, if not LINK_BYTES_PER_S.
     store: bytes of each host's store, if they are few."""
     monkeypatch.setattr(
-        runs, "_rates", lambda chance, count: iter(rates or [LINK_BYTES_PER_S] * count)
+        runs, "_rates", lambda rng, count: iter(rates or [LINK_BYTES_PER_S] * count)
     )
     monkeypatch.setattr(runs, "STORES", runs.STORES[:1])
     monkeypatch.setattr(runs, "DISKS", runs.DISKS[:1])

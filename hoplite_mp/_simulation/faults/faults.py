@@ -23,34 +23,34 @@ if TYPE_CHECKING:
 __all__ = ["Faults"]
 
 # Faults at the first manager's host, in runs with a standby.
-FIRST = "die", "die", "stop", "cut", "reset", "manager", "leave", "split", "split"
+FIRST_HOST_KINDS = "die", "die", "stop", "cut", "reset", "manager", "leave", "split", "split"
 # Faults at any host. The number of entries of a kind is its weight.
 KINDS = ("die", "die", "die", "stop", "pause", "crawl", "cut", "join", "reset", "kill", "kill",
          "leave", "manager", "manager")  # fmt: skip
-KINDS_FEW = 2  # half of all runs draw only from two of these entries
+KINDS_FOCUSED = 2  # half of all runs draw only from two of these entries
 # Most runs have few faults, so that enough survives to be checked.
 COUNTS = (0, 1, 1, 1, 2, 2, 3, 5)
 # Three in ten faults wait for a transfer or a call of a Group (for at most HUNT_S_MAX, with a check
 # every HUNT_POLL_S), and strike within STRIKE_S_MAX of it.
-HUNT_S_MAX, HUNT_POLL_S, STRIKE_S_MAX = 0.1, 0.0005, 0.004
+TRAFFIC_S_MAX, TRAFFIC_POLL_S, STRIKE_S_MAX = 0.1, 0.0005, 0.004
 # Four in ten wait for the n-th message of some kind, for at most MESSAGE_FAULT_S_MAX, and
 # strike at once or shortly after it.
 MESSAGE_FAULT_S_MAX = 2.0
-TRAPPED = 1, 1, 1, 2, 3, 6
+OCCURRENCES = 1, 1, 1, 2, 3, 6
 STRIKES = ("die sender", "die sender", "die receiver", "die receiver", "manager", "manager",
            "reset", "cut", "stop receiver", "kill")  # fmt: skip
 # A quarter of faults of these kinds are followed by another fault, at one of the next messages,
 # because most of those are about the repair of the first fault.
-FOLLOWED = "die", "manager", "reset", "stop", "cut"
-FOLLOWING = 1, 2, 3, 5, 8, 13, 20, 30
-STRIKES_S = 0.0, 0.0, 0.0, 100e-6, 1e-3, 0.05
-SILENCES_S = 2.0  # a host that is stopped for longer is declared lost
-FOR_GOOD_S = HANGS_S + 2.0  # so long that a wait for such a host counts as a hang
+FOLLOWED_KINDS = "die", "manager", "reset", "stop", "cut"
+NEXT_MESSAGES = 1, 2, 3, 5, 8, 13, 20, 30
+STRIKE_DELAYS_S = 0.0, 0.0, 0.0, 100e-6, 1e-3, 0.05
+HEARTBEAT_TIMEOUT_S = 2.0  # a host that is stopped for longer is declared lost
+PERMANENT_STOP_S = HANGS_S + 2.0  # so long that a wait for such a host counts as a hang
 # The same for the hosts of the first manager and of the standby. If both of these hosts are lost,
 # programs wait for an operator, which takes longer than anything else. An operator powers the
 # stopped host off; then the standby may be promoted, or the programs no longer wait.
 FENCED_S = 30.0
-GIVEN_UP_S = 10.0  # by then the manager has declared a stopped host lost
+DECLARED_LOST_S = 10.0  # by then the manager has declared a stopped host lost
 STOPS_S = (0.0, 1.0, 4.0, 12.0)  # added in runs with a standby, which may lead meanwhile
 RATE_MIN = 250e3  # in bytes per second; anything slower looks like a hang
 CUTS_S = (0.01, 0.5, 3.0, 8.0)
@@ -62,9 +62,9 @@ class Faults:
     def __init__(self, world: World, span_s: float) -> None:
         """span_s: the period in which faults are scheduled."""
         self.world = world
-        self.chance = world.timeline.chance
+        self.rng = world.timeline.rng
         self.span_s = span_s
-        self.happened: list[str] = []
+        self.injected: list[str] = []
         self.begun_at = 0.0
         self._kinds: Sequence[str] = KINDS
         self._calls = 0  # number of Groups' calls at the last check
@@ -73,32 +73,32 @@ class Faults:
     def begin(self) -> None:
         """Schedules the faults."""
         self.begun_at = self.world.timeline.now
-        if self.chance.random() < 0.5:  # swarm testing, as in workload.py
-            self._kinds = self.chance.sample(KINDS, KINDS_FEW)
-        if self.world.around.standby_at and self.chance.random() < 0.8:
-            self._later(self.chance.random() * self.span_s, self._first)
-        at = [self.chance.random() * self.span_s for _ in range(self.chance.choice(COUNTS))]
-        if len(at) > 1 and self.chance.random() < 0.5:
-            at[1] = at[0] + self.chance.random() * 0.002  # during the repair of the first fault
+        if self.rng.random() < 0.5:  # swarm testing, as in workload.py
+            self._kinds = self.rng.sample(KINDS, KINDS_FOCUSED)
+        if self.world.environment.standby_at and self.rng.random() < 0.8:
+            self._schedule(self.rng.random() * self.span_s, self._strike_first_host)
+        at = [self.rng.random() * self.span_s for _ in range(self.rng.choice(COUNTS))]
+        if len(at) > 1 and self.rng.random() < 0.5:
+            at[1] = at[0] + self.rng.random() * 0.002  # during the repair of the first fault
         for when in at:
-            draw = self.chance.random()
+            draw = self.rng.random()
             if draw < 0.3:
-                self._later(when, self._hunt, when + HUNT_S_MAX)
+                self._schedule(when, self._await_traffic, when + TRAFFIC_S_MAX)
             elif draw < 0.7:
-                self._later(0.5 * when, self._lay)
+                self._schedule(0.5 * when, self._await_message)
             else:
-                self._later(when, self._one)
+                self._schedule(when, self._strike_any)
 
-    def _later(self, seconds: float, what: object, *arguments: object) -> None:
+    def _schedule(self, seconds: float, what: object, *arguments: object) -> None:
         self.pending += 1
 
-        def do() -> None:
+        def run() -> None:
             self.pending -= 1
             what(*arguments)  # type: ignore[operator]
 
-        self.world.timeline.after(seconds, do)
+        self.world.timeline.after(seconds, run)
 
-    def _hunt(self, until: float) -> None:
+    def _await_traffic(self, until: float) -> None:
         """Strikes as soon as bytes are on their way somewhere, or a member of a Group begins a
         call."""
         world = self.world
@@ -106,141 +106,146 @@ class Faults:
         busy = any(host.engine.is_busy for host in world.hosts if host.alive)
         busy = busy or calls < self._calls
         if busy or world.timeline.now - self.begun_at > until:
-            self._later(self.chance.random() * STRIKE_S_MAX, self._one)
+            self._schedule(self.rng.random() * STRIKE_S_MAX, self._strike_any)
         else:
-            self._later(HUNT_POLL_S, self._hunt, until)
+            self._schedule(TRAFFIC_POLL_S, self._await_traffic, until)
 
-    def _lay(self) -> None:
+    def _await_message(self) -> None:
         """Sets a fault for a message of some kind. If none is sent in time, any fault strikes."""
-        chance = self.chance
-        arrives, delay = chance.random() < 0.5, chance.choice(STRIKES_S)
-        strike = partial(self._sprung, chance.choice(STRIKES), delay)
-        message_fault = MessageFault(
-            chance.choice(MESSAGES), chance.choice(TRAPPED), arrives, strike
-        )
+        rng = self.rng
+        arrives, delay = rng.random() < 0.5, rng.choice(STRIKE_DELAYS_S)
+        strike = partial(self._strike_after, rng.choice(STRIKES), delay)
+        message_fault = MessageFault(rng.choice(MESSAGES), rng.choice(OCCURRENCES), arrives, strike)
         self._set(message_fault)
 
     def _follow(self) -> None:
         """Sets a message fault for one of the next messages of any kind."""
-        chance = self.chance
-        strike = partial(self._sprung, chance.choice(STRIKES), 0.0)
-        self._set(MessageFault("", chance.choice(FOLLOWING), chance.random() < 0.5, strike))
+        rng = self.rng
+        strike = partial(self._strike_after, rng.choice(STRIKES), 0.0)
+        self._set(MessageFault("", rng.choice(NEXT_MESSAGES), rng.random() < 0.5, strike))
 
     def _set(self, message_fault: MessageFault) -> None:
-        self.world.around.descriptors.message_faults.append(message_fault)
-        self._later(MESSAGE_FAULT_S_MAX, self._take_up, message_fault)
+        self.world.environment.descriptors.message_faults.append(message_fault)
+        self._schedule(MESSAGE_FAULT_S_MAX, self._expire, message_fault)
 
-    def _take_up(self, message_fault: MessageFault) -> None:
-        message_faults = self.world.around.descriptors.message_faults
+    def _expire(self, message_fault: MessageFault) -> None:
+        message_faults = self.world.environment.descriptors.message_faults
         if message_fault in message_faults:
             message_faults.remove(message_fault)
-            self._one()
+            self._strike_any()
 
-    def _sprung(self, strike: str, delay: float, sender: int, receiver: int) -> None:
+    def _strike_after(self, strike: str, delay: float, sender: int, receiver: int) -> None:
         if delay:
-            self._later(delay, self._strike, strike, sender, receiver)
+            self._schedule(delay, self._strike, strike, sender, receiver)
         else:
             self._strike(strike, sender, receiver)
 
     def _strike(self, strike: str, sender: int, receiver: int) -> None:
         """Strikes at the sender or receiver of a message, or between them. Both may be one host."""
-        kind, _, whom = strike.partition(" ")
-        place = sender if whom == "sender" else receiver
+        kind, _, target = strike.partition(" ")
+        place = sender if target == "sender" else receiver
         if place >= len(self.world.hosts):  # a host that is just being made sends its first message
-            self._later(STRIKES_S[3], self._strike, strike, sender, receiver)
+            self._schedule(STRIKE_DELAYS_S[3], self._strike, strike, sender, receiver)
             return
-        if kind in ("die", "stop") and not (place or self.world.around.standby_at):
+        if kind in ("die", "stop") and not (place or self.world.environment.standby_at):
             kind = "manager"  # that host must not be lost
         if kind in ("reset", "cut") and sender == receiver:
             kind = "kill"
         if kind == "reset":
-            self.happened.append(kind)
+            self.injected.append(kind)
             self.world.reset(sender, receiver)
         elif kind == "cut":
-            self.happened.append(kind)
+            self.injected.append(kind)
             self.world.cut({sender}, {receiver})
-            self._later(self.chance.choice(CUTS_S), self.world.heal, {sender}, {receiver})
+            self._schedule(self.rng.choice(CUTS_S), self.world.heal, {sender}, {receiver})
         else:
-            self._do(kind, place)
+            self._inject(kind, place)
 
-    def _one(self) -> None:
-        kind = self.chance.choice(self._kinds)
-        place = self._some_place()
+    def _strike_any(self) -> None:
+        kind = self.rng.choice(self._kinds)
+        place = self._random_place()
         if kind not in ("join", "manager", "kill") and place is None:
             return
-        self._do(kind, place or 0)
+        self._inject(kind, place or 0)
 
-    def _do(self, kind: str, place: int) -> None:
-        self.happened.append(kind)
+    def _inject(self, kind: str, place: int) -> None:
+        self.injected.append(kind)
         self.world.timeline.note(f"fault: {kind} {place}")
         getattr(self, f"_{kind}")(place)
-        if kind in FOLLOWED and self.chance.random() < 0.25:
+        if kind in FOLLOWED_KINDS and self.rng.random() < 0.25:
             self._follow()
 
-    def _some_place(self) -> int | None:
+    def _random_place(self) -> int | None:
         """A machine whose host may be lost; None if there is none."""
-        hosts = self.world.hosts if self.world.around.standby_at else self.world.hosts[1:]
+        hosts = self.world.hosts if self.world.environment.standby_at else self.world.hosts[1:]
         places = [host.place for host in hosts if host.alive and host.number >= 0]
-        return self.chance.choice(places) if places else None
+        return self.rng.choice(places) if places else None
 
-    def _first(self) -> None:
+    def _strike_first_host(self) -> None:
         """Strikes at the host of the first manager."""
-        kind = self.chance.choice(FIRST)
+        kind = self.rng.choice(FIRST_HOST_KINDS)
         if kind == "split":  # cut off from its standby alone
-            self.happened.append("cut")
+            self.injected.append("cut")
             self.world.cut({0}, {1})
-            self._later(self.chance.choice(CUTS_S), self.world.heal, {0}, {1})
+            self._schedule(self.rng.choice(CUTS_S), self.world.heal, {0}, {1})
         elif self.world.hosts[0].alive:
-            self._do(kind, 0)
+            self._inject(kind, 0)
 
-    def _soon(self) -> float:
-        return self.chance.choice([0.001, 0.05, 0.5]) * self.chance.random()
+    def _short_delay(self) -> float:
+        return self.rng.choice([0.001, 0.05, 0.5]) * self.rng.random()
 
     def _die(self, place: int) -> None:
         self.world.end(self.world.hosts[place], "it dies")
-        if self.chance.random() < 0.4:
-            self._later(self._soon(), self.world.rejoin, place)
+        if self.rng.random() < 0.4:
+            self._schedule(self._short_delay(), self.world.rejoin, place)
 
     def _stop(self, place: int) -> None:
         """Stops a host for long enough to be declared lost. Some of these hosts never continue, and
         are switched off in the end."""
         self.world.stop(place)
-        if self.chance.random() < 0.15:
-            self._later(GIVEN_UP_S, self._check_given_up, self.world.hosts[place], self.world.stops)
-            fenced = place in self.world.around.managers
-            self._later(FENCED_S if fenced else FOR_GOOD_S, self._switch_off, place)
+        if self.rng.random() < 0.15:
+            self._schedule(
+                DECLARED_LOST_S,
+                self._check_declared_lost,
+                self.world.hosts[place],
+                self.world.stops,
+            )
+            fenced = place in self.world.environment.managers
+            self._schedule(FENCED_S if fenced else PERMANENT_STOP_S, self._switch_off, place)
             return
-        longer = self.chance.choice(STOPS_S) if self.world.around.standby_at else 0.0
-        self._later(SILENCES_S + longer + self._soon(), self._back, place)
+        extra_s = self.rng.choice(STOPS_S) if self.world.environment.standby_at else 0.0
+        self._schedule(
+            HEARTBEAT_TIMEOUT_S + extra_s + self._short_delay(), self._resume_host, place
+        )
 
-    def _check_given_up(self, host: VirtualHost, stops: int) -> None:
+    def _check_declared_lost(self, host: VirtualHost, stops: int) -> None:
         """Checks that the manager has declared a host lost, if no other was stopped since."""
         world = self.world
         manager = world.manager
-        if manager is None or world.struck & world.around.managers or not manager.decides:
+        if manager is None or world.struck & world.environment.managers or not manager.decides:
             return
-        stands = host.alive and host.place in world.network.stopped and world.stops == stops
-        if stands and manager.planner.membership.is_living(host.number):
+        still_stopped = host.alive and host.place in world.network.stopped and world.stops == stops
+        if still_stopped and manager.planner.membership.is_living(host.number):
             raise WrongEnd(f"host {host.place} has been stopped, and is not given up")
 
     def _switch_off(self, place: int) -> None:
         host = self.world.hosts[place]
         self.world.end(host, "it was never to go on")
-        self.world.go_on(place)
+        self.world.resume(place)
 
     def _pause(self, place: int) -> None:
         """Stops a host so briefly that it is not declared lost."""
         self.world.stop(place)
-        self._later(self.chance.random() * 1.2, self.world.go_on, place)
+        self._schedule(self.rng.random() * 1.2, self.world.resume, place)
 
-    def _back(self, place: int) -> None:
-        self.world.go_on(place)
-        if self.chance.random() < 0.6:
-            self._later(0.3, self.world.rejoin, place)
+    def _resume_host(self, place: int) -> None:
+        self.world.resume(place)
+        if self.rng.random() < 0.6:
+            self._schedule(0.3, self.world.rejoin, place)
 
     def _crawl(self, place: int) -> None:
         self.world.crawls += 1
-        factor = self.chance.choice([0.05, 0.1, 0.3])
+        factor = self.rng.choice([0.05, 0.1, 0.3])
         port = self.world.network.ports[place]
         port.up, port.down = max(RATE_MIN, port.up * factor), max(RATE_MIN, port.down * factor)
 
@@ -248,15 +253,15 @@ class Faults:
         """Cuts some hosts off from the rest, or two hosts from each other."""
         others = [host.place for host in self.world.hosts if host.place != place]
         some = {place}
-        if self.chance.random() < 0.3:
-            some.add(self.chance.choice(others))
-        rest = set(others) - some
-        if not rest:
+        if self.rng.random() < 0.3:
+            some.add(self.rng.choice(others))
+        others_left = set(others) - some
+        if not others_left:
             return
-        if self.chance.random() < 0.4:
-            rest = {self.chance.choice(sorted(rest))}
-        self.world.cut(some, rest)
-        self._later(self.chance.choice(CUTS_S), self.world.heal, some, rest)
+        if self.rng.random() < 0.4:
+            others_left = {self.rng.choice(sorted(others_left))}
+        self.world.cut(some, others_left)
+        self._schedule(self.rng.choice(CUTS_S), self.world.heal, some, others_left)
 
     def _join(self, place: int) -> None:
         port = self.world.network.ports[0]
@@ -265,7 +270,7 @@ class Faults:
     def _reset(self, place: int) -> None:
         others = [host.place for host in self.world.hosts if host.place != place and host.alive]
         if others:
-            self.world.reset(place, self.chance.choice(others))
+            self.world.reset(place, self.rng.choice(others))
 
     def _leave(self, place: int) -> None:
         """A node leaves in order, after transferring objects that other nodes need."""
@@ -273,11 +278,11 @@ class Faults:
 
     def _kill(self, place: int) -> None:
         """Kills a worker or a program of some host."""
-        self.world.kill_one(self.chance)
+        self.world.kill_one(self.rng)
 
     def _manager(self, place: int) -> None:
-        away_s = self.chance.choice([0.0, 0.02, 0.5])
-        if self.world.standby is not None and self.chance.random() < 0.3:
-            self.world.lose_standby(away_s)
+        downtime_s = self.rng.choice([0.0, 0.02, 0.5])
+        if self.world.standby is not None and self.rng.random() < 0.3:
+            self.world.kill_standby(downtime_s)
         else:
-            self.world.lose_manager(away_s)
+            self.world.kill_manager(downtime_s)

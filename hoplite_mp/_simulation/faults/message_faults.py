@@ -29,7 +29,7 @@ from hoplite_mp._protocol.terms import TermsToManager, TermsToNode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MESSAGES", "MessageFault", "spring"]
+__all__ = ["MESSAGES", "MessageFault", "strike_at_messages"]
 
 # Messages for tools, and messages that no simulated program causes.
 UNUSED = {
@@ -67,7 +67,7 @@ class MessageFault:
     strike: Callable[[int, int], None]
 
 
-def spring(
+def strike_at_messages(
     message_faults: list[MessageFault], data: bytes, ends: tuple[int, int], arrives: bool
 ) -> None:
     """Complete frames are about to leave a host, or have arrived: their faults strike."""

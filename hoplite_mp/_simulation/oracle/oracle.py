@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hoplite_mp._simulation.virtual.host import VirtualHost
     from hoplite_mp._simulation.virtual.world import World
 
-__all__ = ["ExpectedOperation", "Oracle", "WrongEnd", "left_over"]
+__all__ = ["ExpectedOperation", "Oracle", "WrongEnd", "leftovers"]
 
 
 # Errors that a program may get when hosts die, are cut off, or cannot be reached.
@@ -69,7 +69,7 @@ class ExpectedOperation:
     kind: str
     leaves: tuple[Leaf, ...]
     num: int
-    least: int  # the fewest contributors of a result: fewer than num after a deadline
+    contributors_min: int  # the fewest contributors of a result: fewer than num after a deadline
     ordered: bool = False
     groups: tuple[tuple[int, ...], ...] = ()  # of each, one source contributes; empty: all do
 
@@ -87,11 +87,15 @@ class Oracle:
         self.world = world
         self.reads = 0
         self.errors: list[str] = []
-        self.tight = False  # stores or disks are small, and objects that do not fit are refused
+        self.small_stores = (
+            False  # stores or disks are small, and objects that do not fit are refused
+        )
         self._refused: set[str] = set()  # programs to which a full store has refused a request
         self.made_by: dict[str, str] = {}  # the result of a collective -> its requester
         self._results: dict[tuple[int, int], tuple[Any, bytes]] = {}
-        self._told: list[tuple[tuple[object, int], tuple[Any, ...], VirtualHost | None]] = []
+        self._contributors: list[
+            tuple[tuple[object, int], tuple[Any, ...], VirtualHost | None]
+        ] = []
 
     # -- values --------------------------------------------------------------------------------
 
@@ -118,7 +122,9 @@ class Oracle:
         """Checks a result, or one part of it, that was read somewhere; `named`: its
         contributors."""
         self.reads += 1
-        if not operation.least <= len(named) <= operation.num or len(set(named)) != len(named):
+        if not operation.contributors_min <= len(named) <= operation.num or len(set(named)) != len(
+            named
+        ):
             raise WrongEnd(f"{operation.kind} of {operation.num} named {named}")
         for group in operation.groups:
             if len({*group} & {*named}) > 1:
@@ -145,7 +151,7 @@ class Oracle:
         """The running program, a member of a Group, was given these ranks as contributors to the
         call."""
         running = self.world.processes.running
-        self._told.append((call, ranks, self.world.host_of(running)))
+        self._contributors.append((call, ranks, self.world.host_of(running)))
 
     def check_runs(self) -> None:
         """Checks that no task has run more often than its tries allow."""
@@ -157,25 +163,25 @@ class Oracle:
         """Checks that no host has been declared lost without a fault."""
         world = self.world
         disturbed = world.cuts or world.resets or world.stops or world.managers or world.crawls
-        if world.gave_up and world.lives[0].alive and not disturbed:
-            raise WrongEnd(f"host {world.gave_up[0].place} was given up, and nothing has happened")
+        if world.excluded and world.incarnations[0].alive and not disturbed:
+            raise WrongEnd(f"host {world.excluded[0].place} was given up, and nothing has happened")
 
-    def check_let_in(self) -> str:
+    def check_admitted(self) -> str:
         """At the end of a run: names a host that was not admitted although it could have been; or
         "". A host that tried while there was no manager does not count: it has got an error."""
         world = self.world
         managers = [one for one in (world.manager, world.standby) if one is not None]
         if any(one.decides for one in managers):
             for host in world.hosts:
-                told = host.node.components.management.join_error
-                if host.alive and host.number < 0 and not told:
+                error = host.node.components.management.join_error
+                if host.alive and host.number < 0 and not error:
                     return f"host {host.place} was not let in"
         return ""
 
     def check_agreed(self) -> None:
         """Checks that all members on surviving hosts got the same contributors of each call."""
         seen: dict[tuple[object, int], tuple[Any, ...]] = {}
-        for call, ranks, host in self._told:
+        for call, ranks, host in self._contributors:
             if host is not None and host.alive and seen.setdefault(call, ranks) != ranks:
                 both = f"{seen[call]} and of {ranks}"
                 raise WrongEnd(f"call {call[1]} of group {call[0]} is of {both}")
@@ -183,7 +189,7 @@ class Oracle:
     # -- errors --------------------------------------------------------------------------------
 
     @property
-    def calm(self) -> bool:
+    def is_undisturbed(self) -> bool:
         """Whether nothing has happened that may cause errors."""
         world = self.world
         return not (world.lost or world.cuts or world.resets or world.stops or world.killed)
@@ -200,21 +206,23 @@ class Oracle:
             isinstance(error, errors.ReduceError)
             and isinstance(error.__cause__, errors.StoreFullError)
         )
-        if self.tight and (unfilled or full):
+        if self.small_stores and (unfilled or full):
             self._refused.add(what)
             return
         if not (unknown or unfilled or isinstance(error, LOSSES)):
             raise error
         host = self.world.host_of(self.world.processes.running)
         # A leaving host does not wait for tasks that its programs submit meanwhile.
-        if host in self.world.left:
+        if host in self.world.leaving:
             return
-        if (unknown or isinstance(error, REFUSED)) and self.world.left:
+        if (unknown or isinstance(error, REFUSED)) and self.world.leaving:
             return
         made = what.removeprefix("reader of ")
         if self.made_by.get(made, made) in self._refused:  # that program has ended early
             return
-        if self.calm and not isinstance(error, errors.PeerLostError):  # a rank may have left
+        if self.is_undisturbed and not isinstance(
+            error, errors.PeerLostError
+        ):  # a rank may have left
             raise WrongEnd(f"{what}: {type(error).__name__}: {error}, and nothing has happened")
 
 
@@ -227,7 +235,7 @@ class Oracle:
 FUNCTION_BYTES_MAX = 1024
 # Tables of nodes and managers that outlast all programs: records of the host, its processes, the
 # other hosts and their links, handlers, logs of limited length. Any other table must be empty.
-LASTING = {
+LASTING_TABLES = {
     "ClusterMembership._ended", "ClusterMembership._gone", "ClusterMembership._living",
     "ClusterMembership._numbers", "ClusterNode._peer_handlers", "Counters._more",
     "Failover._endpoints", "GroupRegistry.ends", "HostGroups.bare_ends",
@@ -258,7 +266,7 @@ PARTS = "hoplite_mp._node", "hoplite_mp._planner"
 TABLES = dict, set, list, deque
 
 
-def left_over(world: World) -> str:
+def leftovers(world: World) -> str:
     """The remains after all programs have ended, or ""."""
     managers = [one for one in (world.manager, world.standby) if one is not None and one.decides]
     living = {one.number for one in world.hosts if one.alive and one.number >= 0}
@@ -288,15 +296,15 @@ def _of_memory(host: VirtualHost) -> str:
     return f"still has blocks {blocks[:3]}" if blocks else ""
 
 
-def _of_tables(room: Any, seen: set[int]) -> str:
+def _of_tables(component: Any, seen: set[int]) -> str:
     """Inspects all tables of a component, and of the components to which it refers."""
-    for name, value in getattr(room, "__dict__", {}).items():
+    for name, value in getattr(component, "__dict__", {}).items():
         if id(value) in seen:
             continue
         seen.add(id(value))
-        table = f"{type(room).__name__}.{name}"
+        table = f"{type(component).__name__}.{name}"
         if isinstance(value, TABLES):
-            if not _is_empty(value) and table not in LASTING:
+            if not _is_empty(value) and table not in LASTING_TABLES:
                 return f"still has {table} {str(value)[:200]}"
         elif type(value).__module__.startswith(PARTS):
             found = _of_tables(value, seen)
@@ -313,10 +321,10 @@ def _is_empty(table: Any) -> bool:
 
 
 def _of_members(world: World, host: VirtualHost, living: set[int]) -> str:
-    assert host.lan is not None
-    if host in world.left:
+    assert host.cluster_node is not None
+    if host in world.leaving:
         return "has not left"
-    known = set(host.lan.membership.members)
+    known = set(host.cluster_node.membership.members)
     if known != living:
         return f"knows the members {sorted(known)}, and there are {sorted(living)}"
     return ""

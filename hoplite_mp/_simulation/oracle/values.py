@@ -68,8 +68,8 @@ class Leaf:
 
     def _flat(self) -> Array:
         if self.ordered:
-            chance = np.random.default_rng([self.salt, self.index])
-            return chance.standard_normal(self.items) * 10.0 ** chance.integers(-9, 9)
+            rng = np.random.default_rng([self.salt, self.index])
+            return rng.standard_normal(self.items) * 10.0 ** rng.integers(-9, 9)
         return pattern(self.items) * (self.salt << self.index)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from hoplite_mp._simulation.network import VirtualNetwork
 
 if TYPE_CHECKING:
-    from hoplite_mp._simulation.network import Port, Sending
+    from hoplite_mp._simulation.network import OutgoingStream, Port
     from hoplite_mp._simulation.prediction.cores import Cores
     from hoplite_mp._simulation.timeline import Timeline
 
@@ -25,7 +25,7 @@ __all__ = ["SharedLinks"]
 class _Block:
     """A block on its way. `whole_at`: when its last byte reaches the receiver's link."""
 
-    stream: Sending
+    stream: OutgoingStream
     begin: int
     end: int
     whole_at: float
@@ -53,10 +53,10 @@ class SharedLinks(VirtualNetwork):
         return super().add(up, down)
 
     def _turn(self, port: Port) -> None:
-        ready, chance = port.ready, self.timeline.chance
+        ready, rng = port.ready, self.timeline.rng
         port.sending = True  # set now, because the stream may offer its next block in `take`
         while ready:
-            ready.rotate(-chance.randrange(len(ready)))
+            ready.rotate(-rng.randrange(len(ready)))
             stream = ready.popleft()
             block = stream.take()
             if block is not None:
@@ -65,7 +65,7 @@ class SharedLinks(VirtualNetwork):
                 return
         port.sending = False
 
-    def _leave(self, port: Port, stream: Sending, begin: int, end: int) -> None:
+    def _leave(self, port: Port, stream: OutgoingStream, begin: int, end: int) -> None:
         """The engine has written a block, and writes the next one while this one leaves."""
         nbytes, host = end - begin, port.host
         starts = max(self.timeline.now, self._up_free[host])
@@ -89,7 +89,7 @@ class SharedLinks(VirtualNetwork):
         self._receiving[to] = bool(waiting)
         if waiting:
             streams = list(dict.fromkeys(id(block.stream) for block in waiting))
-            chosen = self.timeline.chance.choice(streams)
+            chosen = self.timeline.rng.choice(streams)
             at = next(at for at, block in enumerate(waiting) if id(block.stream) == chosen)
             block = waiting.pop(at)  # the first one of its stream: blocks arrive in order
             seconds = (block.end - block.begin) / self.ports[to].down

@@ -100,8 +100,8 @@ def play(recording: RecordedTraining, machines: Machines, steps: int, seed: int)
     config = Config(spin_us_max=0, populate_ahead_bytes=0, memory_reserve_bytes=1 << 20)
     store = max(STORE_BYTES_MIN, STORE_STEPS * recording.bytes_of_step * machines.hosts)
     sizes = Sizes(block=BLOCK_BYTES, store=store)
-    around = RunEnvironment(timeline, network, sizes, config, workers=1)
-    world = World(around)
+    environment = RunEnvironment(timeline, network, sizes, config, workers=1)
+    world = World(environment)
     run = _Run(world, network, recording, machines, steps, seed)
     try:
         with virtual_time(world.processes):
@@ -185,13 +185,13 @@ class _Run:
             self._program(host, f"worker {rank}", partial(body, rank, host.place))
 
     def _program(self, host: VirtualHost, name: str, body: Any) -> None:
-        def live(runtime: Runtime) -> None:
+        def run_program(runtime: Runtime) -> None:
             try:
                 body(Cluster._of(runtime))
             except Exception as error:
                 self.errors.append(error)
 
-        host.attach(name, live)
+        host.attach(name, run_program)
 
     def compute(self, host: int, seconds: float) -> None:
         """Called by a simulated process: it computes."""
@@ -203,13 +203,13 @@ class _Run:
 
     def _steps(self, rank: int) -> Iterable[tuple[RecordedCall, ...]]:
         """The steps of a worker; notes when each has ended."""
-        chance = random.Random(f"{self.seed} {rank}")
+        rng = random.Random(f"{self.seed} {rank}")
         for number in range(WARM_UP_STEPS + self.steps):
             if number == WARM_UP_STEPS:
                 self._warm += 1
                 if self._warm == len(self.ends):
                     self.first = self._usage()
-            yield chance.choice(self.recording.steps)
+            yield rng.choice(self.recording.steps)
             self.ends[rank].append(self.world.timeline.now)
         if self.last is None:
             self.last = self._usage()

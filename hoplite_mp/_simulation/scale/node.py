@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 __all__ = [
     "HOST_ID_BASE",
     "MANAGER_HOST",
+    "CollectiveRequest",
     "Executions",
     "ScaleHost",
     "ScaleNode",
     "Wait",
-    "WantedCollective",
 ]
 
 
@@ -63,7 +63,7 @@ FIRST_OPERATION = 1 << 24 | 1
 
 
 @dataclass(frozen=True, slots=True)
-class WantedCollective:
+class CollectiveRequest:
     """A collective as its caller requests it."""
 
     kind: str
@@ -79,9 +79,9 @@ class ScaleNode:
         self.host = host
         self.executions = Executions(host)
         self.operation = host.number << OPERATION_BITS | FIRST_OPERATION
-        self._wanted: WantedCollective | None = None
+        self._collective: CollectiveRequest | None = None
         self._wait = Wait("")
-        self._unknown: set[bytes] = set()  # sources whose owner has not answered yet
+        self._unanswered: set[bytes] = set()  # sources whose owner has not answered yet
         # Holders of sources that were made elsewhere.
         self._holders: dict[bytes, tuple[int, ...]] = {}
         # Sources that are not ready yet -> their indices.
@@ -96,63 +96,63 @@ class ScaleNode:
             wait.ended_at = self.host.timeline.now
         else:
             self.host.reads[object_id] = wait
-            self.host.ask(object_id, self.executions.fetch)
+            self.host.request_holders(object_id, self.executions.fetch)
         return wait
 
-    def begin(self, wanted: WantedCollective) -> Wait:
+    def begin(self, collective: CollectiveRequest) -> Wait:
         """A process here calls a collective."""
-        self._wanted = wanted
-        self._wait = Wait(f"{wanted.kind} of host {self.host.number}")
-        others = [one for one in dict.fromkeys(wanted.sources) if not self.host.is_own(one)]
-        self._unknown.update(others)
+        self._collective = collective
+        self._wait = Wait(f"{collective.kind} of host {self.host.number}")
+        others = [one for one in dict.fromkeys(collective.sources) if not self.host.is_own(one)]
+        self._unanswered.update(others)
         for object_id in others:
-            self.host.ask(object_id, self._described)
+            self.host.request_holders(object_id, self._holders_received)
         if not others:
-            self._request(wanted)
+            self._request(collective)
         return self._wait
 
-    def _described(self, object_id: bytes, holders: tuple[int, ...]) -> None:
+    def _holders_received(self, object_id: bytes, holders: tuple[int, ...]) -> None:
         self._holders[object_id] = holders
-        if object_id not in self._unknown:
+        if object_id not in self._unanswered:
             self.ready(object_id)
             return
-        self._unknown.remove(object_id)
-        if not self._unknown and self._wanted is not None:
-            self._request(self._wanted)
+        self._unanswered.remove(object_id)
+        if not self._unanswered and self._collective is not None:
+            self._request(self._collective)
 
     def ready(self, object_id: bytes) -> None:
         """Reports an object that has become ready, if it is a source."""
         for index in self._pending.pop(object_id, ()):
-            nbytes, layout, (first, *others) = self._about(object_id)
+            nbytes, layout, (first, *others) = self._source_info(object_id)
             message = SourceReady(self.operation, index, first, nbytes, layout, tuple(others))
             self.host.send_manager(message)
 
-    def _request(self, wanted: WantedCollective) -> None:
+    def _request(self, collective: CollectiveRequest) -> None:
         ready: list[int] = []
-        for index, object_id in enumerate(wanted.sources):
-            if self._about(object_id)[2]:
+        for index, object_id in enumerate(collective.sources):
+            if self._source_info(object_id)[2]:
                 ready.append(index)
             else:
                 self._pending.setdefault(object_id, []).append(index)
-        told = [self._about(wanted.sources[index]) for index in ready]
+        sources = [self._source_info(collective.sources[index]) for index in ready]
         self.host.send_manager(
             ReduceRequested(
                 self.operation,
                 self.host.number,
                 1,
-                wanted.sources,
+                collective.sources,
                 "sum",
-                wanted.num,
-                results=wanted.results,
-                kind=wanted.kind,
+                collective.num,
+                results=collective.results,
+                kind=collective.kind,
                 ready=tuple(ready),
-                ready_nbytes=tuple(nbytes for nbytes, _, _ in told),
-                ready_layouts=tuple(layout for _, layout, _ in told),
-                ready_holders=tuple(holders for _, _, holders in told),
+                ready_nbytes=tuple(nbytes for nbytes, _, _ in sources),
+                ready_layouts=tuple(layout for _, layout, _ in sources),
+                ready_holders=tuple(holders for _, _, holders in sources),
             )
         )
 
-    def _about(self, object_id: bytes) -> tuple[int, bytes, tuple[int, ...]]:
+    def _source_info(self, object_id: bytes) -> tuple[int, bytes, tuple[int, ...]]:
         nbytes = self.host.oracle.sizes[object_id]
         own = self.host.is_own(object_id)
         holders = self.host.holders(object_id) if own else self._holders[object_id]
@@ -172,19 +172,19 @@ class ScaleNode:
             case Commit():
                 self.host.oracle.check_commit(message)
                 self.executions.commit(message)
-                if message.operation == self.operation and self._wanted is not None:
-                    self._end(self._wanted, message)
+                if message.operation == self.operation and self._collective is not None:
+                    self._end(self._collective, message)
             case MembersChanged(went=()):
                 pass  # an announcement of new nodes
             case _:
                 raise WrongCompletion(f"nothing has failed, and a node is sent {message!r}")
 
-    def _end(self, wanted: WantedCollective, commit: Commit) -> None:
-        if len(commit.contributors) != wanted.num:
-            raise WrongCompletion(f"{commit}, and {wanted.num} contributors were wanted")
-        for number in () if wanted.kind in FOLDING else commit.destinations:
+    def _end(self, collective: CollectiveRequest, commit: Commit) -> None:
+        if len(commit.contributors) != collective.num:
+            raise WrongCompletion(f"{commit}, and {collective.num} contributors were wanted")
+        for number in () if collective.kind in FOLDING else commit.destinations:
             for index in commit.contributors:
-                if wanted.sources[index] not in self.host.hosts[number].holds:
+                if collective.sources[index] not in self.host.hosts[number].holds:
                     raise WrongCompletion(f"{commit}, and host {number} has not got source {index}")
         self._wait.ended_at = self.host.timeline.now
 
@@ -288,7 +288,7 @@ class Executions:
         self.parts[plan.operation] = part
         self._make(part, None)
         self._pull_more(part)
-        self._look(part)
+        self._start_folds(part)
 
     def commit(self, message: Commit) -> None:
         """The operation is complete everywhere: checks the results, and closes all cells."""
@@ -358,9 +358,9 @@ class Executions:
         timer."""
         source = self._receiving.get(part.object(0))
         for cell in part.growing:
-            come = source.reach(cell.begin, cell.begin + cell.nbytes) if source else cell.nbytes
-            if come > cell.watermark:
-                self.host.engine.raise_to(cell, come)
+            arrived = source.reach(cell.begin, cell.begin + cell.nbytes) if source else cell.nbytes
+            if arrived > cell.watermark:
+                self.host.engine.raise_to(cell, arrived)
         if source:
             self.host.timeline.after(WINDOW_S, self._grow, part)
 
@@ -394,7 +394,7 @@ class Executions:
             self.host.oracle.check_copy(object_id, [part.made[name]])
             self.host.put(object_id)
         self._pull_more(part)
-        self._look(part)
+        self._start_folds(part)
 
     def _copied(self, plan: Distribute, part: ScalePart) -> None:
         del self._receiving[plan.object]
@@ -404,7 +404,7 @@ class Executions:
         self.host.put(plan.object)
         self.host.send_manager(FetchComplete(self.host.number, plan.object, plan.epoch))
 
-    def _look(self, part: ScalePart) -> None:
+    def _start_folds(self, part: ScalePart) -> None:
         if not part.missing and part.program.reports:
             plan, number = part.plan, self.host.number
             self.host.send_manager(StripesComplete(plan.operation, plan.epoch, number))
@@ -472,7 +472,7 @@ class ScaleHost:
         self._manager = manager
         self._copies_at: dict[bytes, set[int]] = {}  # objects made here -> hosts with a copy
         # Objects made here that are not ready -> the hosts to answer when they are.
-        self._askers: dict[bytes, list[tuple[ScaleHost, Callable[..., None]]]] = {}
+        self._waiting_hosts: dict[bytes, list[tuple[ScaleHost, Callable[..., None]]]] = {}
 
     # ---- messages
 
@@ -491,8 +491,8 @@ class ScaleHost:
     def put(self, object_id: bytes) -> None:
         """The object is complete on this host from now on, and other hosts may read it."""
         self.holds.add(object_id)
-        for asker, answer in self._askers.pop(object_id, ()):
-            self._answer(object_id, asker, answer)
+        for host, answer in self._waiting_hosts.pop(object_id, ()):
+            self._answer(object_id, host, answer)
         if object_id in self.reads:
             self.reads.pop(object_id).ended_at = self.timeline.now
         if not self.is_own(object_id):
@@ -508,20 +508,26 @@ class ScaleHost:
         here = (self.number,) if object_id in self.holds else ()
         return (*here, *sorted(self._copies_at.get(object_id, ())))
 
-    def ask(self, object_id: bytes, answer: Callable[[bytes, tuple[int, ...]], None]) -> None:
+    def request_holders(
+        self, object_id: bytes, answer: Callable[[bytes, tuple[int, ...]], None]
+    ) -> None:
         """Asks the object's owner for its holders. The owner answers at once and, if the object is
         pending, again when it is ready."""
         owner = self._owner(object_id)
-        self.send(owner.number, PEER_MESSAGE_BYTES, owner._asked, object_id, self, answer)
+        self.send(
+            owner.number, PEER_MESSAGE_BYTES, owner._holders_requested, object_id, self, answer
+        )
 
-    def _asked(self, object_id: bytes, asker: ScaleHost, answer: Callable[..., None]) -> None:
+    def _holders_requested(
+        self, object_id: bytes, host: ScaleHost, answer: Callable[..., None]
+    ) -> None:
         if object_id not in self.holds:
-            self._askers.setdefault(object_id, []).append((asker, answer))
-        self._answer(object_id, asker, answer)
+            self._waiting_hosts.setdefault(object_id, []).append((host, answer))
+        self._answer(object_id, host, answer)
 
-    def _answer(self, object_id: bytes, asker: ScaleHost, answer: Callable[..., None]) -> None:
+    def _answer(self, object_id: bytes, host: ScaleHost, answer: Callable[..., None]) -> None:
         holders = self.holders(object_id)
-        self.send(asker.number, PEER_MESSAGE_BYTES, answer, object_id, holders)
+        self.send(host.number, PEER_MESSAGE_BYTES, answer, object_id, holders)
 
     def _copied(self, object_id: bytes, number: int) -> None:
         self._copies_at.setdefault(object_id, set()).add(number)

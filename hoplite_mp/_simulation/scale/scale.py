@@ -23,9 +23,9 @@ from hoplite_mp._simulation.network import VirtualNetwork
 from hoplite_mp._simulation.scale.node import (
     HOST_ID_BASE,
     MANAGER_HOST,
+    CollectiveRequest,
     ScaleHost,
     ScaleNode,
-    WantedCollective,
 )
 from hoplite_mp._simulation.scale.streams import ScaleEngine, ScaleOracle, WrongCompletion
 from hoplite_mp._simulation.timeline import Timeline
@@ -44,7 +44,7 @@ COARSE_NODES = 128
 COARSE_BYTES = 64 << 10
 # The host that requests an operation, and that has the source of a broadcast or get. It is not the
 # manager's host, whose link is busy sending plans.
-ASKER = 1
+REQUESTER = 1
 
 OPERATIONS = ("broadcast", "get", "reduce", "allreduce", "reduce_scatter", "gather", "allgather")
 
@@ -125,16 +125,16 @@ def measure(operation: str, size: Size) -> ScaleRow:
 
 
 def _begin(world: ScaleWorld, operation: str, nbytes: int) -> list[Wait]:
-    asker, nodes = world.nodes[ASKER], world.nodes
+    requester, nodes = world.nodes[REQUESTER], world.nodes
     if operation == "get":  # on all nodes at the same time
-        source = world.put(asker, nbytes)
+        source = world.put(requester, nbytes)
         return [node.get(source) for node in nodes]
     if operation == "broadcast":
-        return [asker.begin(WantedCollective(operation, (world.put(asker, nbytes),), 1))]
+        return [requester.begin(CollectiveRequest(operation, (world.put(requester, nbytes),), 1))]
     sources = tuple(world.put(node, nbytes) for node in nodes)
     slices = {"reduce": 1, "allreduce": 1, "reduce_scatter": len(nodes)}.get(operation, 0)
-    results = tuple(world.result(asker, nbytes // slices) for _ in range(slices))
-    return [asker.begin(WantedCollective(operation, sources, len(sources), results))]
+    results = tuple(world.result(requester, nbytes // slices) for _ in range(slices))
+    return [requester.begin(CollectiveRequest(operation, sources, len(sources), results))]
 
 
 # Very many simulated nodes, the real planner, and the network between them.
@@ -242,9 +242,9 @@ class ScaleWorld:
         for node in participants(plan):
             self.nodes[node].receive(plan)
         ended = self.timeline.run(EVENTS_MAX, SECONDS_MAX)
-        lacking = [n for n in plan.receivers if object_id not in self.nodes[n].host.holds]
-        if lacking or not ended:
-            raise WrongCompletion(f"{plan} brings nothing to {lacking}")
+        missing = [n for n in plan.receivers if object_id not in self.nodes[n].host.holds]
+        if missing or not ended:
+            raise WrongCompletion(f"{plan} brings nothing to {missing}")
         return self.copied_at
 
     def run(self, waits: list[Wait]) -> float:

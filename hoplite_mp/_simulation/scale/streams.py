@@ -147,7 +147,7 @@ class ScaleFold:
     goal: int = 0
     behind: int = 0
 
-    def aim(self) -> bool:
+    def set_goal(self) -> bool:
         """Computes the next step's goal. Returns whether that step is possible."""
         cell = self.cell
         self.goal = end = fold_goal(cell.nbytes, cell.watermark, cell.block)
@@ -166,15 +166,15 @@ class ScaleStream:
     to: int  # the puller's host
     next: int = 0
     source: ScaleCell | None = None  # the server's cell
-    flying: int = 0
+    in_flight: int = 0
     queued: bool = False
 
-    def look(self) -> None:
+    def offer_next(self) -> None:
         """Queues the stream at the network if its next block is ready."""
         source, end = self.source, self.cell.nbytes
         if self.queued or source is None or self.next >= end:
             return
-        if self.flying < WINDOW_BLOCKS and source.watermark >= serve_goal(
+        if self.in_flight < WINDOW_BLOCKS and source.watermark >= serve_goal(
             source.nbytes, self.next, source.block, end
         ):
             self.queued = True
@@ -186,8 +186,8 @@ class ScaleStream:
         self.queued = False
         begin, source = self.next, self.source
         self.next = end = serve_goal(source.nbytes, begin, source.block, self.cell.nbytes)
-        self.flying += 1
-        self.look()
+        self.in_flight += 1
+        self.offer_next()
         return begin, end
 
     def arrive(self, begin: int, end: int) -> None:
@@ -197,11 +197,11 @@ class ScaleStream:
         if begin != cell.watermark or cell.begin != source.begin or source.watermark < end:
             raise WrongPlace(f"byte {begin} of {source} comes to {cell}")
         cell.content = source.content
-        self.flying -= 1
+        self.in_flight -= 1
         if end == cell.nbytes:
             del source.serves[self]
         else:
-            self.look()
+            self.offer_next()
         self.puller.raise_to(cell, end)
 
 
@@ -241,7 +241,7 @@ class ScaleEngine:
         before = cell.watermark
         cell.watermark = watermark
         for stream in cell.serves:
-            stream.look()
+            stream.offer_next()
         for fold in cell.feeds:
             if before < fold.goal <= watermark:
                 fold.behind -= 1
@@ -287,7 +287,7 @@ class ScaleEngine:
             raise WrongPlace(f"{stream.cell} is pulled from {cell}, which is shorter")
         stream.source = cell
         cell.serves[stream] = None
-        stream.look()
+        stream.offer_next()
 
     # ---- folds
 
@@ -299,7 +299,7 @@ class ScaleEngine:
         fold = ScaleFold(cell, sources)
         for source in sources:
             source.feeds.append(fold)
-        if fold.aim():
+        if fold.set_goal():
             self.network.timeline.after(0.0, self._step, fold)
 
     def _step(self, fold: ScaleFold) -> None:
@@ -309,5 +309,5 @@ class ScaleEngine:
         if cell.content is None:
             cell.content = tuple(source.content for source in fold.sources)
         self.raise_to(cell, end)
-        if end < cell.nbytes and fold.aim():
+        if end < cell.nbytes and fold.set_goal():
             self.network.timeline.after(0.0, self._step, fold)

@@ -32,7 +32,7 @@ __all__ = ["virtual_time"]
 # this machine.
 TOTAL_BYTES = AVAILABLE_BYTES = 1 << 40
 CLOCKS: tuple[Any, ...] = (time, clock)
-ASK_FOR_MEMORY: tuple[Any, ...] = (budget, sweeper)  # errors contain the memory in use
+MEMORY_READERS: tuple[Any, ...] = (budget, sweeper)  # errors contain the memory in use
 
 
 class VirtualStacks:
@@ -95,23 +95,23 @@ def virtual_time(processes: VirtualProcesses) -> Iterator[None]:
         running = processes.running
         return running.pid if running is not None and processes.is_ours() else real_getpid()
 
-    def passed() -> None:
+    def time_changed() -> None:
         nonlocal now_ns
         now_ns = int((EPOCH_S + timeline.now) * 1e9)
         _shm.play_at(now_ns)
         _tasks.play_at(now_ns)
 
     stack = client._stack
-    processes.play()
+    processes.install()
     client._stack = VirtualStacks(processes)  # type: ignore[assignment]
     for module in CLOCKS:
         module.monotonic, module.monotonic_ns, module.sleep = monotonic, monotonic_ns, sleep
     os.getpid = getpid
-    for module in ASK_FOR_MEMORY:
+    for module in MEMORY_READERS:
         module.available_bytes = lambda: AVAILABLE_BYTES
         module.total_bytes = lambda: TOTAL_BYTES
-    timeline.passed = passed
-    passed()
+    timeline.time_changed = time_changed
+    time_changed()
     try:
         yield
     finally:
@@ -119,7 +119,7 @@ def virtual_time(processes: VirtualProcesses) -> Iterator[None]:
         for module, functions in zip(CLOCKS, real, strict=True):
             module.monotonic, module.monotonic_ns, module.sleep = functions
         os.getpid = real_getpid
-        for module in ASK_FOR_MEMORY:
+        for module in MEMORY_READERS:
             module.available_bytes, module.total_bytes = available, total
         client._stack = stack
         for process in processes.all:  # state of a process, kept by pid, ends with the process

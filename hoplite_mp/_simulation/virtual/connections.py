@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hoplite_mp._simulation.faults.message_faults import spring
+from hoplite_mp._simulation.faults.message_faults import strike_at_messages
 from hoplite_mp._simulation.network import VirtualPipe
 from hoplite_mp._transport.conversation import Admission
 from hoplite_mp._transport.stream import READ_BYTES
@@ -102,7 +102,7 @@ class Switchboard:
         return [stream for stream in alive if {stream.host, stream.peer.host} == {one, other}]
 
 
-class VirtualCalling:
+class VirtualConnectionAttempt:
     """One connection attempt; see `OutgoingConnection` in _node/ports.py."""
 
     starved = False
@@ -173,7 +173,7 @@ class VirtualCalling:
                     return None
                 found = "no answer"
             if found is not None:
-                self._fail(found, now)
+                self._next_endpoint(found, now)
             if self._again_at is not None and now < self._again_at:
                 return None
             self._begin(now)
@@ -185,13 +185,13 @@ class VirtualCalling:
         listener = self._board.listeners.get(self._endpoints[self._next])
         network = self._board.network
         there = self._host_at(self._endpoints[self._next]) if listener is None else listener.host
-        network.timeline.after(network.delay(self._host, there), self._reach, self._attempt, there)
+        network.timeline.after(network.delay(self._host, there), self._arrive, self._attempt, there)
 
     def _host_at(self, at: tuple[str, int]) -> int:
         """The host at the address, which refuses attempts if no process listens there."""
         return int(at[0].rpartition(".")[2]) - 1
 
-    def _reach(self, attempt: int, there: int) -> None:
+    def _arrive(self, attempt: int, there: int) -> None:
         """The first packet has reached the other host."""
         network = self._board.network
         if attempt != self._attempt or network.is_blocked(self._host, there):
@@ -202,7 +202,7 @@ class VirtualCalling:
             if not self._arrived:
                 self._arrived = True
                 self._attempt_ends = self._loop.now() + HANDSHAKE_S
-            network.timeline.after(ACCEPT_S, self._reach, attempt, there)
+            network.timeline.after(ACCEPT_S, self._arrive, attempt, there)
         elif listener is None:
             network.timeline.after(network.delay(there, self._host), self._end, attempt, "refused")
         elif self._host_id is not None and listener.host_id != self._host_id:
@@ -213,9 +213,9 @@ class VirtualCalling:
             network.timeline.after(network.delay(there, self._host), self._end, attempt, why)
         else:
             seconds = 2 * network.delay(there, self._host)  # for the handshake
-            network.timeline.after(seconds, self._agree, attempt, listener)
+            network.timeline.after(seconds, self._accept, attempt, listener)
 
-    def _agree(self, attempt: int, listener: VirtualListener) -> None:
+    def _accept(self, attempt: int, listener: VirtualListener) -> None:
         network = self._board.network
         current = self._board.listeners.get(self._endpoints[self._next])
         if attempt != self._attempt or network.is_blocked(self._host, listener.host):
@@ -236,14 +236,14 @@ class VirtualCalling:
         return Admission(ours_is, self._role, listener.cluster, listener.introduction, "")
 
     def _end(self, attempt: int, outcome: Admission | str) -> None:
-        if attempt == self._attempt and not self._loop.over:
+        if attempt == self._attempt and not self._loop.ended:
             self._arrived = self._arrived or not isinstance(outcome, str) or outcome != "refused"
             self._outcome = outcome
-            self._loop.notice(self._fd)
+            self._loop.notify(self._fd)
         elif isinstance(outcome, Admission):
             outcome.stream.close()
 
-    def _fail(self, why: str, now: float) -> None:
+    def _next_endpoint(self, why: str, now: float) -> None:
         self._next = (self._next + 1) % len(self._endpoints)
         if self._next:
             self._again_at = now
@@ -295,8 +295,8 @@ class VirtualConnections:
         cluster: bytes = b"",
         host_id: int | None = None,
         rounds_max: int = 0,
-    ) -> VirtualCalling:
-        return VirtualCalling(
+    ) -> VirtualConnectionAttempt:
+        return VirtualConnectionAttempt(
             self._board,
             self._loop,
             self._host,
@@ -346,14 +346,14 @@ class VirtualConnections:
 RESET = "Connection reset by peer"
 
 
-class Noticing(Protocol):
+class NotifiedLoop(Protocol):
     """The loop of a process."""
 
-    def notice(self, fd: int) -> None:
+    def notify(self, fd: int) -> None:
         """There is data to read at this descriptor."""
 
 
-class Bulk(Protocol):
+class BulkReceiver(Protocol):
     """An engine's end of a connection."""
 
     def take(self, data: bytes) -> None:
@@ -370,19 +370,19 @@ class VirtualStream:
     peer: VirtualStream
     out: VirtualPipe
 
-    def __init__(self, descriptors: Descriptors, loop: Noticing, host: int) -> None:
+    def __init__(self, descriptors: Descriptors, loop: NotifiedLoop, host: int) -> None:
         self.loop = loop
         self.host = host
         self.failure: str | None = None
         self.bytes_received = self.bytes_sent = 0
-        self.bulk: Bulk | None = None  # the engine that has taken it over
+        self.bulk: BulkReceiver | None = None  # the engine that has taken it over
         self.is_closed = False
         self._fd = descriptors.add(self)
-        self._traps = descriptors.message_faults
+        self._message_faults = descriptors.message_faults
         self._inbox: deque[bytes] = deque()
         self._queue: list[bytes] = []
         self._ended = False  # closed or reset by the other end; nothing follows the inbox
-        self._early: list[bytes] = []  # frames that arrived before an engine took it over
+        self._received_early: list[bytes] = []  # frames that arrived before an engine took it over
 
     # -- the interface of Stream -----------------------------------------------------------------
 
@@ -407,14 +407,14 @@ class VirtualStream:
 
     def read(self, nbytes_max: int = READ_BYTES) -> bytes | None:
         found: list[bytes] = []
-        room = nbytes_max
-        while self._inbox and room:
+        space = nbytes_max
+        while self._inbox and space:
             data = self._inbox.popleft()
-            if len(data) > room:
-                self._inbox.appendleft(data[room:])
-                data = data[:room]
+            if len(data) > space:
+                self._inbox.appendleft(data[space:])
+                data = data[:space]
             found.append(data)
-            room -= len(data)
+            space -= len(data)
         whole = b"".join(found)
         self.bytes_received += len(whole)
         if not whole and (self._ended or self.failure or self.is_closed):
@@ -429,8 +429,8 @@ class VirtualStream:
             data = b"".join(self._queue)
             self._queue.clear()
             self.bytes_sent += len(data)
-            if self._traps:
-                spring(self._traps, data, (self.host, self.peer.host), False)
+            if self._message_faults:
+                strike_at_messages(self._message_faults, data, (self.host, self.peer.host), False)
             self.out.send(data, len(data))
         return self.failure is None
 
@@ -451,15 +451,15 @@ class VirtualStream:
         """Receives data from the other end. b"": the other end was closed. None: data from here
         reached the other end after it was closed, which resets the connection."""
         if data is None:
-            self.break_off()
+            self.reset()
         elif self.is_closed:
             if data:
                 self.out.send(None, 1)
         elif data:
             self._inbox.append(data)
-            self.loop.notice(self._fd)
-            if self._traps:
-                spring(self._traps, data, (self.peer.host, self.host), True)
+            self.loop.notify(self._fd)
+            if self._message_faults:
+                strike_at_messages(self._message_faults, data, (self.peer.host, self.host), True)
         else:
             self._end()
 
@@ -468,18 +468,18 @@ class VirtualStream:
         if self.bulk is not None:
             self.bulk.take(data)
         elif not self.is_closed:
-            self._early.append(data)
+            self._received_early.append(data)
 
-    def attach(self, bulk: Bulk) -> None:
+    def attach(self, bulk: BulkReceiver) -> None:
         """An engine takes over this end."""
         self.bulk = bulk
-        early, self._early = self._early, []
+        early, self._received_early = self._received_early, []
         for data in early:
             bulk.take(data)
         if self._ended or self.failure:
             bulk.ended()
 
-    def break_off(self) -> None:
+    def reset(self) -> None:
         """Resets this end of the connection."""
         if self.failure is None and not self.is_closed:
             self.failure = RESET
@@ -490,7 +490,7 @@ class VirtualStream:
         if self.bulk is not None:
             self.bulk.ended()
         else:
-            self.loop.notice(self._fd)
+            self.loop.notify(self._fd)
 
 
 class VirtualSocket:
@@ -517,8 +517,8 @@ class VirtualSocket:
 def connect(
     network: VirtualNetwork,
     descriptors: Descriptors,
-    one: tuple[Noticing, int],
-    other: tuple[Noticing, int],
+    one: tuple[NotifiedLoop, int],
+    other: tuple[NotifiedLoop, int],
 ) -> tuple[VirtualStream, VirtualStream]:
     """Connects two processes, each given as (loop, host). Returns both ends."""
     ours, theirs = (VirtualStream(descriptors, *end) for end in (one, other))

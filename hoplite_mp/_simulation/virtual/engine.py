@@ -76,7 +76,7 @@ class CellMemory:
                     raise AssertionError(f"cell {source} is folded, but its memory is freed")
                 memory.folds.add(cell)
 
-    def fold_is_over(self, cell: int) -> None:
+    def fold_ended(self, cell: int) -> None:
         """The fold that filled the cell, if there was one, no longer reads anything."""
         for source in self._sources.pop(cell, ()):
             memory = self._cells.get(source)
@@ -85,7 +85,7 @@ class CellMemory:
 
     def filled(self, cell: int) -> None:
         """The engine has reported the cell as FILLED."""
-        self.fold_is_over(cell)
+        self.fold_ended(cell)
         if cell in self._cells:
             self._cells[cell].whole = True
 
@@ -97,7 +97,7 @@ class CellMemory:
 
     def closed(self, cell: int) -> None:
         """The engine has reported the cell as CLOSED."""
-        self.fold_is_over(cell)
+        self.fold_ended(cell)
         self._cells.pop(cell, None)
 
     def free(self, begin: int, end: int) -> None:
@@ -125,22 +125,22 @@ class VirtualLink:
         self.stream = stream
         self.driver = driver
         self.to = stream.peer.host
-        self.is_over = False
+        self.has_ended = False
         self._next: bytes | None = None  # the frame that waits for its turn at the network
         self._backlogged_since: float | None = None
         self.backlogged_s = 0.0
-        self._flying: deque[bytes] = deque()
+        self._in_flight: deque[bytes] = deque()
 
     @property
     def is_busy(self) -> bool:
         """Whether frames are on their way to the other end."""
-        return bool(self._flying)
+        return bool(self._in_flight)
 
     # -- sending ---------------------------------------------------------------------------------
 
     def offer(self) -> None:
         """Takes the engine's next frame, if there is one, and queues it at the network."""
-        if self.is_over or self._next is not None or len(self._flying) >= WINDOW_FRAMES:
+        if self.has_ended or self._next is not None or len(self._in_flight) >= WINDOW_FRAMES:
             return
         try:
             frame = self.driver.next_frame(0.0)
@@ -161,30 +161,30 @@ class VirtualLink:
     def take(self) -> tuple[int, int] | None:
         """The network sends the frame now."""
         data = self._next
-        if data is None or self.is_over or self.engine.loop.over:
+        if data is None or self.has_ended or self.engine.loop.ended:
             return None
         self._next = None
         self.driver.sent()
-        self._flying.append(data)
-        self.engine.look_soon()
+        self._in_flight.append(data)
+        self.engine.poll_soon()
         return 0, len(data)
 
     def arrive(self, begin: int, end: int) -> None:
         """The frame has arrived at the other host."""
-        if not self._flying:
+        if not self._in_flight:
             return  # the connection was reset in the meantime
-        data, stream = self._flying.popleft(), self.stream
+        data, stream = self._in_flight.popleft(), self.stream
         if not stream.failure:
             peer = stream.peer
-            self.engine.network.pass_on(stream.host, peer.host, peer.receive_bulk, data)
-        self.engine.look_soon()
+            self.engine.network.deliver(stream.host, peer.host, peer.receive_bulk, data)
+        self.engine.poll_soon()
 
     # -- receiving -------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
         """Copies received bytes to the places given by the engine."""
         left = memoryview(data)
-        while left and not self.is_over:
+        while left and not self.has_ended:
             self.engine.step()
             try:
                 place = self.driver.receive_into(0.0)
@@ -195,11 +195,11 @@ class VirtualLink:
             place[:count] = left[:count]
             self.driver.received(count)
             left = left[count:]
-        self.engine.look()
+        self.engine.poll()
 
     def end(self) -> None:
         """The connection has ended; nothing more arrives."""
-        if self.is_over:
+        if self.has_ended:
             return
         self.engine.step()
         try:
@@ -207,7 +207,7 @@ class VirtualLink:
                 self.driver.received(0)
         except ConnectionError:
             pass
-        self.engine.look()
+        self.engine.poll()
 
     # The interface that its stream calls.
 
@@ -216,11 +216,11 @@ class VirtualLink:
 
     def close(self) -> None:
         """The engine has lost the link: drops all frames, and returns the unsent one."""
-        self.is_over = True
+        self.has_ended = True
         if self._next is not None:
             self._next = None
             self.driver.sent()
-        self._flying.clear()
+        self._in_flight.clear()
         self.stream.close()
 
 
@@ -231,7 +231,7 @@ class Incoming:
         self.link = link
 
     def take(self, data: bytes) -> None:
-        if not self.link.engine.loop.over:
+        if not self.link.engine.loop.ended:
             self.link.receive(data)
 
     def ended(self) -> None:
@@ -255,15 +255,15 @@ class VirtualEngine:
         self._descriptors = descriptors
         self._engine = _engine.Engine(host_id, block, threaded=False)
         self._fd = descriptors.add(self)
-        self._looks = False  # a poll has been scheduled
-        self._tells = False  # the delivery of quiet events has been scheduled
-        self._told = False  # they may be taken
-        self._is_over = False
+        self._poll_scheduled = False  # a poll has been scheduled
+        self._quiet_scheduled = False  # the delivery of quiet events has been scheduled
+        self._quiet_ready = False  # they may be taken
+        self._has_ended = False
         self._memory = CellMemory()
 
     @property
     def is_ready(self) -> bool:
-        return not self._is_over and (self.step() or self._told)
+        return not self._has_ended and (self.step() or self._quiet_ready)
 
     @property
     def is_busy(self) -> bool:
@@ -276,46 +276,46 @@ class VirtualEngine:
         """Steps as far as possible. Returns whether there are events."""
         return self._engine.step()
 
-    def look_soon(self) -> None:
+    def poll_soon(self) -> None:
         """Schedules a poll. In production the engine's thread is woken at these points."""
-        if not self._looks and not self.loop.over:
-            self._looks = True
-            self.network.timeline.after(0.0, self._look_now)
+        if not self._poll_scheduled and not self.loop.ended:
+            self._poll_scheduled = True
+            self.network.timeline.after(0.0, self._poll_now)
 
-    def _look_now(self) -> None:
-        self._looks = False
+    def _poll_now(self) -> None:
+        self._poll_scheduled = False
         host = self.loop.host
-        if self.loop.over:
+        if self.loop.ended:
             return
         if host in self.network.stopped:
-            self.network.pass_on(host, host, self.look_soon)
+            self.network.deliver(host, host, self.poll_soon)
         else:
-            self.look()
+            self.poll()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Steps, and passes frames to the network and events to the node."""
-        says = self.step()
+        has_events = self.step()
         for link in list(self.links.values()):
             link.offer()
-        if says:
-            self.loop.notice(self._fd)
-        elif self._engine.is_quiet() and not self._tells:
-            self._tells = True
+        if has_events:
+            self.loop.notify(self._fd)
+        elif self._engine.is_quiet() and not self._quiet_scheduled:
+            self._quiet_scheduled = True
             timeline = self.network.timeline
-            timeline.after(QUIET_S_MAX * timeline.chance.random(), self._tell_quiet)
+            timeline.after(QUIET_S_MAX * timeline.rng.random(), self._deliver_quiet)
 
-    def _tell_quiet(self) -> None:
-        self._tells = False
-        if not self._is_over and self._engine.is_quiet():
-            self._told = True
-            self.loop.notice(self._fd)
+    def _deliver_quiet(self) -> None:
+        self._quiet_scheduled = False
+        if not self._has_ended and self._engine.is_quiet():
+            self._quiet_ready = True
+            self.loop.notify(self._fd)
 
     def end(self) -> None:
         """Stops the engine after the run."""
         for link in self.links.values():
-            link.is_over = True
+            link.has_ended = True
         self.links.clear()
-        self._is_over = True
+        self._has_ended = True
         self._engine.stop()
 
     # -- the port ------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ class VirtualEngine:
         stream: Any = self._descriptors.all[fd]
         driver = self._engine.drive(peer)
         link = self.links[driver.link] = VirtualLink(self, stream, driver)
-        self.look_soon()
+        self.poll_soon()
         stream.attach(Incoming(link))
         return driver.link
 
@@ -336,7 +336,7 @@ class VirtualEngine:
 
     def disconnect(self, link: int) -> None:
         self._engine.disconnect(link)
-        self.look_soon()
+        self.poll_soon()
 
     def counters(self, link: int) -> tuple[int, int, int, int]:
         sent, received, *_ = self._engine.counters(link)
@@ -351,7 +351,7 @@ class VirtualEngine:
         nbytes: int | None = None,
         filled: bool | int = False,
     ) -> int:
-        self.look_soon()
+        self.poll_soon()
         cell = self._engine.cell(key, buffer, offset, nbytes, filled)
         with memoryview(buffer) as view:
             size = (view.nbytes - offset) if nbytes is None else nbytes
@@ -370,11 +370,11 @@ class VirtualEngine:
 
     def advance(self, cell: int, watermark: int) -> None:
         self._engine.advance(cell, watermark)
-        self.look_soon()
+        self.poll_soon()
 
     def pull(self, cell: int, link: int, key: Key | None = None) -> None:
         self._engine.pull(cell, link, key)
-        self.look_soon()
+        self.poll_soon()
 
     def fold(
         self,
@@ -388,12 +388,12 @@ class VirtualEngine:
     ) -> None:
         self._engine.fold(cell, sources, op, dtype, divisor, accumulated, final)
         self._memory.fold(cell, sources)
-        self.look_soon()
+        self.poll_soon()
 
     def close(self, cell: int) -> None:
         self._memory.close(cell, self._engine.watermark(cell))
         self._engine.close(cell)
-        self.look_soon()
+        self.poll_soon()
 
     def hold(self) -> None:
         """Does nothing: without a thread nothing is requested before the engine's next turn."""
@@ -403,11 +403,11 @@ class VirtualEngine:
 
     def together(self, cells: Collection[int], vote: tuple[int, int, int] | None = None) -> None:
         self._engine.together(cells, vote)
-        self.look_soon()
+        self.poll_soon()
 
     def events(self) -> list[tuple[Any, ...]]:
         self.step()
-        events, self._told = self._engine.events(), False
+        events, self._quiet_ready = self._engine.events(), False
         for event in events:
             if event[0] == _engine.LINK_LOST:
                 self.links.pop(event[1]).close()
@@ -416,9 +416,9 @@ class VirtualEngine:
             elif event[0] == _engine.FILLED:
                 self._memory.filled(event[1])
             elif event[0] == _engine.FOLD_FAILED:
-                self._memory.fold_is_over(event[1])
+                self._memory.fold_ended(event[1])
         if events:
-            self.look_soon()
+            self.poll_soon()
         return events
 
     # -- small calls of Groups -------------------------------------------------------------------
@@ -430,30 +430,30 @@ class VirtualEngine:
         self, generation: int, version: int, call: int, nodes: Sequence[int | None]
     ) -> None:
         self._engine.coll_open(generation, version, call, nodes)
-        self.look_soon()
+        self.poll_soon()
 
     def coll_close(self, generation: int) -> None:
         self._engine.coll_close(generation)
-        self.look_soon()
+        self.poll_soon()
 
     def coll_yield(self, generation: int, call: int) -> None:
         self._engine.coll_yield(generation, call)
-        self.look_soon()
+        self.poll_soon()
 
     def coll_forget(self, generation: int) -> None:
         self._engine.coll_forget(generation)
 
     def coll_begin(self, generation: int, call: int, plan: int) -> None:
         self._engine.coll_begin(generation, call, plan)
-        self.look_soon()
+        self.poll_soon()
 
     def coll_vote(self, generation: int, call: int, plan: int) -> None:
         self._engine.coll_vote(generation, call, plan)
-        self.look_soon()
+        self.poll_soon()
 
     def coll_result(self, generation: int, call: int, result: int, awaited: bool = False) -> None:
         self._engine.coll_result(generation, call, result, awaited)
-        self.look_soon()
+        self.poll_soon()
 
     def coll_frame(
         self,
@@ -466,17 +466,17 @@ class VirtualEngine:
         parts: bytes,
     ) -> None:
         self._engine.coll_frame(generation, node, version, call, phase, plan, parts)
-        self.look_soon()
+        self.poll_soon()
 
     def coll_doorbell(self, generation: int, rank: int, fd: int) -> None:
         self._engine.coll_doorbell(generation, rank, fd)
-        self.look_soon()
+        self.poll_soon()
 
-    def rung(self) -> None:
+    def process_turned(self) -> None:
         """A process of this host has run, and may have contributed to a small call."""
-        if not self.loop.over:
+        if not self.loop.ended:
             self._engine.coll_look()
-            self.look_soon()
+            self.poll_soon()
 
     def stop(self) -> None:
         """Does nothing when the node stops, because `end` stops the engine after the run."""

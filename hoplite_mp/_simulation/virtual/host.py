@@ -28,11 +28,11 @@ from hoplite_mp._simulation.virtual.connections import VirtualConnections
 from hoplite_mp._simulation.virtual.engine import VirtualEngine
 from hoplite_mp._simulation.virtual.environment import PORT, address_of
 from hoplite_mp._simulation.virtual.host_ports import (
-    NEAR_S,
-    NoDoor,
+    LOCAL_DELAY_S,
+    NoDriverListener,
     NoStacks,
+    VirtualClientSockets,
     VirtualDisk,
-    VirtualLines,
     VirtualWorkers,
 )
 from hoplite_mp._simulation.virtual.loop import VirtualLoop
@@ -57,7 +57,7 @@ FIRST_PID = 10_000  # pids of programs begin here
 LEAVE_S = 0.001  # between the end of a program's connection and of its process
 
 
-class _Mute:
+class _NullOutput:
     """Discards a worker's output; see _worker/stdio.py."""
 
     def turn_to(self, output_owner: int) -> None: ...
@@ -72,7 +72,7 @@ class VirtualHost:
 
     def __init__(
         self,
-        around: RunEnvironment,
+        environment: RunEnvironment,
         place: int,
         host_id: int,
         ended: Callable[[VirtualHost, str], None],
@@ -82,24 +82,24 @@ class VirtualHost:
         """place: number of the machine. host_id: of this life. ended: called when the node has
         ended, with the reason. standby: called when a standby must run here. manager: the
         connection to a manager on the same machine."""
-        self.around = around
+        self.environment = environment
         self.ended = ended
         self.standby = standby
         self.place = place
         self.host_id = host_id
-        self.config = config = around.config_of(place)
+        self.config = config = environment.config_of(place)
         self.alive = True
         self.processes: list[VirtualProcess] = []
         self.programs: dict[VirtualProcess, Callable[[], None]] = {}  # program -> called at its end
-        self._asked_at = 0.0
-        network, descriptors = around.network, around.descriptors
+        self._request_at = 0.0
+        network, descriptors = environment.network, environment.descriptors
         self.control_fd, self.store_fd = os.memfd_create("control"), os.memfd_create("store")
         self.event_fd = os.eventfd(0, os.EFD_NONBLOCK)
         _shm.create(
             self.control_fd,
             self.store_fd,
             host_id,
-            store_bytes=around.sizes.store,
+            store_bytes=environment.sizes.store,
             cores=2,
             spin_us_max=0,  # spinning in virtual time would never end
             small_object_bytes_max=config.small_object_bytes_max,
@@ -107,14 +107,16 @@ class VirtualHost:
         )
         self.client = _shm.NodeClient(self.control_fd, self.store_fd, NODE_SLOT, self.event_fd)
         self.tasks = _tasks.Tasks(self.client)
-        around.processes.map(self.client, host_id)
-        self.loop = VirtualLoop(around.timeline, network, place, descriptors, self._turn)
+        environment.processes.map(self.client, host_id)
+        self.loop = VirtualLoop(environment.timeline, network, place, descriptors, self._turn)
         if manager is not None:
             manager.loop = self.loop
-        self.lines = VirtualLines(around.timeline)
-        self.workers = VirtualWorkers(around.timeline, self)
-        self.disk = VirtualDisk(around.sizes.disk)
-        self.engine = VirtualEngine(network, self.loop, descriptors, host_id, around.sizes.block)
+        self.client_sockets = VirtualClientSockets(environment.timeline)
+        self.workers = VirtualWorkers(environment.timeline, self)
+        self.disk = VirtualDisk(environment.sizes.disk)
+        self.engine = VirtualEngine(
+            network, self.loop, descriptors, host_id, environment.sizes.block
+        )
         ours, theirs = socket.socketpair()
         self._sockets = [ours, theirs]
         node_events = ClusterNodeEvents()
@@ -129,15 +131,15 @@ class VirtualHost:
         )
         ports = NodePorts(
             self.loop,
-            self.lines,
+            self.client_sockets,
             self.workers,
             lambda workers: NoStacks(),
             self.disk,
             f"host{place}",
             manager,
-            VirtualConnections(around.board, self.loop, place, host_id, address_of(place)),
+            VirtualConnections(environment.board, self.loop, place, host_id, address_of(place)),
             self.engine,
-            NoDoor(),
+            NoDriverListener(),
         )
         start = self._start(manager is not None)
         self.node = HostNode(start, config, ports, self.client, self.tasks, output, node_events)
@@ -145,9 +147,9 @@ class VirtualHost:
         self.loop.run(self._begin)
 
     def _start(self, leads: bool) -> Start:
-        config, around = self.config, self.around
+        config, environment = self.config, self.environment
         address = address_of(self.place)
-        managers = [around.manager_at, *around.standby_at]
+        managers = [environment.manager_at, *environment.standby_at]
         lan = LanStart(
             key=KEY,
             host_id=self.host_id,
@@ -161,10 +163,10 @@ class VirtualHost:
             heartbeat_interval_s=config.heartbeat_interval_s,
             heartbeat_timeout_s=config.heartbeat_timeout_s,
             tls=False,
-            cluster=around.cluster if leads else b"",
-            standby=[str(Address(*at)) for at in around.standby_at] if leads else [],
+            cluster=environment.cluster if leads else b"",
+            standby=[str(Address(*at)) for at in environment.standby_at] if leads else [],
             manager=[] if leads else [(int(socket.AF_INET), at) for at in managers],
-            accepts_drivers=bool(around.standby_at),
+            accepts_drivers=bool(environment.standby_at),
         )
         inherited_settings = InheritedContext(
             pid=1, authkey=b"", argv=[], faulthandler=False, start_method=""
@@ -178,15 +180,15 @@ class VirtualHost:
             rpc_fd=-1,
             output_fd=-1,
             driver_pid=0,
-            workers=around.workers,
+            workers=environment.workers,
             cores=2,
-            memory_bytes=around.sizes.store,
+            memory_bytes=environment.sizes.store,
             config=asdict(config),
             host_id=self.host_id,
             inherited_settings=inherited_settings,
             lan=lan,
             first_workers=[
-                (slot, -1, -1, -1) for slot in range(FIRST_SLOT, FIRST_SLOT + around.workers)
+                (slot, -1, -1, -1) for slot in range(FIRST_SLOT, FIRST_SLOT + environment.workers)
             ],
         )
 
@@ -203,12 +205,12 @@ class VirtualHost:
 
     def _begin(self) -> None:
         self.node.begin(self.host_id, self.channel(DRIVER_SLOT))
-        for slot in range(FIRST_SLOT, FIRST_SLOT + self.around.workers):
+        for slot in range(FIRST_SLOT, FIRST_SLOT + self.environment.workers):
             self.workers.start(Spawn(slot, 0, 0, 0))
 
     def channel(self, slot: int) -> VirtualChannel:
         """A connection for the process in the slot."""
-        return VirtualChannel(self, slot, self.around.processes)
+        return VirtualChannel(self, slot, self.environment.processes)
 
     def runtime(self, slot: int, channel: VirtualChannel, label: str) -> Runtime:
         """The Runtime of a process in the slot."""
@@ -216,9 +218,9 @@ class VirtualHost:
         runtime = Runtime(
             self.control_fd, self.store_fd, self.event_fd, slot, line, self.config, label
         )
-        self.around.processes.map(runtime.client, self.host_id)
-        if self.around.collectors:
-            submitter, processes = runtime.submitter, self.around.processes
+        self.environment.processes.map(runtime.client, self.host_id)
+        if self.environment.collectors:
+            submitter, processes = runtime.submitter, self.environment.processes
             submitter.collector = VirtualCollector(submitter, processes, self.run)
         else:
             runtime.submitter.collector.stay_away()
@@ -226,20 +228,20 @@ class VirtualHost:
 
     # -- processes -----------------------------------------------------------------------------
 
-    def ask(self, slot: int, request: Request) -> None:
+    def request(self, slot: int, request: Request) -> None:
         """A process of this host sends a request to the node; requests arrive in order."""
-        timeline = self.around.timeline
-        self._asked_at = max(self._asked_at, timeline.now + NEAR_S)
+        timeline = self.environment.timeline
+        self._request_at = max(self._request_at, timeline.now + LOCAL_DELAY_S)
 
         def take() -> None:
-            if slot in self.lines.by_slot:
+            if slot in self.client_sockets.by_slot:
                 self.node.request(slot, request, [])
 
-        timeline.at(self._asked_at, self.loop.run, take)
+        timeline.at(self._request_at, self.loop.run, take)
 
     def run(self, name: str, body: Callable[[], object]) -> VirtualProcess:
         """Starts a process on this host."""
-        process = self.around.processes.begin(self.place, name, body, self._process_turned)
+        process = self.environment.processes.begin(self.place, name, body, self._process_turned)
         self.processes.append(process)
         return process
 
@@ -248,22 +250,22 @@ class VirtualHost:
         self.loop.run(partial(self._attach, name, body))
 
     def _attach(self, name: str, body: Callable[[Runtime], object]) -> None:
-        assert self.lan is not None
-        drivers = self.lan.drivers
+        assert self.cluster_node is not None
+        drivers = self.cluster_node.drivers
         slot, generation, output_owner, why = drivers.register()
         if slot < 0:
-            self.around.timeline.note(f"host {self.place} does not take {name}: {why}")
+            self.environment.timeline.note(f"host {self.place} does not take {name}: {why}")
             return
-        channel = VirtualChannel(self, slot, self.around.processes, generation << 32)
+        channel = VirtualChannel(self, slot, self.environment.processes, generation << 32)
         output, theirs = socket.socketpair()
         self._sockets += [output, theirs]
 
-        def live() -> None:
+        def run_program() -> None:
             runtime = self.runtime(slot, channel, "driver")
             try:
                 body(runtime)
             finally:
-                if not self.around.processes.over:
+                if not self.environment.processes.over:
                     runtime.close()
                     runtime.submitter.call_back_at_end()
 
@@ -271,11 +273,11 @@ class VirtualHost:
             drivers.line_ended(slot)
             self.loop.call_later(LEAVE_S, lambda: drivers.detached(slot))
 
-        process = self.run(name, live)
+        process = self.run(name, run_program)
         drivers.attached(slot, output_owner, FIRST_PID + slot, channel, output, theirs.close)
 
         def ended() -> None:
-            self.around.timeline.note(f"{name} on host {self.place} has ended")
+            self.environment.timeline.note(f"{name} on host {self.place} has ended")
             self.loop.run_soon(leave)
 
         process.ended = ended
@@ -291,32 +293,32 @@ class VirtualHost:
 
     # The interface for `VirtualWorkers`.
 
-    def worker_begins(self, ask: Spawn) -> VirtualProcess:
-        channel = self.channel(ask.slot)
+    def begin_worker(self, request: Spawn) -> VirtualProcess:
+        channel = self.channel(request.slot)
 
-        def live() -> None:
-            runtime = self.runtime(ask.slot, channel, f"worker {ask.slot}@h")
-            output_routing: Any = _Mute()
-            worker = Worker(runtime, ask.pool, ask.max_tasks, output_routing)
+        def run_program() -> None:
+            runtime = self.runtime(request.slot, channel, f"worker {request.slot}@h")
+            output_routing: Any = _NullOutput()
+            worker = Worker(runtime, request.pool, request.max_tasks, output_routing)
             process.interrupted = lambda: worker.on_signal(0, None)
-            if ask.setup and not prepare(worker, ask.setup):
+            if request.setup and not prepare(worker, request.setup):
                 process.code = SETUP_FAILED
             else:
                 worker.loop()
 
-        process = self.run(f"worker {ask.slot} of host {self.place}", live)
+        process = self.run(f"worker {request.slot} of host {self.place}", run_program)
         (out, its_out), (err, its_err) = os.pipe(), os.pipe()
         os.close(its_out)
         os.close(its_err)
-        self.node.worker_joins(ask.slot, channel, out, err, ask.output_owner)
+        self.node.worker_joins(request.slot, channel, out, err, request.output_owner)
         return process
 
     def worker_started(self, slot: int, pid: int) -> None:
         self.loop.run(partial(self.node.components.workers.spawned, slot, pid))
 
-    def standby_wanted(self, ask: StartStandby) -> None:
+    def request_standby(self, request: StartStandby) -> None:
         if self.alive:
-            self.standby(self, ask)
+            self.standby(self, request)
 
     def worker_ended(self, message: Exited) -> None:
         self.loop.run_soon(partial(self.node.worker_exited, message))
@@ -324,7 +326,7 @@ class VirtualHost:
     def _process_turned(self) -> None:
         """A process of this host has run: gives the node a turn if the process has woken it."""
         if self.alive:
-            self.engine.rung()
+            self.engine.process_turned()
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self.event_fd)
                 self.loop.run_soon(_nothing)
@@ -346,7 +348,7 @@ class VirtualHost:
             self.ended(self, "its node has ended")
 
     @property
-    def lan(self) -> ClusterNode | None:
+    def cluster_node(self) -> ClusterNode | None:
         """Its node's components for other hosts; None before they are built."""
         found = self.node.other_hosts
         return found if isinstance(found, ClusterNode) else None
@@ -361,7 +363,7 @@ class VirtualHost:
     def die(self) -> None:
         """Ends all its processes; see `World.end` for the effect on other hosts."""
         self.alive = False
-        self.loop.over = True
+        self.loop.ended = True
         for process in self.processes:
             process.kill()
 

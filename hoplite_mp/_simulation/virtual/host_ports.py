@@ -22,14 +22,21 @@ if TYPE_CHECKING:
     from hoplite_mp._simulation.virtual.processes import VirtualChannel, VirtualProcess
     from hoplite_mp._transport.addresses import Address
 
-__all__ = ["NEAR_S", "NoDoor", "NoStacks", "VirtualDisk", "VirtualLines", "VirtualWorkers"]
+__all__ = [
+    "LOCAL_DELAY_S",
+    "NoDriverListener",
+    "NoStacks",
+    "VirtualClientSockets",
+    "VirtualDisk",
+    "VirtualWorkers",
+]
 
-NEAR_S = 20e-6  # delay of a message between processes of one host
+LOCAL_DELAY_S = 20e-6  # delay of a message between processes of one host
 FORK_S = 0.002  # time to start a worker
 KILLED = -9
 
 
-class VirtualLines:
+class VirtualClientSockets:
     """Connections to processes of the host; see _node/ports.py."""
 
     def __init__(self, timeline: Timeline) -> None:
@@ -39,24 +46,24 @@ class VirtualLines:
     def serve(self, events: Any) -> None:
         """Does nothing, because the host calls the node itself."""
 
-    def add(self, slot: int, line: VirtualChannel) -> None:
-        self.by_slot[slot] = line
+    def add(self, slot: int, channel: VirtualChannel) -> None:
+        self.by_slot[slot] = channel
 
     def forget(self, slot: int) -> None:
-        line = self.by_slot.pop(slot, None)
-        if line is not None:
-            line.close()
+        channel = self.by_slot.pop(slot, None)
+        if channel is not None:
+            channel.close()
 
     def reply(self, slot: int, reply: Reply) -> None:
-        line = self.by_slot.get(slot)
-        if line is not None:
-            self._timeline.after(NEAR_S, line.deliver, reply)
+        channel = self.by_slot.get(slot)
+        if channel is not None:
+            self._timeline.after(LOCAL_DELAY_S, channel.deliver, reply)
 
     def replier(self, slot: int) -> Callable[[Reply], None]:
-        line = self.by_slot.get(slot)
+        channel = self.by_slot.get(slot)
 
         def reply(found: Reply) -> None:
-            if line is not None and self.by_slot.get(slot) is line:
+            if channel is not None and self.by_slot.get(slot) is channel:
                 self.reply(slot, found)
 
         return reply
@@ -65,7 +72,7 @@ class VirtualLines:
 class Supervised(Protocol):
     """The host to which the workers belong."""
 
-    def worker_begins(self, ask: Spawn) -> VirtualProcess:
+    def begin_worker(self, request: Spawn) -> VirtualProcess:
         """Starts the worker's process."""
 
     def worker_ended(self, message: Exited) -> None:
@@ -74,7 +81,7 @@ class Supervised(Protocol):
     def worker_started(self, slot: int, pid: int) -> None:
         """The process has started."""
 
-    def standby_wanted(self, ask: StartStandby) -> None:
+    def request_standby(self, request: StartStandby) -> None:
         """A standby must run on this host."""
 
 
@@ -88,21 +95,21 @@ class VirtualWorkers:
         self._host = host
         self._last = 100
 
-    def spawn(self, ask: Spawn, descriptors: list[int]) -> str:
+    def spawn(self, request: Spawn, descriptors: list[int]) -> str:
         self._last += 1
-        self._timeline.after(FORK_S, self._start, ask, self._last)
+        self._timeline.after(FORK_S, self._start, request, self._last)
         return ""
 
-    def start(self, ask: Spawn) -> None:
+    def start(self, request: Spawn) -> None:
         """Starts one of the first workers, as the supervisor itself does."""
         self._last += 1
-        self._start(ask, self._last)
+        self._start(request, self._last)
 
-    def _start(self, ask: Spawn, pid: int) -> None:
-        process = self._host.worker_begins(ask)
+    def _start(self, request: Spawn, pid: int) -> None:
+        process = self._host.begin_worker(request)
         process.ended = partial(self._ended, pid)
-        self.by_pid[pid] = ask.slot, process
-        self._host.worker_started(ask.slot, pid)
+        self.by_pid[pid] = request.slot, process
+        self._host.worker_started(request.slot, pid)
 
     def _ended(self, pid: int) -> None:
         slot, process = self.by_pid.pop(pid)
@@ -113,7 +120,7 @@ class VirtualWorkers:
         if found is not None and found[1].alive:
             found[1].kill()
             found[1].code = KILLED
-            self._timeline.after(NEAR_S, self._ended, pid)
+            self._timeline.after(LOCAL_DELAY_S, self._ended, pid)
 
     def kill_process(self, process: VirtualProcess) -> None:
         """As `kill`, for a worker that is given as a process, without its pid."""
@@ -126,8 +133,8 @@ class VirtualWorkers:
         if found is not None:
             found[1].interrupt()
 
-    def start_standby(self, ask: StartStandby, address: Address) -> None:
-        self._timeline.after(FORK_S, self._host.standby_wanted, ask)
+    def start_standby(self, request: StartStandby, address: Address) -> None:
+        self._timeline.after(FORK_S, self._host.request_standby, request)
 
     def close(self, descriptors: list[int]) -> None:
         while descriptors:
@@ -135,16 +142,16 @@ class VirtualWorkers:
 
 
 class VirtualDisk:
-    """Keeps spilled bytes in memory; see _node/ports.py. `room`: its capacity in bytes."""
+    """Keeps spilled bytes in memory; see _node/ports.py. `capacity`: its capacity in bytes."""
 
-    def __init__(self, room: int) -> None:
-        self.room = room
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
         self.used = 0
         self._blocks: dict[int, bytes] = {}
         self._next = 1
 
     def write(self, data: memoryview) -> int | None:
-        if self.used + len(data) > self.room:
+        if self.used + len(data) > self.capacity:
             return None
         position, self._next = self._next, self._next + len(data)
         self._blocks[position] = bytes(data)
@@ -169,7 +176,7 @@ class NoStacks:
         done([])
 
 
-class NoDoor:
+class NoDriverListener:
     """See `DriverListenerPort` in _node/ports.py; programs are attached by `VirtualHost.attach`
     instead."""
 

@@ -46,15 +46,15 @@ class Descriptors:
         self.message_faults: list[MessageFault] = []
         self._last = FIRST_DESCRIPTOR
 
-    def add(self, one: Descriptor) -> int:
+    def add(self, descriptor: Descriptor) -> int:
         """Registers a descriptor; returns its number."""
         self._last += 1
-        self.all[self._last] = one
+        self.all[self._last] = descriptor
         return self._last
 
 
 class VirtualLoop:
-    """The loop of one process of one host. `over`: the process has ended, and so has the loop."""
+    """The loop of one process of one host. `ended`: the process has ended, and so has the loop."""
 
     def __init__(
         self,
@@ -68,27 +68,27 @@ class VirtualLoop:
         self.timeline = timeline
         self.network = network
         self.host = host
-        self.over = False
+        self.ended = False
         self._descriptors = descriptors
         self._turn = turn
         self._ready: dict[int, Callable[[], None]] = {}
-        self._noticed: set[int] = set()
+        self._notified: set[int] = set()
 
     # -- turns ---------------------------------------------------------------------------------
 
     def run(self, action: Callable[[], object]) -> None:
         """Makes a turn now, or when a stopped host continues."""
-        if self.over:
+        if self.ended:
             return
         if self.host in self.network.stopped:
-            self.network.pass_on(self.host, self.host, self.run, action)
+            self.network.deliver(self.host, self.host, self.run, action)
         else:
             self._turn(action)
 
     def run_soon(self, action: Callable[[], object]) -> None:
         """Makes a turn after the time for waking a process."""
         timeline = self.timeline
-        timeline.after(WAKE_S * timeline.chance.random(), self.run, action)
+        timeline.after(WAKE_S * timeline.rng.random(), self.run, action)
 
     # -- the port ------------------------------------------------------------------------------
 
@@ -105,9 +105,9 @@ class VirtualLoop:
         self, fd: int, ready: Callable[[], None], *, read: bool = True, write: bool = False
     ) -> None:
         self._ready[fd] = ready
-        one = self._descriptors.all.get(fd)
-        if one is not None and one.is_ready:
-            self.notice(fd)
+        descriptor = self._descriptors.all.get(fd)
+        if descriptor is not None and descriptor.is_ready:
+            self.notify(fd)
 
     def unwatch(self, fd: int) -> None:
         self._ready.pop(fd, None)
@@ -117,7 +117,7 @@ class VirtualLoop:
             found = work()
             self.run_soon(lambda: done(found))
 
-        self.timeline.after(THREAD_S * self.timeline.chance.random(), ended)
+        self.timeline.after(THREAD_S * self.timeline.rng.random(), ended)
 
     def repeat_in_thread(
         self, interval_s: float, work: Callable[[], None], name: str
@@ -125,10 +125,10 @@ class VirtualLoop:
         ends: list[bool] = []
 
         def again() -> None:
-            if ends or self.over:
+            if ends or self.ended:
                 return
             if self.host in self.network.stopped:
-                self.network.pass_on(self.host, self.host, again)
+                self.network.deliver(self.host, self.host, again)
                 return
             work()
             self.timeline.after(interval_s, again)
@@ -138,19 +138,19 @@ class VirtualLoop:
 
     # -- descriptors ---------------------------------------------------------------------------
 
-    def notice(self, fd: int) -> None:
+    def notify(self, fd: int) -> None:
         """There is data to read at this descriptor."""
-        if fd in self._ready and fd not in self._noticed and not self.over:
-            self._noticed.add(fd)
+        if fd in self._ready and fd not in self._notified and not self.ended:
+            self._notified.add(fd)
             self.run_soon(partial(self._serve, fd))
 
     def _serve(self, fd: int) -> None:
-        self._noticed.discard(fd)
+        self._notified.discard(fd)
         ready = self._ready.get(fd)
         if ready is None:
             return
         ready()
-        one = self._descriptors.all.get(fd)
+        descriptor = self._descriptors.all.get(fd)
         # Repeats the event for unread data, as level-triggered epoll does.
-        if one is not None and one.is_ready:
-            self.notice(fd)
+        if descriptor is not None and descriptor.is_ready:
+            self.notify(fd)

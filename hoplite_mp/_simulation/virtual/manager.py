@@ -74,7 +74,7 @@ class VirtualSelector(selectors.BaseSelector):
         self._keys.clear()
 
 
-class VirtualDoor:
+class VirtualManagerListener:
     """Has the interface of _transport/listener.py."""
 
     deadline: float | None = None
@@ -128,7 +128,7 @@ class VirtualManager:
             selector=self.selector,
             in_thread=lambda work: network.timeline.after(PACKING_S, self.loop.run, work),
         )
-        listener: Any = VirtualDoor(descriptors.add(self))
+        listener: Any = VirtualManagerListener(descriptors.add(self))
         self._manager.open(listener, b"", Heartbeats(beat_s, heartbeat_timeout_s))
         if leadership is not None:
             self._manager.set_leadership(leadership)
@@ -166,7 +166,7 @@ class VirtualManager:
     # turn.
     is_ready = False
 
-    def near(self, loop: VirtualLoop) -> VirtualStream:
+    def connect_locally(self, loop: VirtualLoop) -> VirtualStream:
         """Makes a connection to the node of its own host; returns the node's end."""
         board = self.board
         ours, theirs = connect(
@@ -211,27 +211,33 @@ PROMOTE_S = 5.0  # how long a tool tries to reach the standby
 TOOL_HOST_ID = 1  # a tool does not belong to a host
 
 
-def first_leadership(around: RunEnvironment, again: bool) -> Leadership[Any] | None:
+def first_leadership(environment: RunEnvironment, again: bool) -> Leadership[Any] | None:
     """The leadership of the cluster's first manager; None if there is no standby."""
-    if not around.standby_at:
+    if not environment.standby_at:
         return None
-    heartbeat_timeout_s = around.config.heartbeat_timeout_s
+    heartbeat_timeout_s = environment.config.heartbeat_timeout_s
     return Leadership(
-        _named(around), own=0, lease_s=lease_s(heartbeat_timeout_s), write=_write, again=again
+        _standby_addresses(environment),
+        own=0,
+        lease_s=lease_s(heartbeat_timeout_s),
+        write=_write,
+        again=again,
     )
 
 
-def candidate_leadership(around: RunEnvironment, own: int) -> tuple[Candidate, Leadership[Any]]:
+def candidate_leadership(
+    environment: RunEnvironment, own: int
+) -> tuple[Candidate, Leadership[Any]]:
     """The standby's vote count, and its leadership; own: the number of its host's node."""
-    candidate = Candidate(own, around.timeline.chance.randrange(IDENTITIES) + 1)
-    seconds = lease_s(around.config.heartbeat_timeout_s)
+    candidate = Candidate(own, environment.timeline.rng.randrange(IDENTITIES) + 1)
+    seconds = lease_s(environment.config.heartbeat_timeout_s)
     return candidate, Leadership(
-        _named(around), own=own, lease_s=seconds, write=_write, candidate=candidate
+        _standby_addresses(environment), own=own, lease_s=seconds, write=_write, candidate=candidate
     )
 
 
-def _named(around: RunEnvironment) -> tuple[str, ...]:
-    return tuple(str(Address(*at)) for at in around.standby_at)
+def _standby_addresses(environment: RunEnvironment) -> tuple[str, ...]:
+    return tuple(str(Address(*at)) for at in environment.standby_at)
 
 
 def _write(link: Any, message: Any) -> None:
@@ -242,12 +248,12 @@ def _turn(action: Callable[[], object]) -> None:
     action()
 
 
-class _Calls:
+class _Caller:
     """Calls from one process to one address."""
 
     def __init__(
         self,
-        around: RunEnvironment,
+        environment: RunEnvironment,
         loop: VirtualLoop,
         place: int,
         host_id: int,
@@ -255,7 +261,7 @@ class _Calls:
     ) -> None:
         self.loop = loop
         self._connections = VirtualConnections(
-            around.board, loop, place, host_id, address_of(place)
+            environment.board, loop, place, host_id, address_of(place)
         )
         self._mine = Introduction(host_id, software_versions())
         self._to = [endpoint_of(Address(*to))]
@@ -267,7 +273,7 @@ class _Calls:
         PeerDialing(self.loop, make, "a manager", done, logging.DEBUG).begin()
 
 
-class Superseding(_Calls):
+class Superseding(_Caller):
     """Repeatedly tells the former manager that it has been superseded; see _manager/standby.py."""
 
     def begin(self, term: int) -> None:
@@ -286,12 +292,14 @@ class Superseding(_Calls):
         again()
 
 
-class Promotion(_Calls):
+class Promotion(_Caller):
     """`hoplite-mp promote --anyway`, by an operator who knows that the manager's host is lost."""
 
-    def __init__(self, around: RunEnvironment, place: int, to: tuple[str, int]) -> None:
-        loop = VirtualLoop(around.timeline, around.network, place, around.descriptors, _turn)
-        super().__init__(around, loop, place, TOOL_HOST_ID, to)
+    def __init__(self, environment: RunEnvironment, place: int, to: tuple[str, int]) -> None:
+        loop = VirtualLoop(
+            environment.timeline, environment.network, place, environment.descriptors, _turn
+        )
+        super().__init__(environment, loop, place, TOOL_HOST_ID, to)
         self._stream: Any = None
 
     def begin(self) -> None:

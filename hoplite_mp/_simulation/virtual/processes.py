@@ -47,7 +47,7 @@ WAKE_S = 30e-6
 # How long, in real time, a process may compute before the run counts as hung.
 HUNG_S = 60.0
 FIRST_PID = 1 << 24  # above the pids that the system uses
-STRANGER_S = 0.001  # sleep time of threads that do not belong to the run
+FOREIGN_SLEEP_S = 0.001  # sleep time of threads that do not belong to the run
 _real_sleep = time.sleep
 
 
@@ -82,9 +82,9 @@ class VirtualProcess:
         self._all = all_
         self._body = body
         self._turned = turned
-        self._go = _thread.allocate_lock()
-        self._go.acquire()
-        self._waits_for: Hashable = None
+        self._baton = _thread.allocate_lock()
+        self._baton.acquire()
+        self._wait_name: Hashable = None
         self._waits = 0  # counts waits, so that a timer recognises its own
         self._woken = False
         self._resuming = False
@@ -95,7 +95,7 @@ class VirtualProcess:
     # -- called on its own thread ----------------------------------------------------------------
 
     def _run(self) -> None:
-        self._go.acquire()
+        self._baton.acquire()
         try:
             if not self._all.over:
                 self._body()
@@ -104,21 +104,21 @@ class VirtualProcess:
         except BaseException as error:
             self.failure = error
         self._over = True
-        self._all.give_back()
+        self._all.return_baton()
 
-    def wait(self, whatever: Hashable, seconds: float | None) -> bool:
+    def wait(self, name: Hashable, seconds: float | None) -> bool:
         """Waits until woken by that name, or for the given time. Returns False after a timeout."""
         if self._all.over:
             raise Ended
         self._waits += 1
-        self._waits_for = whatever
+        self._wait_name = name
         self._woken = False
-        if whatever is not None:
-            self._all.waiting.setdefault(whatever, []).append(self)
+        if name is not None:
+            self._all.waiting.setdefault(name, []).append(self)
         if seconds is not None:
-            self._all.timeline.after(seconds, self._time_over, self._waits)
-        self._all.give_back()
-        self._go.acquire()
+            self._all.timeline.after(seconds, self._timed_out, self._waits)
+        self._all.return_baton()
+        self._baton.acquire()
         if self._all.over:
             raise Ended
         if self._signalled:
@@ -134,7 +134,7 @@ class VirtualProcess:
         self._leave()
         self.wake()
 
-    def has_thread(self, thread: VirtualProcess) -> None:
+    def add_thread(self, thread: VirtualProcess) -> None:
         """`thread` is a thread of this process, and dies with it."""
         thread.main, thread.pid = self, self.pid
         self._threads.append(thread)
@@ -145,17 +145,17 @@ class VirtualProcess:
         self._thread.start()
         self._resume_soon()
 
-    def _time_over(self, wait: int) -> None:
+    def _timed_out(self, wait: int) -> None:
         if wait == self._waits:
             self._leave()
             self._resume_soon()
 
     def _leave(self) -> None:
-        sleepers = self._all.waiting.get(self._waits_for)
+        sleepers = self._all.waiting.get(self._wait_name)
         if sleepers is not None and self in sleepers:
             sleepers.remove(self)
             if not sleepers:
-                del self._all.waiting[self._waits_for]
+                del self._all.waiting[self._wait_name]
 
     def wake(self) -> None:
         """Wakes the process, which has been removed from the waiting list."""
@@ -167,7 +167,7 @@ class VirtualProcess:
         if not self._resuming:
             self._resuming = True
             timeline = self._all.timeline
-            timeline.after(WAKE_S * timeline.chance.random(), self._resume)
+            timeline.after(WAKE_S * timeline.rng.random(), self._resume)
 
     def _resume(self) -> None:
         if not self.alive:
@@ -175,7 +175,7 @@ class VirtualProcess:
             return
         network = self._all.network
         if self.host in network.stopped:
-            network.pass_on(self.host, self.host, self._resume)
+            network.deliver(self.host, self.host, self._resume)
             return
         self._resuming = False
         self._all.hand_over(self)
@@ -210,8 +210,8 @@ class VirtualProcesses:
         self.waiting: dict[Hashable, list[VirtualProcess]] = {}
         self.over = False
         self._main = 0  # ident of the timeline's thread
-        self._back = _thread.allocate_lock()
-        self._back.acquire()
+        self._returned = _thread.allocate_lock()
+        self._returned.acquire()
         self._bases: list[int] = []  # addresses of mappings, sorted
         self._mapped: dict[int, int] = {}  # address -> id of the host that owns the memory
         self._clients: list[_shm.Client] = []
@@ -221,14 +221,14 @@ class VirtualProcesses:
     def hand_over(self, process: VirtualProcess) -> None:
         """Runs the process until it waits or has ended."""
         self.running = process
-        process._go.release()
-        if not self._back.acquire(timeout=HUNG_S):
+        process._baton.release()
+        if not self._returned.acquire(timeout=HUNG_S):
             raise RuntimeError(f"{process.name} has neither waited nor ended for {HUNG_S:g} s")
         self.running = None
 
-    def give_back(self) -> None:
+    def return_baton(self) -> None:
         """Called on the thread of the running process."""
-        self._back.release()
+        self._returned.release()
 
     def begin(
         self, host: int, name: str, body: Callable[[], object], turned: Callable[[], None]
@@ -260,7 +260,7 @@ class VirtualProcesses:
         if running is not None and self.is_ours():
             running.wait(self.word(address), ns / 1e9)
         else:  # a thread that does not belong to the run; nodes never sleep here
-            _real_sleep(STRANGER_S)
+            _real_sleep(FOREIGN_SLEEP_S)
 
     def wake(self, address: int) -> None:
         """Replaces futex_wake."""
@@ -279,7 +279,7 @@ class VirtualProcesses:
             self.running is not None and caller == self.running._thread.ident
         )
 
-    def play(self) -> None:
+    def install(self) -> None:
         """From now on the compiled modules sleep and wake through this object."""
         self._main = threading.get_ident()
         for module in (_shm, _tasks):
@@ -325,20 +325,20 @@ class VirtualLock:
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         running = self._processes.running
-        mine: object = running if running is not None else self._processes
-        while self._depth and not (self._reentrant and self._owner is mine):
-            if self._is_left():
+        owner: object = running if running is not None else self._processes
+        while self._depth and not (self._reentrant and self._owner is owner):
+            if self._is_abandoned():
                 break
             if not blocking:
                 return False
             assert running is not None, "a finalizer has found a lock taken"
             if not running.wait(self, None if timeout < 0 else timeout) and timeout >= 0:
                 return False
-        self._owner = mine
+        self._owner = owner
         self._depth += 1
         return True
 
-    def _is_left(self) -> bool:
+    def _is_abandoned(self) -> bool:
         """Whether its owner was killed. Then only finalizers of that process's objects use the
         lock, which would not run in a dead process."""
         return self._processes.over or not getattr(self._owner, "alive", True)
@@ -420,7 +420,7 @@ class VirtualCollector(Collector):
     def start(self) -> None:
         if self._process is None and not self._closed and self._main is not None:
             self._process = self._begin(f"collector of {self._main.name}", self._turns)
-            self._main.has_thread(self._process)
+            self._main.add_thread(self._process)
 
     def notice(self) -> None:
         self._woken.put(None)
@@ -462,11 +462,11 @@ _reply = msgspec.msgpack.Decoder(Reply).decode
 class NodeOfHost(Protocol):
     """The host's node."""
 
-    def ask(self, slot: int, request: Request) -> None:
+    def request(self, slot: int, request: Request) -> None:
         """Receives a request of a process."""
 
 
-class _There:
+class _OpenLine:
     """Replaces `Watched`, because no code closes the descriptor of a simulated connection."""
 
     def there(self) -> bool:
@@ -482,7 +482,7 @@ class VirtualChannel:
         self.node = node
         self.slot = slot
         self.processes = processes
-        self.line = _There()
+        self.line = _OpenLine()
         self.taken_away: Callable[[], None] = lambda: None
         self.is_closed = False
         self._number = first
@@ -531,7 +531,7 @@ class VirtualChannel:
 
     def _send(self, request: Request) -> None:
         self._check()
-        self.node.ask(self.slot, _request(_encode(request)))
+        self.node.request(self.slot, _request(_encode(request)))
 
     def _check(self) -> None:
         if self.is_closed:

@@ -41,20 +41,20 @@ RESTART_S = 0.001  # the minimum time for a supervisor to fork another manager
 class World:
     """One cluster. The first host has the manager; that host never dies if there is no standby."""
 
-    def __init__(self, around: RunEnvironment) -> None:
-        self.around = around
-        self.timeline = around.timeline
-        self.network = around.network
-        self.board = around.board
-        self.processes = around.processes
+    def __init__(self, environment: RunEnvironment) -> None:
+        self.environment = environment
+        self.timeline = environment.timeline
+        self.network = environment.network
+        self.board = environment.board
+        self.processes = environment.processes
         self.hosts: list[VirtualHost] = []  # the latest life on each machine
-        self.lives: list[VirtualHost] = []
+        self.incarnations: list[VirtualHost] = []
         self.lost: list[VirtualHost] = []  # lives that have ended
         self.manager: VirtualManager | None = None  # the manager on the first host
         self.standby: VirtualManager | None = None
         self.managers = 0  # number of managers that have died
         self.calls_begun = 0  # calls of Groups begun by any member
-        self.taken_over = 0  # how often a standby has won
+        self.takeovers = 0  # how often a standby has won
         # A user has made a host lead although the other hosts had continued without it.
         self.overruled = False
         self._counted: tuple[int, ...] = ()  # the nodes of the last manager's hosts when it ended
@@ -64,62 +64,64 @@ class World:
         # Hosts whose links became slow. All data of such a host leaves in one queue here, in which
         # a heartbeat may wait behind megabytes, so the host may be declared lost.
         self.crawls = 0
-        self.left: set[VirtualHost] = set()  # lives that were asked to leave
-        self.went: set[VirtualHost] = set()  # those of them whose node has ended by itself
+        self.leaving: set[VirtualHost] = set()  # incarnations that were asked to leave
+        self.departed: set[VirtualHost] = set()  # those of them whose node has ended by itself
         self.struck: set[int] = set()  # machines at which any fault has struck
         # Lives whose node ended because it detected that it had been declared lost.
-        self.gave_up: list[VirtualHost] = []
+        self.excluded: list[VirtualHost] = []
         self._introduction = Introduction(HOST_ID_BASE, software_versions())
 
     # -- beginnings ----------------------------------------------------------------------------
 
     def _start_manager(self, again: bool) -> VirtualManager:
-        around = self.around
+        environment = self.environment
         return VirtualManager(
             self.board,
             MANAGER_PLACE,
-            around.manager_at,
+            environment.manager_at,
             host_id=HOST_ID_BASE,
-            cluster=around.cluster,
+            cluster=environment.cluster,
             introduction=self._introduction,
-            beat_s=around.config.heartbeat_interval_s,
-            heartbeat_timeout_s=around.config.heartbeat_timeout_s,
+            beat_s=environment.config.heartbeat_interval_s,
+            heartbeat_timeout_s=environment.config.heartbeat_timeout_s,
             again=again,
-            leadership=first_leadership(around, again),
+            leadership=first_leadership(environment, again),
             turned=self._manager_turned,
         )
 
-    def _start_standby(self, host: VirtualHost, ask: StartStandby) -> None:
-        around = self.around
-        (at,) = around.standby_at
+    def _start_standby(self, host: VirtualHost, request: StartStandby) -> None:
+        environment = self.environment
+        (at,) = environment.standby_at
         host_id, place = host.host_id, host.place
-        candidate, leadership = candidate_leadership(around, ask.node)
+        candidate, leadership = candidate_leadership(environment, request.node)
         standby = VirtualManager(
             self.board,
             place,
             at,
             host_id=host_id,
-            cluster=around.cluster,
+            cluster=environment.cluster,
             introduction=Introduction(host_id, software_versions()),
-            beat_s=around.config.heartbeat_interval_s,
-            heartbeat_timeout_s=around.config.heartbeat_timeout_s,
+            beat_s=environment.config.heartbeat_interval_s,
+            heartbeat_timeout_s=environment.config.heartbeat_timeout_s,
             again=True,
-            own=ask.node,
+            own=request.node,
             leadership=leadership,
             turned=self._manager_turned,
         )
-        self._standby_of = host, ask
+        self._standby_of = host, request
         self.board.kept_open.add(at)
         self.standby = standby
 
         def won(term: int) -> None:
             self.timeline.note(f"the standby leads in term {term}")
-            self.taken_over += 1
+            self.takeovers += 1
             # Voters need not know that this host was declared lost, because the manager has not
             # informed any living node of that.
-            given_up = bool(self._counted) and ask.node not in self._counted
+            given_up = bool(self._counted) and request.node not in self._counted
             self.overruled = self.overruled or given_up or candidate.is_struck(candidate.votes)
-            Superseding(around, standby.loop, place, host_id, around.manager_at).begin(term)
+            Superseding(environment, standby.loop, place, host_id, environment.manager_at).begin(
+                term
+            )
 
         leadership.on_won = won
 
@@ -130,26 +132,30 @@ class World:
         return self.hosts[-1]
 
     def _begin(self, place: int) -> VirtualHost:
-        host_id = HOST_ID_BASE + len(self.lives)
-        near = None
-        if not self.lives:
-            self.board.kept_open.add(self.around.manager_at)
+        host_id = HOST_ID_BASE + len(self.incarnations)
+        local_stream = None
+        if not self.incarnations:
+            self.board.kept_open.add(self.environment.manager_at)
             self.manager = self._start_manager(False)
-            near = self.manager.near(self.manager.loop)  # Host replaces this loop by its node's
-        host = VirtualHost(self.around, place, host_id, self.end, self._start_standby, near)
-        self.lives.append(host)
+            local_stream = self.manager.connect_locally(
+                self.manager.loop
+            )  # Host replaces this loop by its node's
+        host = VirtualHost(
+            self.environment, place, host_id, self.end, self._start_standby, local_stream
+        )
+        self.incarnations.append(host)
         return host
 
     def rejoin(self, place: int) -> None:
         """Begins a new life on the machine."""
         if not self.hosts[place].alive:
             self.timeline.note(f"host {place} joins again")
-            self.go_on(place)
+            self.resume(place)
             self.hosts[place] = self._begin(place)
 
     def host_of(self, process: VirtualProcess | None) -> VirtualHost | None:
         """The life of the host on which the process runs."""
-        return next((host for host in self.lives if process in host.processes), None)
+        return next((host for host in self.incarnations if process in host.processes), None)
 
     # -- ends ----------------------------------------------------------------------------------
 
@@ -162,18 +168,18 @@ class World:
         host.die()
         self.lost.append(host)
         lifecycle = host.node.components.lifecycle
-        if lifecycle.stopping and host not in self.left:
-            self.gave_up.append(host)
+        if lifecycle.stopping and host not in self.leaving:
+            self.excluded.append(host)
         elif lifecycle.stopping and not lifecycle.given_up:
-            self.went.add(host)
-        if host is self.lives[0]:
+            self.departed.add(host)
+        if host is self.incarnations[0]:
             self._end_manager()
-            self.board.kept_open.discard(self.around.manager_at)
-            if self.around.standby_at:
+            self.board.kept_open.discard(self.environment.manager_at)
+            if self.environment.standby_at:
                 self.timeline.after(PROMOTED_S, self._promote)
         if self._standby_of is not None and self._standby_of[0] is host:
             self._end_standby()
-            self.board.kept_open.difference_update(self.around.standby_at)
+            self.board.kept_open.difference_update(self.environment.standby_at)
             self._standby_of = None
         self._reset_all(host.loop, host.place)
 
@@ -181,7 +187,7 @@ class World:
         network = self.network
         for end in self.board.close_all(loop):
             delay = network.delay(place, end.host)
-            self.timeline.after(delay, network.pass_on, place, end.host, end.break_off)
+            self.timeline.after(delay, network.deliver, place, end.host, end.reset)
 
     # -- managers ------------------------------------------------------------------------------
 
@@ -193,7 +199,7 @@ class World:
             if both:
                 raise AssertionError("the manager and the standby both decide")
         if self.manager is not None and self.manager.is_out:
-            self.end(self.lives[0], "its manager steps down")
+            self.end(self.incarnations[0], "its manager steps down")
         elif self.standby is not None and self.standby.is_out:
             assert self._standby_of is not None
             self.end(self._standby_of[0], "its manager steps down")
@@ -201,7 +207,7 @@ class World:
     def _end_process(self, manager: VirtualManager | None) -> bool:
         """Ends the process of a manager or a standby. False if there was none."""
         if manager is not None:
-            manager.loop.over = True
+            manager.loop.ended = True
             self._reset_all(manager.loop, manager.host)
         return manager is not None
 
@@ -216,26 +222,26 @@ class World:
         standby, self.standby = self.standby, None
         return self._end_process(standby)
 
-    def lose_manager(self, away_s: float) -> None:
+    def kill_manager(self, downtime_s: float) -> None:
         """The manager's process dies; another one is started after the given time."""
         if self._end_manager():
             self.timeline.note("the manager dies")
             self.managers += 1
-            self.timeline.after(max(away_s, RESTART_S), self._manager_again)
+            self.timeline.after(max(downtime_s, RESTART_S), self._manager_again)
 
     def _manager_again(self) -> None:
-        node = self.lives[0]
+        node = self.incarnations[0]
         if node.alive:
             self.timeline.note("another manager is started")
             manager = self.manager = self._start_manager(True)
-            stream = manager.near(node.loop)
+            stream = manager.connect_locally(node.loop)
             node.loop.run_soon(partial(node.node.components.management.again, stream))
 
-    def lose_standby(self, away_s: float) -> None:
+    def kill_standby(self, downtime_s: float) -> None:
         """As lose_manager, for the standby, which may be leading."""
         if self._end_standby():
             self.timeline.note("the standby dies")
-            self.timeline.after(max(away_s, RESTART_S), self._standby_again)
+            self.timeline.after(max(downtime_s, RESTART_S), self._standby_again)
 
     def _standby_again(self) -> None:
         if self._standby_of is not None and self.standby is None:
@@ -247,19 +253,19 @@ class World:
         case fewer than a majority of nodes are left to vote."""
         if self.standby is None or self.standby.leads:
             return
-        Promotion(self.around, self.standby.host, *self.around.standby_at).begin()
+        Promotion(self.environment, self.standby.host, *self.environment.standby_at).begin()
         self.timeline.after(PROMOTED_S, self._promote)
 
     def leave(self, place: int) -> None:
         """Asks a node to leave in order; the node of the manager's host is not asked."""
         host = self.hosts[place]
-        lan = host.lan
-        if lan is not None and host.node.components.management.host_id != host.host_id:
-            self.left.add(host)
+        cluster_node = host.cluster_node
+        if cluster_node is not None and host.node.components.management.host_id != host.host_id:
+            self.leaving.add(host)
             self.struck.add(place)
-            host.loop.run(lan.draining.begin)
+            host.loop.run(cluster_node.draining.begin)
 
-    def kill_one(self, chance: random.Random) -> None:
+    def kill_one(self, rng: random.Random) -> None:
         """Kills a worker or a program of some living host."""
         found = [
             (host, process)
@@ -269,7 +275,7 @@ class World:
             if process.alive
         ]
         if found:
-            self.kill(*chance.choice(found))
+            self.kill(*rng.choice(found))
 
     def kill(self, host: VirtualHost, process: VirtualProcess) -> None:
         """Kills a process, as SIGKILL does."""
@@ -286,9 +292,9 @@ class World:
         self.struck.add(place)
         self.network.stop(place)
 
-    def go_on(self, place: int) -> None:
+    def resume(self, place: int) -> None:
         """A stopped machine continues."""
-        self.network.go_on(place)
+        self.network.resume(place)
 
     def cut(self, some: set[int], others: set[int]) -> None:
         """Cuts all traffic between these hosts. Their connections end if they are still cut off
@@ -296,9 +302,9 @@ class World:
         self.cuts += 1
         self.struck |= some | others
         self.network.separate(some, others)
-        self.timeline.after(UNACKNOWLEDGED_S, self._give_up, some, others)
+        self.timeline.after(UNACKNOWLEDGED_S, self._reset_if_cut, some, others)
 
-    def _give_up(self, some: set[int], others: set[int]) -> None:
+    def _reset_if_cut(self, some: set[int], others: set[int]) -> None:
         for one in some:
             for other in others:
                 if (one, other) in self.network.cut:
@@ -315,10 +321,10 @@ class World:
         for stream in self.board.between(one, other):
             stream.out.close()
             stream.peer.out.close()
-            stream.break_off()
-            stream.peer.break_off()
+            stream.reset()
+            stream.peer.reset()
 
     def close(self) -> None:
         """Frees everything after the run."""
-        for host in self.lives:
+        for host in self.incarnations:
             host.close()

@@ -32,7 +32,7 @@ WINDOW = 3  # calls of one caller in progress at a time
 Entry = tuple[int, int]  # (caller, number)
 
 # Salt of a ledger -> pid of the process that had the ledger at its last call.
-at_work: dict[int, int] = {}
+ledger_pids: dict[int, int] = {}
 
 
 class LedgerActor:
@@ -41,11 +41,11 @@ class LedgerActor:
     def __init__(self, salt: int) -> None:
         self.salt = salt
         self.entries: list[Entry] = []
-        at_work[salt] = os.getpid()
+        ledger_pids[salt] = os.getpid()
 
     def add(self, entry: Entry, seconds: float) -> int:
         """Adds an entry; returns its place."""
-        at_work[self.salt] = os.getpid()
+        ledger_pids[self.salt] = os.getpid()
         time.sleep(seconds)
         self.entries.append(entry)
         return len(self.entries) - 1
@@ -70,33 +70,34 @@ class Story:
 def begin_actor(work: Programs) -> None:
     """Begins a program that makes a ledger, and others that find it by its name and write into
     it."""
-    hosts, chance = work.hosts(), work.chance
+    hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
     salt = work.salt()
-    at_work.pop(salt, None)  # left from an earlier run
-    kind = chance.choice(["mortal", "restarts", "checkpoints", "checkpoints"])
-    maker = chance.choice(hosts)
-    story = Story(f"actor {salt}", salt, kind, maker, chance.randint(1, CALLERS_MAX))
-    where = chance.choice([None, None, chance.choice(hosts)])
+    ledger_pids.pop(salt, None)  # left from an earlier run
+    kind = rng.choice(["mortal", "restarts", "checkpoints", "checkpoints"])
+    maker = rng.choice(hosts)
+    story = Story(f"actor {salt}", salt, kind, maker, rng.randint(1, CALLERS_MAX))
+    actor_host = rng.choice([None, None, rng.choice(hosts)])
     holds = partial(_survives, work, story)
-    work.program(maker, story.name, partial(_make, work, story, where), holds=holds)
+    work.program(maker, story.name, partial(_make, work, story, actor_host), holds=holds)
     for caller in range(story.callers):
         seconds = [
-            chance.choice([0.0, 0.001, 0.02]) * chance.random()
-            for _ in range(chance.randint(1, CALLS_MAX))
+            rng.choice([0.0, 0.001, 0.02]) * rng.random() for _ in range(rng.randint(1, CALLS_MAX))
         ]
         body = partial(_write, work, story, caller, seconds)
-        work.program(chance.choice(hosts), f"caller {caller} of {story.name}", body, holds=holds)
-    for _ in range(chance.choice([0, 0, 1, 2])):
-        work.world.timeline.after(chance.random() * work.span_s, _kill, work, story)
+        work.program(rng.choice(hosts), f"caller {caller} of {story.name}", body, holds=holds)
+    for _ in range(rng.choice([0, 0, 1, 2])):
+        work.world.timeline.after(rng.random() * work.span_s, _kill, work, story)
 
 
 def _survives(work: Programs, story: Story) -> bool:
     """Whether all calls of the actor must succeed, given all that has happened so far."""
     world = work.world
-    disturbed = world.cuts or world.resets or world.stops or world.managers or work.oracle.tight
-    if disturbed or world.left:  # an actor on a leaving node takes no more calls
+    disturbed = (
+        world.cuts or world.resets or world.stops or world.managers or work.oracle.small_stores
+    )
+    if disturbed or world.leaving:  # an actor on a leaving node takes no more calls
         return False
     if story.kind != "checkpoints" or story.maker in world.lost:
         return False
@@ -105,20 +106,20 @@ def _survives(work: Programs, story: Story) -> bool:
 
 def _kill(work: Programs, story: Story) -> None:
     """Kills the actor's process, not its host."""
-    pid = at_work.get(story.salt)
+    pid = ledger_pids.get(story.salt)
     for host in work.world.hosts:
         for process in host.processes:
             if process.pid == pid and process.alive and host.alive:
                 work.world.kill(host, process)
 
 
-def _make(work: Programs, story: Story, where: VirtualHost | None, c: Cluster) -> None:
+def _make(work: Programs, story: Story, actor_host: VirtualHost | None, c: Cluster) -> None:
     options: dict[str, Any] = {"name": story.name, "restarts": RESTARTS[story.kind]}
     if story.kind == "checkpoints":
         options |= {"checkpoint": 1, "retries": RESTARTS[story.kind]}
-    if where is not None and story.kind == "mortal":
-        options["node"] = f"h{where.number}"
-        work.hear_of(story.maker, [options["node"]])
+    if actor_host is not None and story.kind == "mortal":
+        options["node"] = f"h{actor_host.number}"
+        work.await_nodes(story.maker, [options["node"]])
     try:
         ledger = c.options(**options).actor(LedgerActor, story.salt)
         ledger.all().result(timeout=HANGS_S)
@@ -162,17 +163,17 @@ def _confirm(story: Story, entry: Entry, calls: list[Any]) -> None:
 def _check(work: Programs, story: Story, entries: list[Entry]) -> None:
     """Checks the ledger at the end."""
     work.oracle.reads += 1
-    told = f"{story.name} ({story.kind}) holds {entries}, confirmed were {story.confirmed}"
+    state = f"{story.name} ({story.kind}) holds {entries}, confirmed were {story.confirmed}"
     if len(set(entries)) != len(entries):
-        raise WrongEnd(f"{told}: something twice")
+        raise WrongEnd(f"{state}: something twice")
     for caller in range(story.callers):
         mine = [number for one, number in entries if one == caller]
         if mine != sorted(mine):
-            raise WrongEnd(f"{told}: in another order")
+            raise WrongEnd(f"{state}: in another order")
     if story.kind == "restarts":  # it may have restarted empty
         return
     if work.world.overruled:  # its state may be older than the loss of its host
         return
     for entry, place in story.confirmed.items():
         if place >= len(entries) or entries[place] != entry:
-            raise WrongEnd(f"{told}: {entry} is not in its place")
+            raise WrongEnd(f"{state}: {entry} is not in its place")

@@ -19,33 +19,33 @@ if TYPE_CHECKING:
     from hoplite_mp._simulation.virtual.host import VirtualHost
     from hoplite_mp._simulation.workloads.programs import Programs
 
-__all__ = ["begin_newcomer", "begin_timely"]
+__all__ = ["begin_deadline", "begin_newcomer"]
 
 READY_MAX = 6
 NEVER_S = 20.0
 DEADLINES_S = 0.05, 0.3
 OBJECTS_MAX = 3
-LET_IN_POLL_S, LET_IN_POLLS = 0.0005, 4000
+ADMISSION_POLL_S, ADMISSION_POLLS = 0.0005, 4000
 
 
 # ---- at a deadline
 
 
-def begin_timely(work: Programs) -> None:
+def begin_deadline(work: Programs) -> None:
     """Begins a reduction with a deadline: some sources are ready when it is called, and one only
     long after the deadline."""
-    hosts, chance = work.hosts(), work.chance
+    hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
-    salt, count = work.salt(), chance.randint(1, READY_MAX)
+    salt, count = work.salt(), rng.randint(1, READY_MAX)
     items = max(1, work.items(2 * count))
     leaves = [Leaf(salt, index, items) for index in range(count + 1)]
-    body = partial(_in_time, work, leaves, chance.choice(DEADLINES_S), chance.random() < 0.5)
-    work.program(chance.choice(hosts), f"timely {salt}", body)
+    body = partial(_reduce_by_deadline, work, leaves, rng.choice(DEADLINES_S), rng.random() < 0.5)
+    work.program(rng.choice(hosts), f"timely {salt}", body)
 
 
-def _in_time(
-    work: Programs, leaves: list[Leaf], deadline: float, everywhere: bool, c: Cluster
+def _reduce_by_deadline(
+    work: Programs, leaves: list[Leaf], deadline: float, on_all: bool, c: Cluster
 ) -> None:
     import time
 
@@ -53,8 +53,8 @@ def _in_time(
     late = c.submit(make_once_more, leaves[-1], NEVER_S)
     refs: list[Any] = [c.put(leaf.array()) for leaf in leaves[:-1]]
     both = [*refs, late.ref]
-    ask = c.allreduce if everywhere else c.reduce
-    total = ask(both, num=len(both), deadline=deadline)
+    collective = c.allreduce if on_all else c.reduce
+    total = collective(both, num=len(both), deadline=deadline)
     value = np.asarray(work.value(c, total, name))
     found = tuple(sorted(total.contributors or ()))
     # The loss of a manager can delay the deadline so long that the last source is ready as well.
@@ -73,20 +73,22 @@ def _in_time(
 
 def begin_newcomer(work: Programs) -> None:
     """A host joins, and reads other hosts' objects as soon as it has been admitted."""
-    hosts, chance = work.hosts(), work.chance
+    hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
     salt = work.salt()
     items = max(1, work.items(4))
-    leaves = [Leaf(salt, index, items) for index in range(chance.randint(1, OBJECTS_MAX))]
+    leaves = [Leaf(salt, index, items) for index in range(rng.randint(1, OBJECTS_MAX))]
     names = [f"for newcomer {salt}: {index}" for index in range(len(leaves))]
     for leaf, name in zip(leaves, names, strict=True):
-        work.program(chance.choice(hosts), name, partial(_put, work, leaf, name))
+        work.program(rng.choice(hosts), name, partial(_put, work, leaf, name))
     port = work.world.network.ports[0]
-    late = 0.5 * chance.random() * work.span_s
+    late = 0.5 * rng.random() * work.span_s
 
     def join() -> None:
-        _when_let_in(work, work.world.add_host(port.up, port.down), leaves, names, LET_IN_POLLS)
+        _when_admitted(
+            work, work.world.add_host(port.up, port.down), leaves, names, ADMISSION_POLLS
+        )
 
     work.world.timeline.after(late, join)
 
@@ -97,11 +99,13 @@ def _put(work: Programs, leaf: Leaf, name: str, c: Cluster) -> None:
     work.board.find(f"{name} is not needed")
 
 
-def _when_let_in(
-    work: Programs, host: VirtualHost, leaves: list[Leaf], names: list[str], looks: int
+def _when_admitted(
+    work: Programs, host: VirtualHost, leaves: list[Leaf], names: list[str], polls: int
 ) -> None:
-    if host.alive and host.number < 0 and looks:
-        work.world.timeline.after(LET_IN_POLL_S, _when_let_in, work, host, leaves, names, looks - 1)
+    if host.alive and host.number < 0 and polls:
+        work.world.timeline.after(
+            ADMISSION_POLL_S, _when_admitted, work, host, leaves, names, polls - 1
+        )
         return
     if not host.alive or host.number < 0:
         for name in names:

@@ -21,42 +21,42 @@ if TYPE_CHECKING:
     from hoplite_mp._simulation.virtual.host import VirtualHost
     from hoplite_mp._simulation.workloads.programs import Programs
 
-__all__ = ["begin_copies", "begin_fetched", "begin_nested", "begin_remade"]
+__all__ = ["begin_copies", "begin_fetched", "begin_nested", "begin_reconstructed"]
 
 WIDTH_MAX = 5
 
 
-def begin_remade(work: Programs) -> None:
+def begin_reconstructed(work: Programs) -> None:
     """Begins a program whose tasks make values and sums of them, and that reads all of them
     later."""
-    hosts, chance = work.hosts(), work.chance
+    hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
-    salt, width = work.salt(), chance.randint(1, WIDTH_MAX)
+    salt, width = work.salt(), rng.randint(1, WIDTH_MAX)
     items = max(1, work.items(3 * width))
     leaves = [Leaf(salt, index, items) for index in range(width)]
-    seconds = [chance.choice([0.0, 0.0, 0.02]) * chance.random() for _ in leaves]
-    late = chance.choice([0.0, 1.0, 1.5]) * chance.random() * work.span_s
-    sums = chance.random() < 0.7
-    keeps = chance.random() < 0.6  # whether it keeps refs to the summands
+    seconds = [rng.choice([0.0, 0.0, 0.02]) * rng.random() for _ in leaves]
+    late = rng.choice([0.0, 1.0, 1.5]) * rng.random() * work.span_s
+    sums = rng.random() < 0.7
+    keeps = rng.random() < 0.6  # whether it keeps refs to the summands
     name = f"remade {salt}"
-    readers = chance.choice([0, 0, 1, 2])
+    readers = rng.choice([0, 0, 1, 2])
     users = [readers]
-    body = partial(_remade, work, leaves, seconds, late, sums, keeps, name, readers)
-    work.program(chance.choice(hosts), name, body, holds=lambda: _survives(work.oracle))
+    body = partial(_reconstructed, work, leaves, seconds, late, sums, keeps, name, readers)
+    work.program(rng.choice(hosts), name, body, holds=lambda: _survives(work.oracle))
     for _ in range(readers):
-        after = chance.random() * work.span_s
+        after = rng.random() * work.span_s
         read = partial(_read_sum, work, leaves, name, after, users)
-        work.program(chance.choice(hosts), f"reader of {name}", read)
+        work.program(rng.choice(hosts), f"reader of {name}", read)
 
 
 def _survives(oracle: Oracle) -> bool:
     world = oracle.world
-    disturbed = world.cuts or world.resets or world.stops or world.managers or oracle.tight
+    disturbed = world.cuts or world.resets or world.stops or world.managers or oracle.small_stores
     return not disturbed and len(world.lost) + world.killed <= DEATHS_MAX
 
 
-def _remade(
+def _reconstructed(
     work: Programs,
     leaves: list[Leaf],
     seconds: list[float],
@@ -113,33 +113,33 @@ def _read_sum(
 def begin_copies(work: Programs) -> None:
     """Begins a program that puts a value with a second copy, and others that hold it and read it
     later."""
-    hosts, chance = work.hosts(), work.chance
+    hosts, rng = work.hosts(), work.rng
     if len(hosts) < 2:
         return
     leaf = Leaf(work.salt(), 0, max(1, work.items(4)))
     name = f"copied {leaf.salt}"
-    maker = chance.choice(hosts)
+    maker = rng.choice(hosts)
     others = [host for host in hosts if host is not maker]
-    readers = chance.sample(others, min(len(others), chance.randint(1, 2)))
-    stays = chance.random() * work.span_s
+    readers = rng.sample(others, min(len(others), rng.randint(1, 2)))
+    holds_s = rng.random() * work.span_s
 
     def put(c: Cluster) -> None:
         import time
 
         ref = c.put(leaf.array(), copies=2)
         work.board.publish(name, ref._id)
-        time.sleep(stays)
-        over.append(True)
+        time.sleep(holds_s)
+        released.append(True)
 
-    over: list[bool] = []
+    released: list[bool] = []
     work.program(maker, name, put)
     for host in readers:
-        late = chance.random() * work.span_s * 1.5
-        _read_copy(work, host, leaf, name, late, over)
+        late = rng.random() * work.span_s * 1.5
+        _read_copy(work, host, leaf, name, late, released)
 
 
 def _read_copy(
-    work: Programs, host: Any, leaf: Leaf, name: str, late: float, over: list[bool]
+    work: Programs, host: Any, leaf: Leaf, name: str, late: float, released: list[bool]
 ) -> None:
     """over: not empty as soon as the program that has put the object releases it."""
     held: list[bool] = []  # whether it was held before any host died; empty if it was never held
@@ -148,7 +148,7 @@ def _read_copy(
         import time
 
         ref = work.ref(c, name)
-        if ref is None or ref._hold is None or over:
+        if ref is None or ref._hold is None or released:
             return  # it may have had no holder when this host's request reached its owner
         held.append(not work.world.lost)
         time.sleep(late)
@@ -156,7 +156,9 @@ def _read_copy(
 
     def holds() -> bool:
         world = work.world
-        disturbed = world.cuts or world.resets or world.stops or world.managers or work.oracle.tight
+        disturbed = (
+            world.cuts or world.resets or world.stops or world.managers or work.oracle.small_stores
+        )
         return bool(held and held[0]) and not disturbed and len(world.lost) <= 1
 
     work.program(host, f"reader of {name}", read, holds=holds)
@@ -167,20 +169,20 @@ def begin_fetched(work: Programs) -> None:
     a ref and read the value later, some get the ref only later, when the owner may have died or
     left. All of them can read it as long as a host that has fetched it lives. Readers that held a
     ref before the owner left can read it in any case."""
-    hosts, chance = work.hosts(), work.chance
+    hosts, rng = work.hosts(), work.rng
     if len(hosts) < 3:
         return
     leaf = Leaf(work.salt(), 0, max(1, work.items(4)))
-    maker, *others = chance.sample(hosts, min(len(hosts), chance.randint(3, 5)))
+    maker, *others = rng.sample(hosts, min(len(hosts), rng.randint(3, 5)))
     fetched = _Fetched(work, leaf, f"fetched {leaf.salt}", maker, len(others), len(others))
-    work.program(maker, fetched.name, partial(fetched.put, chance.random() * work.span_s))
-    if chance.random() < 0.2:
-        work.world.timeline.after(chance.random() * work.span_s, work.world.leave, maker.place)
-    keepers = chance.randint(1, len(others) - 1)
+    work.program(maker, fetched.name, partial(fetched.put, rng.random() * work.span_s))
+    if rng.random() < 0.2:
+        work.world.timeline.after(rng.random() * work.span_s, work.world.leave, maker.place)
+    keepers = rng.randint(1, len(others) - 1)
     for number, host in enumerate(others):
-        late = chance.random() * work.span_s * 1.5
-        holds = partial(fetched.must_be_there, host)
-        kind = "keeps" if number < keepers else chance.choice(["holds", "meets"])
+        late = rng.random() * work.span_s * 1.5
+        holds = partial(fetched.must_succeed, host)
+        kind = "keeps" if number < keepers else rng.choice(["holds", "meets"])
         body = partial(fetched.read, host, late, kind)
         work.program(host, f"reader of {fetched.name}", body, holds)
 
@@ -194,8 +196,8 @@ class _Fetched:
     leaf: Leaf
     name: str
     maker: VirtualHost
-    to_hold: int
-    to_read: int
+    holders_left: int
+    readers_left: int
     # Hosts of readers that held it before any fault struck the owner's machine.
     held: set[VirtualHost] = field(default_factory=set)
     kept: set[VirtualHost] = field(default_factory=set)  # hosts that have fetched it
@@ -203,13 +205,13 @@ class _Fetched:
         default_factory=set
     )  # hosts that got the ref when others had fetched it
 
-    def put(self, stays: float, c: Cluster) -> None:
+    def put(self, holds_s: float, c: Cluster) -> None:
         import time
 
         ref = c.put(self.leaf.array())
         self.work.board.publish(self.name, ref._id)
         self.work.board.find(f"{self.name} is held by all")
-        time.sleep(stays)
+        time.sleep(holds_s)
 
     def read(self, host: VirtualHost, late: float, kind: str, c: Cluster) -> None:
         import time
@@ -222,8 +224,8 @@ class _Fetched:
             if ref is not None and kind == "keeps":
                 value = self._value(c, ref)
                 self.kept.add(host)
-            self.to_hold -= 1
-            if not self.to_hold:
+            self.holders_left -= 1
+            if not self.holders_left:
                 self.work.board.publish(f"{self.name} is held by all", None)
             time.sleep(late)
             if kind == "meets":
@@ -233,8 +235,8 @@ class _Fetched:
             if ref is not None:
                 self._value(c, ref)
         finally:
-            self.to_read -= 1
-            if not self.to_read:
+            self.readers_left -= 1
+            if not self.readers_left:
                 self.work.board.publish(f"{self.name} is not needed", None)
         if value is not None:  # its array pins the copy on this host until then
             self.work.board.find(f"{self.name} is not needed", HANGS_S)
@@ -244,26 +246,26 @@ class _Fetched:
         self.work.oracle.check_leaf(self.leaf, value)
         return value
 
-    def must_be_there(self, host: VirtualHost) -> bool:
+    def must_succeed(self, host: VirtualHost) -> bool:
         """Whether a reader on the host must get it, given all that has happened so far."""
-        holds_on, maker = self.work.holds_on, self.maker
-        if host in self.held and maker in self.work.world.went and holds_on(host)():
+        no_errors_on, maker = self.work.no_errors_on, self.maker
+        if host in self.held and maker in self.work.world.departed and no_errors_on(host)():
             return True
-        return host in self.held | self.met and any(holds_on(host, one)() for one in self.kept)
+        return host in self.held | self.met and any(no_errors_on(host, one)() for one in self.kept)
 
 
 def begin_nested(work: Programs) -> None:
     """Begins a program that stores refs inside an object, and one that reads this object. The
     reader can also read the objects behind the refs, although no process holds those any more."""
-    hosts, chance = work.hosts(), work.chance
+    hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
-    salt, width = work.salt(), chance.randint(1, 3)
+    salt, width = work.salt(), rng.randint(1, 3)
     items = max(1, work.items(2 * width))
     leaves = [Leaf(salt, index, items) for index in range(width)]
     name = f"nested {salt}"
-    by_task = chance.choice(["", "each", "all"])
-    late = chance.random() * work.span_s
+    by_task = rng.choice(["", "each", "all"])
+    late = rng.random() * work.span_s
 
     def put(c: Cluster) -> None:
         if by_task == "all":  # refs in the result of a task
@@ -298,8 +300,8 @@ def begin_nested(work: Programs) -> None:
         finally:
             work.board.publish(f"{name} is not needed", None)
 
-    maker, reader = chance.choice(hosts), chance.choice(hosts)
-    holds = work.holds_on(maker, reader, tasks=bool(by_task))
+    maker, reader = rng.choice(hosts), rng.choice(hosts)
+    holds = work.no_errors_on(maker, reader, tasks=bool(by_task))
     if by_task == "all":  # a task's objects are lost with the host where it ran, which may be any
         holds = bool
     work.program(maker, name, put, holds)

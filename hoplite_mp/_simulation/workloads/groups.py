@@ -29,23 +29,23 @@ if TYPE_CHECKING:
     from hoplite_mp._simulation.oracle.oracle import Oracle
     from hoplite_mp._simulation.workloads.programs import Programs
 
-__all__ = ["begin_group", "begin_letters", "begin_rejoining"]
+__all__ = ["begin_group", "begin_p2p", "begin_rejoining"]
 
 
 # The error of a rank whose share of a result was lost with the host that had decided the call.
-ITS_ROOT = "was lost before it sent this host's result"
+ROOT_LOST = "was lost before it sent this host's result"
 MEMBERS_MAX = 8
 CALLS_MAX = 5
 # Some Groups make this many times as many calls, of kinds that engines can make by themselves. The
 # first call opens the engines, which then make most of the remaining calls.
-AGAIN = 4
+LONG_FACTOR = 4
 # Groups with salt % SPLIT == 1 are split at their end: a quarter of all, because salts are odd.
 SPLIT = 8
 # Groups with salt % SPLIT == REPEATS repeat a few different calls, which are not small: their nodes
 # begin by the plans of earlier calls. One call in between has other bytes. Members give an object
 # of this many items, or a block of their own. Half of these Groups have one member per host, if
 # there are enough hosts, and make more calls, on which these nodes vote.
-REPEATS, REPEATED_ITEMS_MIN = 3, (4_000, 12_000)
+REPEATED, REPEATED_ITEMS_MIN = 3, (4_000, 12_000)
 VOTES_SALT_MIN = 16  # of salt % (4 * SPLIT)
 # Groups with salt % SPLIT == OTHERS reduce by other operators: the mean of bytes is eight times as
 # large as the given values, and hypot has no kernel. Half of their calls are of parts that barely
@@ -68,38 +68,38 @@ SMALL = ("allreduce", "broadcast", "reduce", "gather", "allgather", "reduce_scat
 
 def begin_group(work: Programs) -> None:
     """Begins programs on some hosts that become members of one Group and make the same calls."""
-    hosts, chance = work.hosts(), work.chance
+    hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
     work.groups += 1
-    size, salt = chance.randint(1, MEMBERS_MAX), work.salt()
-    calls = [chance.choice(KINDS) for _ in range(chance.randint(1, CALLS_MAX))]
-    if chance.random() < 0.3:
-        calls = [chance.choice(SMALL) for _ in range(AGAIN * len(calls))]
+    size, salt = rng.randint(1, MEMBERS_MAX), work.salt()
+    calls = [rng.choice(KINDS) for _ in range(rng.randint(1, CALLS_MAX))]
+    if rng.random() < 0.3:
+        calls = [rng.choice(SMALL) for _ in range(LONG_FACTOR * len(calls))]
     items = [work.items(2 * size) for _ in calls]
-    if size <= FEW and chance.random() < 0.25:
+    if size <= FEW and rng.random() < 0.25:
         items[0] = LARGE_ITEMS
-    roots = [chance.randrange(size) for _ in calls]
+    roots = [rng.randrange(size) for _ in calls]
     plan = tuple(zip(calls, items, roots, strict=True))
     votes = False
-    if salt % SPLIT == REPEATS:
+    if salt % SPLIT == REPEATED:
         votes = salt % (4 * SPLIT) >= VOTES_SALT_MIN and size <= len(hosts)
         plan = _repeated(plan, REPEATED_ITEMS_MIN[salt // SPLIT % 2], votes)
     if salt % SPLIT == OTHERS:
         inside = [items if at % 2 else INSIDE_ITEMS for at, items in enumerate(items)]
         plan = tuple(zip(calls, inside, roots, strict=True))
-    places = [chance.choice(hosts) for _ in range(size)]
+    places = [rng.choice(hosts) for _ in range(size)]
     if votes:
         at = hosts.index(places[0])
         places = [*hosts[at:], *hosts[:at]][:size]
-    holds = work.holds_on(*places)
+    holds = work.no_errors_on(*places)
     leave: list[int] = []  # ranks that leave before the last call
     if salt % SPLIT == TIMED:
         leave += range(0, size, 2)
     for rank in range(size):
-        late = chance.choice([0.0, 0.0, 0.001, 0.1]) * chance.random()
-        pauses = [chance.choice([0.0, 0.0, 0.0, 0.01]) * chance.random() for _ in calls]
-        leaves_after = chance.choice([None] * 5 + [chance.randint(1, len(calls))])
+        late = rng.choice([0.0, 0.0, 0.001, 0.1]) * rng.random()
+        pauses = [rng.choice([0.0, 0.0, 0.0, 0.01]) * rng.random() for _ in calls]
+        leaves_after = rng.choice([None] * 5 + [rng.randint(1, len(calls))])
         if leaves_after is not None:
             leave.append(rank)
         member = partial(
@@ -140,7 +140,7 @@ def _member(
             if call == leaves_after:
                 return
             if salt % SPLIT == TIMED:
-                _limit(g, salt, call)
+                _arrange_timeout(g, salt, call)
             time.sleep(pauses[call % len(pauses)])
             oracle.world.calls_begun += 1
             try:
@@ -155,7 +155,7 @@ def _member(
                 return
             except (PeerLostError, ObjectLostError) as error:
                 oracle.check_error(f"{kind} {call} of group {salt}", error, holds())
-                if isinstance(error, PeerLostError) and ITS_ROOT not in str(error):
+                if isinstance(error, PeerLostError) and ROOT_LOST not in str(error):
                     oracle.note_call((salt, call), ("lost",))
                 continue
             _check(oracle, salt, call, kind, items, root, rank, size, value, g.contributors)
@@ -167,20 +167,20 @@ class Interrupted(Exception):
     """Raised as by a signal handler."""
 
 
-def _limit(g: Any, salt: int, call: int) -> None:
+def _arrange_timeout(g: Any, salt: int, call: int) -> None:
     """Before a call of a Group whose members leave by timeouts and interruptions."""
     if g.rank % 2 == 0 and call:
         g._member.timeout = TIMEOUT_S * (1 + g.rank)
     if g.rank % 4 == 1 and call == 1 + salt // SPLIT % 2:
-        looks, wait = iter(range(salt // SPLIT % 5)), g._member.wait
+        polls, wait = iter(range(salt // SPLIT % 5)), g._member.wait
 
         def interrupted(condition: Callable[[], Any], *limits: Any) -> None:
-            def look() -> Any:
-                if next(looks, None) is None:
+            def poll() -> Any:
+                if next(polls, None) is None:
                     raise Interrupted
                 return condition()
 
-            wait(look, *limits)
+            wait(poll, *limits)
 
         g._member.wait = interrupted
 
@@ -217,11 +217,11 @@ def _given(g: Any, array: Any, in_place: bool) -> Any:
     if not in_place:
         return array
     try:
-        lies = g.empty(array.shape, array.dtype)
+        stored = g.empty(array.shape, array.dtype)
     except StoreFullError:
         return array
-    lies[...] = array
-    return lies
+    stored[...] = array
+    return stored
 
 
 def _call(c: Cluster, g: Any, kind: str, op: Any, given: Any, rank: int, root: int) -> Any:
@@ -240,8 +240,8 @@ def _call(c: Cluster, g: Any, kind: str, op: Any, given: Any, rank: int, root: i
             return g.alltoall(parts)
         return g.scatter(parts if rank == root else None, root=root)
     if kind == "refs":  # only the call holds these objects, because each giver releases them
-        brought = g.allgather({"ref": c.put(given.copy()), "pad": bytes(8 * given.size)})
-        return [None if one is None else c.get(one["ref"], timeout=HANGS_S) for one in brought]
+        gathered = g.allgather({"ref": c.put(given.copy()), "pad": bytes(8 * given.size)})
+        return [None if one is None else c.get(one["ref"], timeout=HANGS_S) for one in gathered]
     if kind == "allgather":
         return g.allgather(given)
     return getattr(g, kind)(given, op=op)
@@ -318,7 +318,7 @@ def _equal(value: Any, expected: Any) -> bool:
 # rank had begun, and all members agree on that call.
 
 
-SIZE_MAX, LETTERS_MAX, STEPS_MAX = 4, 12, 12
+SIZE_MAX, MESSAGES_MAX, STEPS_MAX = 4, 12, 12
 # Pause between the calls of a Group, so that it has not ended before its member returns.
 STEP_S = 0.02
 
@@ -326,22 +326,22 @@ STEP_S = 0.02
 # ---- letters
 
 
-def begin_letters(work: Programs) -> None:
+def begin_p2p(work: Programs) -> None:
     """Begins members that send numbered messages to all other members, and receive theirs."""
-    hosts, chance = work.hosts(), work.chance
+    hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
     work.groups += 1
-    size, salt = chance.randint(2, SIZE_MAX), work.salt()
-    counts = [chance.randint(0, LETTERS_MAX) for _ in range(size)]
+    size, salt = rng.randint(2, SIZE_MAX), work.salt()
+    counts = [rng.randint(0, MESSAGES_MAX) for _ in range(size)]
     items = work.items(size * max(1, sum(counts)))
     sent: set[tuple[int, int, int]] = set()
     for rank in range(size):
-        body = partial(_correspond, work, salt, rank, counts, items, chance.random() * 0.05, sent)
-        work.program(chance.choice(hosts), f"rank {rank} of letters {salt}", body)
+        body = partial(_exchange, work, salt, rank, counts, items, rng.random() * 0.05, sent)
+        work.program(rng.choice(hosts), f"rank {rank} of letters {salt}", body)
 
 
-def _correspond(
+def _exchange(
     work: Programs,
     salt: int,
     rank: int,
@@ -386,7 +386,9 @@ def _receive(
             world = work.world
             disturbed = world.cuts or world.resets or world.stops or world.crawls
             hosts_stay = not (world.lost or disturbed)
-            holds = hosts_stay and (source, expected, g.rank) in sent and not work.oracle.tight
+            holds = (
+                hosts_stay and (source, expected, g.rank) in sent and not work.oracle.small_stores
+            )
             work.oracle.check_error(f"letter {expected} of {source} in {salt}", error, holds)
             return
         if number != expected:
@@ -401,22 +403,22 @@ def _receive(
 
 def begin_rejoining(work: Programs) -> None:
     """Begins members that repeat the same call; some ranks have a second life."""
-    hosts, chance = work.hosts(), work.chance
+    hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
     work.groups += 1
-    size, salt = chance.randint(2, SIZE_MAX + 1), work.salt()
-    steps = chance.randint(3, STEPS_MAX)
+    size, salt = rng.randint(2, SIZE_MAX + 1), work.salt()
+    steps = rng.randint(3, STEPS_MAX)
     for rank in range(size):
         body = partial(_step, work, salt, size, rank, 1, steps, 0.0)
-        work.program(chance.choice(hosts), f"rank {rank} of rejoined {salt}", body)
-    dies = chance.sample(range(size), chance.choice([0, 1, 1, 2]))
+        work.program(rng.choice(hosts), f"rank {rank} of rejoined {salt}", body)
+    dies = rng.sample(range(size), rng.choice([0, 1, 1, 2]))
     for rank in dies:
-        at = chance.random() * steps * STEP_S
+        at = rng.random() * steps * STEP_S
         work.world.timeline.after(at, _kill, work, f"rank {rank} of rejoined {salt}")
-        late = at + chance.choice([0.001, 0.05]) * chance.random()
+        late = at + rng.choice([0.001, 0.05]) * rng.random()
         body = partial(_step, work, salt, size, rank, 2, steps, late)
-        work.program(chance.choice(hosts), f"rank {rank} again of rejoined {salt}", body)
+        work.program(rng.choice(hosts), f"rank {rank} again of rejoined {salt}", body)
 
 
 def _kill(work: Programs, name: str) -> None:
@@ -431,7 +433,7 @@ def _step(
     salt: int,
     size: int,
     rank: int,
-    life: int,
+    incarnation: int,
     steps: int,
     late: float,
     c: Cluster,
@@ -442,19 +444,21 @@ def _step(
     try:
         g = c.group(f"rejoined {salt}", size, rank)
     except (ValueError, PeerLostError):
-        if life == 1:
+        if incarnation == 1:
             raise
         return  # the first life is still there, or the Group has ended
     with g:
         while (g.calls or 0) < steps:
             time.sleep(STEP_S)
             mine = np.zeros(size)
-            mine[rank] = life
+            mine[rank] = incarnation
             total = g.allreduce(mine)
             if tuple(np.flatnonzero(total)) != g.contributors:
                 raise WrongEnd(f"call {g.calls} of {salt} is {total}, of {g.contributors}")
-            if total[rank] != life:
-                raise WrongEnd(f"call {g.calls} of {salt} is {total} for life {life} of {rank}")
+            if total[rank] != incarnation:
+                raise WrongEnd(
+                    f"call {g.calls} of {salt} is {total} for life {incarnation} of {rank}"
+                )
             work.oracle.reads += 1
             # When all first lives have ended, the second ones make another Group of that name.
             call = f"{salt} ({g._member.generation})", g.calls or 0

@@ -30,7 +30,7 @@ BYTES_MAX = 16 << 20
 # The longest time that a program waits for another one to publish an object.
 PATIENCE_S = 25.0
 # The longest time until a node detects that another one has joined, without faults.
-HEARD_OF_S = 1.0
+MEMBERSHIP_S = 1.0
 # After this time a wait for a result counts as a hang.
 HANGS_S = 90.0
 # Deaths of hosts and processes that a task survives: it runs up to four times (Config.retries).
@@ -65,17 +65,17 @@ class Programs:
         """span_s: the period in which programs begin."""
         self.world = world
         self.oracle = oracle
-        self.chance = world.timeline.chance
+        self.rng = world.timeline.rng
         self.span_s = span_s
         self.board = Board(world)
-        self.left = BYTES_MAX
+        self.bytes_left = BYTES_MAX
         self.begun = self.groups = 0
         self._operations = 0
 
     @property
     def open(self) -> list[str]:
         """Names of programs that have neither ended nor been killed."""
-        return [process.name for host in self.world.lives for process in host.programs
+        return [process.name for host in self.world.incarnations for process in host.programs
                 if process.alive]  # fmt: skip
 
     def hosts(self) -> list[VirtualHost]:
@@ -86,9 +86,9 @@ class Programs:
 
     def items(self, copies: int) -> int:
         """Draws the number of items of a value with `copies` copies."""
-        room = self.left // max(1, 8 * copies)
-        items = self.chance.choice([one for one in ITEMS if one <= max(1, room)])
-        self.left -= 8 * items * copies
+        items_max = self.bytes_left // max(1, 8 * copies)
+        items = self.rng.choice([one for one in ITEMS if one <= max(1, items_max)])
+        self.bytes_left -= 8 * items * copies
         return items
 
     def salt(self) -> int:
@@ -96,15 +96,15 @@ class Programs:
         self._operations += 1
         return 2 * self._operations % 1024 + 1
 
-    def holds_on(self, *hosts: VirtualHost, tasks: bool = False) -> Callable[[], bool]:
+    def no_errors_on(self, *hosts: VirtualHost, tasks: bool = False) -> Callable[[], bool]:
         """For `program`: any error is wrong as long as no fault has struck at these hosts or at
         those of managers, whatever happens to other hosts. tasks: tasks are involved, which may run
         on any host."""
-        return partial(self._holds_on, {host.place for host in hosts}, tasks)
+        return partial(self._no_errors_on, {host.place for host in hosts}, tasks)
 
-    def _holds_on(self, places: set[int], tasks: bool) -> bool:
+    def _no_errors_on(self, places: set[int], tasks: bool) -> bool:
         world = self.world
-        if self.oracle.tight or world.struck & (places | world.around.managers):
+        if self.oracle.small_stores or world.struck & (places | world.environment.managers):
             return False
         disturbed = world.cuts or world.resets or world.stops
         return not (tasks and (disturbed or len(world.lost) + world.killed > DEATHS_MAX))
@@ -119,26 +119,28 @@ class Programs:
         """Runs a program that attaches to the host's node. holds: whether any error is wrong, given
         all that has happened so far."""
 
-        def live(runtime: Runtime) -> None:
+        def run_program(runtime: Runtime) -> None:
             try:
                 body(Cluster._of(runtime))
             except Exception as error:
                 self.oracle.check_error(name, error, holds())
 
         self.begun += 1
-        host.attach(name, live)
+        host.attach(name, run_program)
 
-    def hear_of(self, host: VirtualHost, names: Sequence[str]) -> None:
+    def await_nodes(self, host: VirtualHost, names: Sequence[str]) -> None:
         """Waits until the host's node knows these nodes. A program gets a node's name from its own
         node; here it may be that of a host that has just joined."""
         import time
 
-        lan, until = host.lan, self.world.timeline.now + HEARD_OF_S
-        if lan is None:
+        cluster_node, until = host.cluster_node, self.world.timeline.now + MEMBERSHIP_S
+        if cluster_node is None:
             return
         wanted = {int(name.removeprefix("h")) for name in names} - {host.number}
-        while wanted - lan.host.roster.by_number.keys() and self.world.timeline.now < until:
-            time.sleep(HEARD_OF_S / 100)
+        while (
+            wanted - cluster_node.host.roster.by_number.keys() and self.world.timeline.now < until
+        ):
+            time.sleep(MEMBERSHIP_S / 100)
 
     def ref(self, c: Cluster, name: str) -> ObjectRef[Any] | None:
         """A ref to an object that another program has published; None if there is none."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hoplite_mp._simulation.virtual.host import VirtualHost
     from hoplite_mp._simulation.workloads.programs import Programs
 
-__all__ = ["RESOURCE", "begin_rolled", "begin_scarce", "begin_shared"]
+__all__ = ["RESOURCE", "begin_rerun", "begin_resource_tasks", "begin_shared"]
 
 
 READERS_MAX = 3
@@ -39,37 +39,37 @@ def _places(
     work: Programs, hosts: list[VirtualHost]
 ) -> tuple[list[VirtualHost], list[VirtualHost]]:
     """(the hosts without the resource, the hosts with it)."""
-    have = [host for host in hosts if host.config.resources]
-    return [host for host in hosts if host not in have], have
+    with_resource = [host for host in hosts if host.config.resources]
+    return [host for host in hosts if host not in with_resource], with_resource
 
 
 def _survives(oracle: Oracle, others: list[VirtualHost]) -> bool:
     """Whether the result must exist in the end: if a host on which the task may run has stayed
     alive, and the faults so far have left the task enough tries."""
     world = oracle.world
-    disturbed = world.cuts or world.resets or world.stops or world.managers or oracle.tight
-    few = len(world.lost) + world.killed <= DEATHS_MAX
-    return not disturbed and few and any(host.alive for host in others) and not world.left
+    disturbed = world.cuts or world.resets or world.stops or world.managers or oracle.small_stores
+    survivable = len(world.lost) + world.killed <= DEATHS_MAX
+    return not disturbed and survivable and any(host.alive for host in others) and not world.leaving
 
 
 def _stays(work: Programs, *users: VirtualHost) -> bool:
     """Whether a task's objects must exist in the end. They are lost with the task's host."""
-    return work.holds_on(*users, *_places(work, work.world.lives)[1])()
+    return work.no_errors_on(*users, *_places(work, work.world.incarnations)[1])()
 
 
 def begin_shared(work: Programs) -> None:
     """Begins a program whose tasks share an argument that only they hold; some of their results are
     dropped, the rest is read. In other runs it submits one task, which returns refs to objects that
     it has put where it ran; this program, or one on another host, reads them."""
-    (senders, others), chance = _places(work, work.hosts()), work.chance
+    (senders, others), rng = _places(work, work.hosts()), work.rng
     if not (senders and others):
         return
-    salt, width = work.salt(), chance.randint(2, 4)
+    salt, width = work.salt(), rng.randint(2, 4)
     leaf = Leaf(salt, 0, max(1, work.items(2 * width)))
-    dropped = chance.sample(range(width), chance.randint(0, width - 1))
-    late = [chance.choice([0.0, 0.5, 1.0]) * chance.random() * work.span_s for _ in range(2)]
-    refs = chance.random() < 0.5
-    sender = chance.choice(senders)
+    dropped = rng.sample(range(width), rng.randint(0, width - 1))
+    late = [rng.choice([0.0, 0.5, 1.0]) * rng.random() * work.span_s for _ in range(2)]
+    refs = rng.random() < 0.5
+    sender = rng.choice(senders)
     if refs:
         _begin_refs(work, leaf, late, sender)
         return
@@ -78,15 +78,15 @@ def begin_shared(work: Programs) -> None:
 
 
 def _begin_refs(work: Programs, leaf: Leaf, late: list[float], sender: VirtualHost) -> None:
-    chance, name = work.chance, f"shared {leaf.salt}"
-    items = chance.choice(SIZES)  # a large result stays where it was made until it is read
-    reader = chance.choice([None, None, *work.hosts()])
+    rng, name = work.rng, f"shared {leaf.salt}"
+    items = rng.choice(SIZES)  # a large result stays where it was made until it is read
+    reader = rng.choice([None, None, *work.hosts()])
 
     def send(c: Cluster) -> None:
         made: Any = None
         try:
-            there = c.options(resources={RESOURCE: 1})
-            made = there.submit(make_with_refs, [leaf, leaf], items).ref
+            remote = c.options(resources={RESOURCE: 1})
+            made = remote.submit(make_with_refs, [leaf, leaf], items).ref
         finally:
             work.board.publish(name, None if made is None else made._id)
         if reader is None:
@@ -133,13 +133,13 @@ def _share(
 ) -> None:
     import time
 
-    there = c.options(resources={RESOURCE: 1})
+    remote = c.options(resources={RESOURCE: 1})
     name = f"shared {leaf.salt}"
     argument: Any = c.put(leaf.array())
-    results: list[Any] = [there.submit(scaled, argument, factor).ref for factor in range(width)]
+    results: list[Any] = [remote.submit(scaled, argument, factor).ref for factor in range(width)]
     # A process with a collector releases it when the tasks are done. Then it is gone, because it
     # was put: a result that is lost later cannot be reconstructed.
-    if not work.world.around.collectors:
+    if not work.world.environment.collectors:
         del argument
     time.sleep(late[0])
     for index in dropped:
@@ -150,20 +150,20 @@ def _share(
             work.oracle.check_value(work.value(c, ref, name), leaf.array() * factor, name)
 
 
-def begin_rolled(work: Programs) -> None:
+def begin_rerun(work: Programs) -> None:
     """Begins programs that read the result of one task, which shows how often the task has run. As
     long as any program holds a value of it, all programs must read the same value. Some of the
     hosts on which the task may run die."""
-    (senders, others), chance = _places(work, work.hosts()), work.chance
+    (senders, others), rng = _places(work, work.hosts()), work.rng
     if not (senders and others):
         return
     leaf = Leaf(work.salt(), 1, max(1, work.items(4)))
     name = f"rolled {leaf.salt}"
-    readers, seconds = chance.randint(1, READERS_MAX), chance.choice([0.0, 0.1])
-    dies = chance.random() * work.span_s
-    for host in chance.sample(others, min(len(others), chance.choice([0, 0, 1, 1, 2]))):
+    readers, seconds = rng.randint(1, READERS_MAX), rng.choice([0.0, 0.1])
+    dies = rng.random() * work.span_s
+    for host in rng.sample(others, min(len(others), rng.choice([0, 0, 1, 1, 2]))):
         work.world.timeline.after(dies, work.world.end, host, "it dies")
-        dies += seconds + 0.02 * chance.random()
+        dies += seconds + 0.02 * rng.random()
     users = [readers + 1]
 
     def send(c: Cluster) -> None:
@@ -171,25 +171,25 @@ def begin_rolled(work: Programs) -> None:
         try:
             ref = c.options(resources={RESOURCE: 1}).submit(rolled, leaf, seconds).ref
         except ValueError as error:
-            if NOBODY_HAS_IT not in str(error):
+            if NO_SUCH_NODE not in str(error):
                 raise
         work.board.publish(name, None if ref is None else ref._id)
         if ref is not None:
             c.wait([ref], timeout=work.span_s)
-            _roll(work, leaf, name, 0.0, users, ref, c)
+            _check_rerun(work, leaf, name, 0.0, users, ref, c)
 
     def read(late: float, c: Cluster) -> None:
         ref = work.ref(c, name)
         if ref is not None:
-            _roll(work, leaf, name, late, users, ref, c)
+            _check_rerun(work, leaf, name, late, users, ref, c)
 
-    work.program(chance.choice(senders), name, send)
+    work.program(rng.choice(senders), name, send)
     for _ in range(readers):
-        late = chance.choice([0.0, 0.1, 1.0]) * chance.random() * work.span_s
-        work.program(chance.choice(work.hosts()), f"reader of {name}", partial(read, late))
+        late = rng.choice([0.0, 0.1, 1.0]) * rng.random() * work.span_s
+        work.program(rng.choice(work.hosts()), f"reader of {name}", partial(read, late))
 
 
-def _roll(
+def _check_rerun(
     work: Programs, leaf: Leaf, name: str, late: float, users: list[int], ref: Any, c: Cluster
 ) -> None:
     import time
@@ -199,7 +199,7 @@ def _roll(
         value = work.value(c, ref, f"reader of {name}")
         run = int(value[0] - leaf.array()[0])
         work.oracle.check_value(value, leaf.array() + run, name)
-        if not work.oracle.tight:  # otherwise a host may have to drop its copy
+        if not work.oracle.small_stores:  # otherwise a host may have to drop its copy
             work.oracle.note_call((name, 0), (run,))
     finally:
         users[0] -= 1
@@ -216,21 +216,21 @@ def _roll(
 
 RESOURCE = "gpu"
 TASKS_MAX = 6
-NOBODY_HAS_IT = "no node of this cluster"
+NO_SUCH_NODE = "no node of this cluster"
 
 
-def begin_scarce(work: Programs) -> None:
+def begin_resource_tasks(work: Programs) -> None:
     """Begins a program that submits some such tasks at once, waits for all, and reads results."""
-    hosts, chance = work.hosts(), work.chance
+    hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
-    salt, count = work.salt(), chance.randint(1, TASKS_MAX)
+    salt, count = work.salt(), rng.randint(1, TASKS_MAX)
     items = work.items(2 * count)
     leaves = [Leaf(salt, index, items) for index in range(count)]
-    seconds = [chance.choice([0.0, 0.01, 0.2]) * chance.random() for _ in leaves]
-    retries = chance.choice([0, 3, 3])
+    seconds = [rng.choice([0.0, 0.01, 0.2]) * rng.random() for _ in leaves]
+    retries = rng.choice([0, 3, 3])
     body = partial(_submit, work, leaves, seconds, retries)
-    work.program(chance.choice(hosts), f"scarce {salt}", body)
+    work.program(rng.choice(hosts), f"scarce {salt}", body)
 
 
 def _submit(
@@ -242,7 +242,7 @@ def _submit(
         try:
             futures.append(view.submit(make_once_more, *pair))
         except ValueError as error:
-            if NOBODY_HAS_IT not in str(error):
+            if NO_SUCH_NODE not in str(error):
                 raise
             return  # the hosts with the resource are gone, or have not joined yet
     ready, pending = c.wait(futures, timeout=HANGS_S)

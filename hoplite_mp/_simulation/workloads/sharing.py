@@ -45,41 +45,41 @@ class _Shared:
 
     name: str
     size: int  # of the queue; 0: no limit
-    inside: tuple[VirtualHost, VirtualProcess] | None = None
+    holder: tuple[VirtualHost, VirtualProcess] | None = None
     taken: set[tuple[int, int]] = field(default_factory=set)
 
 
 def begin_locks(work: Programs) -> None:
     """Begins programs that share a lock and a queue."""
-    hosts, chance = work.hosts(), work.chance
+    hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
-    shared = _Shared(f"locks {work.salt()}", chance.choice([0, 2]))
-    for me in range(chance.randint(2, SHARERS_MAX)):
-        host = chance.choice(hosts)
-        steps = [chance.choice(STEPS) for _ in range(chance.randint(1, STEPS_MAX))]
-        use = partial(_use, work, shared, me, host, steps)
-        work.program(host, f"{shared.name}: {me}", use, work.holds_on(*hosts, tasks=True))
+    shared = _Shared(f"locks {work.salt()}", rng.choice([0, 2]))
+    for rank in range(rng.randint(2, SHARERS_MAX)):
+        host = rng.choice(hosts)
+        steps = [rng.choice(STEPS) for _ in range(rng.randint(1, STEPS_MAX))]
+        use = partial(_use, work, shared, rank, host, steps)
+        work.program(host, f"{shared.name}: {rank}", use, work.no_errors_on(*hosts, tasks=True))
 
 
 def _use(
-    work: Programs, shared: _Shared, me: int, host: VirtualHost, steps: list[str], c: Cluster
+    work: Programs, shared: _Shared, rank: int, host: VirtualHost, steps: list[str], c: Cluster
 ) -> None:
     import time
 
-    chance = work.chance
+    rng = work.rng
     lock = Lock(name=shared.name)
     items: Queue[Any] = Queue(name=f"{shared.name} items", maxsize=shared.size)
     for number, step in enumerate(steps):
         if step == "sleep":
-            time.sleep(0.05 * chance.random())
+            time.sleep(0.05 * rng.random())
         elif step == "put":
-            value = np.full(chance.choice(ITEMS), number)
+            value = np.full(rng.choice(ITEMS), number)
             with contextlib.suppress(queue.Full):
-                items.put((me, number, value), timeout=PUT_S)
+                items.put((rank, number, value), timeout=PUT_S)
         elif step == "get":
             try:
-                sender, sent, value = items.get(timeout=chance.choice(GETS_S))
+                sender, sent, value = items.get(timeout=rng.choice(GETS_S))
             except queue.Empty:
                 continue
             if (sender, sent) in shared.taken or (value != sent).any():
@@ -88,28 +88,28 @@ def _use(
             work.oracle.reads += 1
             del value
         elif lock.acquire(step == "lock", HANGS_S if step == "lock" else None):
-            _be_inside(work, shared, host)
+            _hold_lock(work, shared, host)
             lock.release()
         elif step == "lock":
-            raise WrongEnd(f"{shared.name}: {me} does not get the lock")
+            raise WrongEnd(f"{shared.name}: {rank} does not get the lock")
 
 
-def _be_inside(work: Programs, shared: _Shared, host: VirtualHost) -> None:
+def _hold_lock(work: Programs, shared: _Shared, host: VirtualHost) -> None:
     """Stays inside for a while. Another program may be inside only if its process is dead, or if a
     fault has ended the lock's process, after which there is a new lock."""
     import time
 
     world, running = work.world, work.world.processes.running
     assert running is not None
-    if shared.inside is not None:
-        where, process = shared.inside
-        parted = world.cuts or world.stops or world.resets or world.managers
-        if where.alive and process.alive and not (parted or world.lost or world.killed):
+    if shared.holder is not None:
+        where, process = shared.holder
+        disturbed = world.cuts or world.stops or world.resets or world.managers
+        if where.alive and process.alive and not (disturbed or world.lost or world.killed):
             raise WrongEnd(f"{shared.name}: two are inside")
-    shared.inside = host, running
-    time.sleep(work.chance.choice([0.0, 0.001, 0.05]) * work.chance.random())
-    if shared.inside == (host, running):
-        shared.inside = None
+    shared.holder = host, running
+    time.sleep(work.rng.choice([0.0, 0.001, 0.05]) * work.rng.random())
+    if shared.holder == (host, running):
+        shared.holder = None
 
 
 def _numbers(first: int, count: int, items: int, pause_s: float) -> Iterator[Any]:
@@ -122,13 +122,13 @@ def _numbers(first: int, count: int, items: int, pause_s: float) -> Iterator[Any
 
 def begin_stream(work: Programs) -> None:
     """Begins a program that reads a stream, completely or not, slowly or fast."""
-    hosts, chance = work.hosts(), work.chance
+    hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
-    first, count = 1000 * work.salt(), chance.randint(0, STREAM_MAX)
-    items, pause_s = chance.choice(ITEMS), chance.choice([0.0, 0.001, 0.02]) * chance.random()
-    stop, slow_s = chance.choice([count, chance.randint(0, count)]), 0.05 * chance.random()
-    limit, keeps = chance.choice([None, 1, 2, 5]), chance.random() < 0.3
+    first, count = 1000 * work.salt(), rng.randint(0, STREAM_MAX)
+    items, pause_s = rng.choice(ITEMS), rng.choice([0.0, 0.001, 0.02]) * rng.random()
+    stop, pause_max_s = rng.choice([count, rng.randint(0, count)]), 0.05 * rng.random()
+    limit, keeps = rng.choice([None, 1, 2, 5]), rng.random() < 0.3
 
     def read(c: Cluster) -> None:
         import time
@@ -139,7 +139,7 @@ def begin_stream(work: Programs) -> None:
         for at, ref in enumerate(view.stream(_numbers, first, count, items, pause_s)):
             if at == stop:
                 break
-            time.sleep(chance.choice([0.0, slow_s]))
+            time.sleep(rng.choice([0.0, pause_max_s]))
             kept.append((at, ref))
             if not keeps:
                 check(c, *kept.pop())
@@ -158,5 +158,5 @@ def begin_stream(work: Programs) -> None:
             raise WrongBytes(f"item {at} of a stream is {value[:3]}")
         work.oracle.reads += 1
 
-    holds = work.holds_on(*hosts, tasks=True)
-    work.program(chance.choice(hosts), f"stream {first}", read, holds)
+    holds = work.no_errors_on(*hosts, tasks=True)
+    work.program(rng.choice(hosts), f"stream {first}", read, holds)

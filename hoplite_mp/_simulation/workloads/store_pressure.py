@@ -19,29 +19,29 @@ if TYPE_CHECKING:
     from hoplite_mp._api.cluster import Cluster
     from hoplite_mp._simulation.workloads.programs import Programs
 
-__all__ = ["begin_full"]
+__all__ = ["begin_store_pressure"]
 
 VALUES_MIN, VALUES_MAX = 6, 14
 ITEMS = 40_000, 100_000  # of 8 bytes: a store of 6 MiB is full after seven of the longer ones
 
 
-def begin_full(work: Programs) -> None:
+def begin_store_pressure(work: Programs) -> None:
     """Begins a program that puts many values, reads some of them repeatedly, and may sum them up;
     another program may also read them. Does nothing unless stores are small."""
-    hosts, chance = work.hosts(), work.chance
-    if not hosts or not work.oracle.tight:
+    hosts, rng = work.hosts(), work.rng
+    if not hosts or not work.oracle.small_stores:
         return
-    salt, items = work.salt(), chance.choice(ITEMS)
-    leaves = [Leaf(salt, index, items) for index in range(chance.randint(VALUES_MIN, VALUES_MAX))]
-    reads = [chance.randrange(len(leaves)) for _ in range(2 * len(leaves))]
-    held = chance.randint(0, len(leaves))
-    sums = chance.random() < 0.6
+    salt, items = work.salt(), rng.choice(ITEMS)
+    leaves = [Leaf(salt, index, items) for index in range(rng.randint(VALUES_MIN, VALUES_MAX))]
+    reads = [rng.randrange(len(leaves)) for _ in range(2 * len(leaves))]
+    held = rng.randint(0, len(leaves))
+    sums = rng.random() < 0.6
     name = f"full {salt}"
-    elsewhere = chance.random() < 0.5
-    work.program(chance.choice(hosts), name,
-                 partial(_fill, work, leaves, reads, held, sums, name, elsewhere))  # fmt: skip
-    if elsewhere:
-        work.program(chance.choice(hosts), f"reader of {name}", partial(_read, work, leaves, name))
+    read_remotely = rng.random() < 0.5
+    work.program(rng.choice(hosts), name,
+                 partial(_fill, work, leaves, reads, held, sums, name, read_remotely))  # fmt: skip
+    if read_remotely:
+        work.program(rng.choice(hosts), f"reader of {name}", partial(_read, work, leaves, name))
 
 
 def _fill(
@@ -51,7 +51,7 @@ def _fill(
     held: int,
     sums: bool,
     name: str,
-    elsewhere: bool,
+    read_remotely: bool,
     c: Cluster,
 ) -> None:
     refs: list[Any] = []
@@ -83,7 +83,7 @@ def _fill(
     if sums and refs:
         views.clear()
         _add_up(work, leaves[: len(refs)], refs, name, c)
-    if elsewhere:
+    if read_remotely:
         work.board.find(f"{name} is not needed", HANGS_S)
     # A result that was ready can be read after the end of the cluster, as in
     # hoplite_mp/_api/shutdown.py.

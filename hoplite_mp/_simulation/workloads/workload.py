@@ -25,18 +25,18 @@ from hoplite_mp._simulation.oracle.values import (
     sum_of,
 )
 from hoplite_mp._simulation.workloads.actors import begin_actor
-from hoplite_mp._simulation.workloads.deadline import begin_newcomer, begin_timely
+from hoplite_mp._simulation.workloads.deadline import begin_deadline, begin_newcomer
 from hoplite_mp._simulation.workloads.durability import (
     begin_copies,
     begin_fetched,
     begin_nested,
-    begin_remade,
+    begin_reconstructed,
 )
-from hoplite_mp._simulation.workloads.groups import begin_group, begin_letters, begin_rejoining
+from hoplite_mp._simulation.workloads.groups import begin_group, begin_p2p, begin_rejoining
 from hoplite_mp._simulation.workloads.programs import HANGS_S, PATIENCE_S, Programs
-from hoplite_mp._simulation.workloads.remote import begin_rolled, begin_scarce, begin_shared
+from hoplite_mp._simulation.workloads.remote import begin_rerun, begin_resource_tasks, begin_shared
 from hoplite_mp._simulation.workloads.sharing import begin_locks, begin_stream
-from hoplite_mp._simulation.workloads.store_pressure import begin_full
+from hoplite_mp._simulation.workloads.store_pressure import begin_store_pressure
 from hoplite_mp.errors import HopliteTimeoutError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ GROUPED_EVERY = 5  # one in so many reductions takes one source of each of two g
 SWARM = 0, 0, 1, 1, 3
 # Share of runs with programs of only KINDS_FEW kinds, and the number of each kind in these, before
 # the factors of SWARM.
-FOCUSED, KINDS_FEW, FEW = 0.25, 3, (1, 2, 3)
+FOCUSED, KINDS_FOCUSED, FOCUSED_COUNTS = 0.25, 3, (1, 2, 3)
 
 
 class Workload(Programs):
@@ -65,43 +65,43 @@ class Workload(Programs):
     def begin(self) -> None:
         """Schedules the programs. A run omits some kinds and has more of others (swarm testing:
         Groce et al., ISSTA 2012), so that important combinations are not lost among many others."""
-        chance = self.chance
+        rng = self.rng
         kinds: list[tuple[Callable[[], object], tuple[int, ...]]] = [
             (self._collective, (1, 2, 3)),
             (self._some_gets, (0, 1, 2)),
             (self._tasks, (0, 1, 2)),
             (partial(begin_group, self), (0, 1, 2)),
-            (partial(begin_letters, self), (0, 0, 1)),
+            (partial(begin_p2p, self), (0, 0, 1)),
             (partial(begin_rejoining, self), (0, 0, 1)),
-            (partial(begin_scarce, self), (0, 0, 1)),
-            (partial(begin_remade, self), (0, 1, 2)),
+            (partial(begin_resource_tasks, self), (0, 0, 1)),
+            (partial(begin_reconstructed, self), (0, 1, 2)),
             (partial(begin_copies, self), (0, 1, 2)),
             (partial(begin_fetched, self), (0, 1, 2)),
             (partial(begin_nested, self), (0, 1, 2)),
             (partial(begin_actor, self), (0, 1, 2)),
             (partial(begin_shared, self), (0, 0, 1)),
-            (partial(begin_rolled, self), (0, 0, 1)),
-            (partial(begin_full, self), (0, 1, 1)),
-            (partial(begin_timely, self), (0, 0, 1)),
+            (partial(begin_rerun, self), (0, 0, 1)),
+            (partial(begin_store_pressure, self), (0, 1, 1)),
+            (partial(begin_deadline, self), (0, 0, 1)),
             (partial(begin_newcomer, self), (0, 0, 1)),
         ]
-        if self.world.around.collectors:
+        if self.world.environment.collectors:
             kinds += [
                 (partial(begin_locks, self), (0, 0, 1)),
                 (partial(begin_stream, self), (0, 0, 1)),
             ]
-        if chance.random() < FOCUSED:
-            kinds = [(begin, FEW) for begin, _ in chance.sample(kinds, KINDS_FEW)]
+        if rng.random() < FOCUSED:
+            kinds = [(begin, FOCUSED_COUNTS) for begin, _ in rng.sample(kinds, KINDS_FOCUSED)]
         for begin, counts in kinds:
-            for _ in range(chance.choice(counts) * chance.choice(SWARM)):
-                self.world.timeline.after(chance.random() * self.span_s, begin)
+            for _ in range(rng.choice(counts) * rng.choice(SWARM)):
+                self.world.timeline.after(rng.random() * self.span_s, begin)
 
     def _source(self, hosts: list[VirtualHost], leaf: Leaf, name: str) -> tuple[VirtualHost, bool]:
         """Begins a program that makes a source, by putting it or by a task. Returns its host, and
         whether it is a task."""
-        chance = self.chance
-        late = chance.choice([0.0, 0.0, 0.0, 0.001, 0.03, 0.3]) * chance.random()
-        by_task = chance.random() < 0.4
+        rng = self.rng
+        late = rng.choice([0.0, 0.0, 0.0, 0.001, 0.03, 0.3]) * rng.random()
+        by_task = rng.random() < 0.4
         board = self.board
 
         def body(c: Cluster) -> None:
@@ -122,26 +122,26 @@ class Workload(Programs):
             if f"{name} is not needed" not in board.ids:  # its users were too slow, and may fail
                 self.world.struck.add(host.place)
 
-        host = chance.choice(hosts)
-        self.program(host, f"source {name}", body, self.holds_on(host, tasks=by_task))
+        host = rng.choice(hosts)
+        self.program(host, f"source {name}", body, self.no_errors_on(host, tasks=by_task))
         return host, by_task
 
     # -- kinds of programs -----------------------------------------------------------------------
 
     def _some_gets(self) -> None:
         """One object that programs on many hosts read at nearly the same time."""
-        hosts, chance = self.hosts(), self.chance
+        hosts, rng = self.hosts(), self.rng
         if not hosts:
             return
-        many = chance.randint(1, len(hosts))
-        leaf = Leaf(self.salt(), 0, max(1, self.items(many)))
+        readers = rng.randint(1, len(hosts))
+        leaf = Leaf(self.salt(), 0, max(1, self.items(readers)))
         name = f"object {self._operations}"
         maker, by_task = self._source(hosts, leaf, name)
         users = [0]
-        for host in chance.sample(hosts, many):
+        for host in rng.sample(hosts, readers):
             users[0] += 1
-            get = partial(self._get, name, leaf, users, chance.random() * 0.05)
-            holds = self.holds_on(host, maker, tasks=by_task)
+            get = partial(self._get, name, leaf, users, rng.random() * 0.05)
+            holds = self.no_errors_on(host, maker, tasks=by_task)
             self.program(host, f"get of {name}", get, holds)
 
     def _get(self, name: str, leaf: Leaf, users: list[int], late: float, c: Cluster) -> None:
@@ -151,9 +151,9 @@ class Workload(Programs):
         time.sleep(late)
         try:
             # First with a short timeout, then again.
-            if ref is not None and self.chance.random() < 0.3:
+            if ref is not None and self.rng.random() < 0.3:
                 with contextlib.suppress(HopliteTimeoutError):
-                    c.get(ref, timeout=self.chance.choice([0.0, 0.001, 0.05]))
+                    c.get(ref, timeout=self.rng.choice([0.0, 0.001, 0.05]))
                 ref = None
                 time.sleep(late)
                 ref = self.ref(c, name)
@@ -166,15 +166,15 @@ class Workload(Programs):
 
     def _tasks(self) -> None:
         """A tree of tasks, with values and Futures as arguments, and tasks inside tasks."""
-        hosts, chance = self.hosts(), self.chance
+        hosts, rng = self.hosts(), self.rng
         if not hosts:
             return
-        salt, width = self.salt(), chance.randint(1, 6)
+        salt, width = self.salt(), rng.randint(1, 6)
         items = max(1, self.items(2 * width))
         leaves = [Leaf(salt, index, items) for index in range(width)]
-        seconds = [chance.choice([0.0, 0.001, 0.05]) * chance.random() for _ in leaves]
-        nested = chance.random() < 0.3
-        cancels = chance.random() < 0.2
+        seconds = [rng.choice([0.0, 0.001, 0.05]) * rng.random() for _ in leaves]
+        nested = rng.random() < 0.3
+        cancels = rng.random() < 0.2
 
         def body(c: Cluster) -> None:
             expected = sum((leaf.array() for leaf in leaves[1:]), start=leaves[0].array())
@@ -201,27 +201,27 @@ class Workload(Programs):
             if not np.array_equal(value, expected):
                 raise WrongBytes(f"tasks {salt} made {value[:8]}")
 
-        host = chance.choice(hosts)
-        self.program(host, f"tasks {salt}", body, self.holds_on(host, tasks=True))
+        host = rng.choice(hosts)
+        self.program(host, f"tasks {salt}", body, self.no_errors_on(host, tasks=True))
 
     def _collective(self) -> None:
-        hosts, chance = self.hosts(), self.chance
+        hosts, rng = self.hosts(), self.rng
         if not hosts:
             return
-        kind = chance.choice(KINDS)
-        count = 1 if kind == "broadcast" else chance.randint(1, min(2 * len(hosts), SOURCES_MAX))
-        ordered = kind in ("reduce", "allreduce") and chance.random() < 0.25
+        kind = rng.choice(KINDS)
+        count = 1 if kind == "broadcast" else rng.randint(1, min(2 * len(hosts), SOURCES_MAX))
+        ordered = kind in ("reduce", "allreduce") and rng.random() < 0.25
         copies = count
         if kind not in ("reduce", "gather", "alltoall"):
             copies = len(hosts) * (count if kind == "allgather" else 2)
         items, salt = self.items(copies), self.salt()
         folds = kind in ("reduce", "allreduce", "reduce_scatter")
-        fortran = kind in ("reduce", "allreduce") and items % 2 == 0 and chance.random() < 0.2
+        fortran = kind in ("reduce", "allreduce") and items % 2 == 0 and rng.random() < 0.2
         leaves = tuple(Leaf(salt, i, items, ordered, fortran) for i in range(count))
-        deadline = chance.choice([None, None, None, 0.0, 0.01, 0.3]) if folds else None
+        deadline = rng.choice([None, None, None, 0.0, 0.01, 0.3]) if folds else None
         if kind == "reduce_scatter":
             deadline = None
-        num = chance.choice([count, chance.randint(1, count)])
+        num = rng.choice([count, rng.randint(1, count)])
         if kind not in ("reduce", "allreduce"):
             num = count
         groups: tuple[tuple[int, ...], ...] = ()
@@ -230,40 +230,40 @@ class Workload(Programs):
             groups = (odd, even) if odd else (even,)
             num = min(num, len(groups))
         number = self._operations
-        least = 1 if deadline is not None else num
-        operation = ExpectedOperation(number, kind, leaves, num, least, ordered, groups)
+        contributors_min = 1 if deadline is not None else num
+        operation = ExpectedOperation(number, kind, leaves, num, contributors_min, ordered, groups)
         names = [f"source {index} of {number}" for index in range(count)]
-        makers = [chance.choice(hosts)] if chance.random() < 0.2 else hosts
+        makers = [rng.choice(hosts)] if rng.random() < 0.2 else hosts
         sources = [
             self._source(makers, leaf, name) for leaf, name in zip(leaves, names, strict=True)
         ]
-        asker, to = chance.choice(hosts), self._to(kind, count, hosts)
+        requester, to = rng.choice(hosts), self._destinations(kind, count, hosts)
         part = [host for host in hosts if to is None or f"h{host.number}" in to]
-        part += [asker, *(host for host, _ in sources)]
+        part += [requester, *(host for host, _ in sources)]
         tasks = any(by_task for _, by_task in sources)
-        ask = partial(self._ask, operation, names, deadline, to, part, tasks, asker)
-        self.program(asker, f"{kind} {number}", ask, self.holds_on(*part, tasks=tasks))
+        ask = partial(self._request, operation, names, deadline, to, part, tasks, requester)
+        self.program(requester, f"{kind} {number}", ask, self.no_errors_on(*part, tasks=tasks))
 
-    def _to(self, kind: str, count: int, hosts: list[VirtualHost]) -> list[str] | None:
-        chance = self.chance
-        some = [f"h{host.number}" for host in chance.sample(hosts, chance.randint(1, len(hosts)))]
+    def _destinations(self, kind: str, count: int, hosts: list[VirtualHost]) -> list[str] | None:
+        rng = self.rng
+        some = [f"h{host.number}" for host in rng.sample(hosts, rng.randint(1, len(hosts)))]
         if kind == "alltoall":
             return some[:6]
         if kind in ("reduce", "gather"):
             some = some[:1]
         elif kind == "reduce_scatter":
-            some = [f"h{chance.choice(hosts).number}" for _ in range(count)]
-        return None if chance.random() < 0.5 else some
+            some = [f"h{rng.choice(hosts).number}" for _ in range(count)]
+        return None if rng.random() < 0.5 else some
 
-    def _ask(
+    def _request(
         self,
         operation: ExpectedOperation,
         names: list[str],
         deadline: float | None,
         to: list[str] | None,
-        took: list[VirtualHost],
+        participants: list[VirtualHost],
         tasks: bool,
-        asker: VirtualHost,
+        requester: VirtualHost,
         c: Cluster,
     ) -> None:
         """took: the participating hosts. tasks: whether tasks make sources."""
@@ -274,8 +274,8 @@ class Workload(Programs):
                 if refs[-1] is None:  # that source will never be there
                     break
             else:
-                self.hear_of(asker, to or ())
-                self._run(operation, refs, deadline, to, took, tasks, c)
+                self.await_nodes(requester, to or ())
+                self._run(operation, refs, deadline, to, participants, tasks, c)
         finally:
             for name in names:
                 self.board.publish(f"{name} is not needed", None)
@@ -286,7 +286,7 @@ class Workload(Programs):
         refs: list[Any],
         deadline: float | None,
         to: Any,
-        took: list[VirtualHost],
+        participants: list[VirtualHost],
         tasks: bool,
         c: Cluster,
     ) -> None:
@@ -306,10 +306,10 @@ class Workload(Programs):
             self._copy(kind, refs, to, what, c)
             return
         dropped = -1
-        if len(results) > 1 and self.chance.random() < 0.3:  # the others must still be readable
-            dropped = self.chance.randrange(len(results))
+        if len(results) > 1 and self.rng.random() < 0.3:  # the others must still be readable
+            dropped = self.rng.randrange(len(results))
             c.delete([results[dropped]])
-        self._read_elsewhere(operation, results, dropped, took, tasks)
+        self._begin_readers(operation, results, dropped, participants, tasks)
         for part, ref in enumerate(results):
             if part == dropped:
                 continue
@@ -337,27 +337,27 @@ class Workload(Programs):
         except TimeoutError as error:
             raise WrongEnd(f"{what} hangs") from error
 
-    def _read_elsewhere(
+    def _begin_readers(
         self,
         operation: ExpectedOperation,
         results: list[Any],
         dropped: int,
-        took: list[VirtualHost],
+        participants: list[VirtualHost],
         tasks: bool,
     ) -> None:
         """Begins programs that read the results, soon or late, except for one that is deleted."""
-        hosts, chance = self.hosts(), self.chance
+        hosts, rng = self.hosts(), self.rng
         for part, ref in enumerate(results):
             name = f"result {part} of {operation.number}"
             self.oracle.made_by[name] = f"{operation.kind} {operation.number}"
             self.board.publish(name, ref._id)
             for reader in range(READERS_MAX):
                 done = f"{name} was read by {reader}"
-                if hosts and part != dropped and chance.random() < 0.4:
-                    late = chance.random() * self.span_s
+                if hosts and part != dropped and rng.random() < 0.4:
+                    late = rng.random() * self.span_s
                     read = partial(self._read, operation, name, part, len(results), late, done)
-                    host = chance.choice(hosts)
-                    holds = self.holds_on(host, *took, tasks=tasks)
+                    host = rng.choice(hosts)
+                    holds = self.no_errors_on(host, *participants, tasks=tasks)
                     self.program(host, f"reader of {name}", read, holds)
                 else:
                     self.board.publish(done, None)
