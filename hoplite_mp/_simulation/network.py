@@ -2,11 +2,11 @@
 
 A block leaves its host at the host's up rate, one after the other, and arrives at the receiver's
 down rate, queued behind earlier blocks; both overlap, as with packets. Streams with a ready block
-take turns, and each has at most WINDOW_BLOCKS on the way, so a blocked stream does not block
+are served in turn, and each has at most WINDOW_BLOCKS in flight, so a blocked stream does not block
 others. Messages have priority over blocks and are ordered within a connection; they delay the next
 block by their transmission time. Messages of different connections may overtake each other.
 
-Data to a host that is stopped or cut off waits; when a connection ends, data on the way is lost.
+Data for a stopped or unreachable host is queued. When a connection ends, data in flight is lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OutgoingStream", "Port", "VirtualNetwork", "VirtualPipe"]
 
-# Blocks of one stream that may be on the way. Higher: one stream fills a busy receiver's queue. At
+# Blocks of one stream that may be in flight. Higher: one stream fills a busy receiver's queue. At
 # 1, a link would be idle while the last byte of a block arrives.
 WINDOW_BLOCKS = 2
 # Delay between processes of one host.
@@ -34,7 +34,7 @@ class OutgoingStream(Protocol):
     to: int
 
     def take(self) -> tuple[int, int] | None:
-        """The next block, which is sent now; None if it is no longer needed."""
+        """Returns the next block, which is sent now; None if it is no longer needed."""
 
     def arrive(self, begin: int, end: int) -> None:
         """Called when the block has arrived."""
@@ -51,8 +51,8 @@ class Port:
         self.down = down
         self.ready: deque[OutgoingStream] = deque()
         self.sending = False
-        self.down_free = 0.0  # when all data on its way here has arrived
-        self.control_free = 0.0  # when all queued messages have left
+        self.down_free = 0.0  # when all data in flight to this host has arrived
+        self.control_free = 0.0  # when all queued messages have been sent
         self.debt_s = 0.0  # time that messages have taken from the next block
 
 
@@ -89,7 +89,7 @@ class VirtualNetwork:
     # ---- blocks
 
     def offer(self, host: int, stream: OutgoingStream) -> None:
-        """The stream has a block ready and waits for its turn."""
+        """Queues a stream that has a block ready."""
         port = self.ports[host]
         port.ready.append(stream)
         if not port.sending:
@@ -128,7 +128,7 @@ class VirtualNetwork:
     # ---- messages
 
     def leaves_at(self, host: int, to: int, nbytes: int) -> float:
-        """Sends a message of the given size; returns when its last byte leaves."""
+        """Sends a message of the given size. Returns the time at which its last byte is sent."""
         now = self.timeline.now
         if host == to:
             return now
@@ -138,25 +138,25 @@ class VirtualNetwork:
         port.control_free = max(now, port.control_free) + seconds
         return port.control_free
 
-    # ---- obstacles
+    # ---- stopped hosts and cuts
 
     def is_blocked(self, one: int, other: int) -> bool:
         """Whether `other` is stopped, or cut off from `one`."""
         return other in self.stopped or (one, other) in self.cut
 
     def deliver(self, one: int, other: int, call: Callable[..., object], *arguments: Any) -> None:
-        """Delivers data from `one` to `other`, as soon as that path is not blocked."""
+        """Delivers data from `one` to `other` as soon as that path is unblocked."""
         if self.is_blocked(one, other):
             self._blocked.setdefault((one, other), []).append((call, arguments))
         else:
             call(*arguments)
 
     def stop(self, host: int) -> None:
-        """The host neither sends nor receives from now on."""
+        """Stops the host: it neither sends nor receives."""
         self.stopped.add(host)
 
     def resume(self, host: int) -> None:
-        """A stopped host continues."""
+        """Resumes a stopped host."""
         self.stopped.discard(host)
         if not self.ports[host].sending:
             self._turn(self.ports[host])
@@ -176,7 +176,7 @@ class VirtualNetwork:
         self._release()
 
     def narrow_path(self, sender: int, receiver: int, rate: float) -> None:
-        """From now on this path carries at most `rate`, even if both links are faster."""
+        """Limits the rate of this path, even if both links are faster."""
         self.narrow[sender, receiver] = rate, 0.0
 
     def _release(self) -> None:
@@ -200,8 +200,8 @@ class VirtualPipe:
         self._last = 0.0
 
     def send(self, message: Any, nbytes: int) -> None:
-        """Sends a message, which arrives after earlier ones unless the channel has been closed by
-        then."""
+        """Sends a message, which arrives after earlier ones. It is lost if the channel is closed
+        before."""
         network, (sender, receiver) = self.network, self.ends
         at = network.leaves_at(sender, receiver, nbytes) + network.delay(sender, receiver)
         self._last = max(self._last, at)
@@ -216,5 +216,5 @@ class VirtualPipe:
             self.receive(message)
 
     def close(self) -> None:
-        """Closes the channel; messages on the way are lost."""
+        """Closes the channel. Messages in flight are lost."""
         self.is_open = False

@@ -1,4 +1,4 @@
-"""Runs one seed: a cluster, its work, its faults, and the verdict.
+"""Runs one seed: a cluster, its workload, its faults, and the checks.
 
 A seed describes a run completely, so a failing seed can be used directly as a test.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["RunOutcome", "run_seed"]
 
 NODES_MIN, NODES_MAX = 2, 32
-# Most runs have few hosts, because many bugs need only two, and show sooner there.
+# Most runs have few hosts: many bugs need only two, and are found sooner there.
 SIZES = (2, 3, 3, 4, 4, 5, 6, 8)
 EVENTS_MAX = 3_000_000
 JOINED_S = 0.3  # time for all hosts to join
@@ -39,8 +39,8 @@ POLL_S = 0.25
 # Bytes of a store and of a disk. In a small store values are spilled, and may not fit.
 STORES = 256 << 20, 256 << 20, 256 << 20, 6 << 20
 DISKS = 1 << 30, 1 << 30, 2 << 20
-# Link rates in bytes per second, for runs with equal and with unequal links. On slow links most
-# faults strike during a transfer.
+# Link rates in bytes per second, for runs with equal and with unequal links. On slow links, most
+# faults occur during a transfer.
 RATES = 125e6, 125e6, 125e6, 20e6, 4e6
 UNEQUAL = 125e6, 125e6, 31e6, 62e6, 1.25e9, 4e6
 # Share of runs in which some paths are narrower than the sender's link; share of narrow paths in
@@ -48,24 +48,24 @@ UNEQUAL = 125e6, 125e6, 31e6, 62e6, 1.25e9, 4e6
 # as fractions of that rate.
 NARROW_RUNS, NARROW_PATHS, NARROW_RATE_MIN = 0.3, 0.3, 20e6
 NARROW = 0.25, 0.1, 0.05
-# Share of those runs in which the manager knows these paths from the beginning, because few runs
-# move enough bytes to measure them.
+# Share of those runs in which the manager knows the narrow paths from the start. Few runs transfer
+# enough bytes to measure them.
 KNOWN_RUNS = 0.7
 # Share of runs that have a standby.
 STANDBY_RUNS = 0.35
-# Share of runs in which processes have collector threads, as in production. Seeds below that number
-# have none, because tests keep seeds that found bugs without them.
+# Share of runs in which processes have collector threads, as in production. Seeds below
+# COLLECTED_FROM have none, because tests replay seeds that found bugs without them.
 COLLECTED, COLLECTED_FROM = 0.5, 7_000_000
 COLLECT_RUNS = 16  # runs per garbage collection, because one takes milliseconds
-SECONDS_MAX = 600.0  # a run that takes longer, in virtual time, counts as endless
-# Time after the end of the last program until every node knows of every death and has cleaned up. A
-# manager that was restarted shortly before still waits for nodes that do not return.
+SECONDS_MAX = 600.0  # timeout of a run, in virtual time
+# Time after the end of the last program until every node has detected every death and has cleaned
+# up. A manager that was restarted shortly before still waits for nodes that never return.
 SETTLE_S, SETTLES_MAX = 3.0, 15
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """The result of one run. `failure`: the broken guarantee, or ""."""
+    """The result of one run. `failure`: the violated invariant, or ""."""
 
     seed: int
     nodes: int
@@ -77,7 +77,7 @@ class RunOutcome:
     reads: int
     groups: int
     managers: int  # number of managers that have died
-    takeovers: int  # how often a standby has won
+    takeovers: int  # number of times that a standby became the manager
     failure: str = ""
     tail: tuple[str, ...] = ()
 
@@ -128,7 +128,7 @@ def run_seed(
             rates = _rates(rng, count)
             paths = random.Random(f"paths {seed}")
             _play(world, work, partial(begin, work), injector if faults else None, rates, paths)
-        except Exception as error:  # also raised by a node, whose process it would have ended
+        except Exception as error:  # includes errors that would have ended a node's process
             failure = f"{type(error).__name__}: {error}"
             timeline.tail.extend(traceback.format_exc().splitlines())
     world.close()
@@ -151,8 +151,8 @@ def run_seed(
 
 @contextlib.contextmanager
 def _no_collector() -> Iterator[None]:
-    """Switches automatic garbage collection off, because it frees refs, which is part of a run, at
-    arbitrary times. Older objects are not scanned by the explicit collections."""
+    """Disables automatic garbage collection. Freeing a ref is an event of the run, so it must not
+    happen at arbitrary times. Explicit collections do not scan objects older than the run."""
     enabled = gc.isenabled()
     gc.disable()
     gc.freeze()
@@ -187,7 +187,7 @@ def _play(
     paths: random.Random,
 ) -> None:
     timeline = world.timeline
-    for rate in rates:  # drawn one by one, because making a host draws from the same chance
+    for rate in rates:  # drawn one by one, because creating a host draws from the same generator
         world.add_host(rate, rate)
     narrow = _narrow(world.network, paths)
     timeline.run(EVENTS_MAX, JOINED_S)
@@ -201,13 +201,13 @@ def _play(
         timeline.run(EVENTS_MAX, until)
         polls += 1
         if polls & (polls - 1) == 0:  # at the 1st, 2nd, 4th, 8th, ... poll
-            gc.collect()  # at fixed times, because other processes notice what it frees
+            gc.collect()  # at fixed times, because freed refs affect other processes
         _check_processes(world)
         if not (work.open or (injector is not None and injector.pending)):
             break
         until += POLL_S
         if until > SECONDS_MAX or timeline.events >= EVENTS_MAX:
-            raise WrongEnd(f"it does not end: {work.open} after {timeline.events} events")
+            raise WrongEnd(f"the run does not end: {work.open} after {timeline.events} events")
     work.oracle.check_runs()
     work.oracle.check_members()
     leftover = ""
@@ -217,14 +217,14 @@ def _play(
         _check_processes(world)
         leftover = leftovers(world) or work.oracle.check_admitted()
         if not leftover:
-            work.oracle.check_agreed()  # only now, because a host that was cut off has ended by now
+            work.oracle.check_agreed()  # a host that was cut off has ended by now
             return
         gc.collect()
     raise WrongEnd(leftover)
 
 
 def _narrow(network: VirtualNetwork, rng: random.Random) -> dict[tuple[int, int], float]:
-    """Makes some paths narrow. Returns (place of the sender, of the receiver) -> rate."""
+    """Draws narrow paths. Returns (sender, receiver) -> rate."""
     narrow: dict[tuple[int, int], float] = {}
     if rng.random() >= NARROW_RUNS:
         return narrow
@@ -239,7 +239,7 @@ def _narrow(network: VirtualNetwork, rng: random.Random) -> dict[tuple[int, int]
 
 
 def _report_narrow_paths(world: World, narrow: dict[tuple[int, int], float]) -> None:
-    """Lets the receivers report their narrow paths to the manager."""
+    """Makes receivers report their narrow paths to the manager."""
     for (place, to), rate in narrow.items():
         sender, receiver = world.hosts[place], world.hosts[to]
         cluster_node = receiver.cluster_node
@@ -252,7 +252,7 @@ def _report_narrow_paths(world: World, narrow: dict[tuple[int, int], float]) -> 
 
 
 def _check_processes(world: World) -> None:
-    """Checks that no process has ended by an error."""
+    """Checks that no process has ended with an error."""
     for process in world.processes.all:
         error = process.failure
         if isinstance(error, AssertionError):

@@ -1,8 +1,8 @@
 """The faults of a run, drawn at random.
 
-Hosts die, stop for a while or for good, are cut off, become slow, join, rejoin, and leave in order;
+Hosts die, stop temporarily or permanently, are cut off, become slow, join, rejoin, and leave;
 connections between living hosts are reset; workers and programs are killed; the manager dies and is
-restarted. Often a fault strikes during the repair of another one.
+restarted. Many faults occur during the recovery from another one.
 """
 
 from __future__ import annotations
@@ -30,29 +30,34 @@ KINDS = ("die", "die", "die", "stop", "pause", "crawl", "cut", "join", "reset", 
 KINDS_FOCUSED = 2  # half of all runs draw only from two of these entries
 # Most runs have few faults, so that enough survives to be checked.
 COUNTS = (0, 1, 1, 1, 2, 2, 3, 5)
-# Three in ten faults wait for a transfer or a call of a Group (for at most HUNT_S_MAX, with a check
-# every HUNT_POLL_S), and strike within STRIKE_S_MAX of it.
+# Three in ten faults wait for a transfer or a call of a Group, for at most TRAFFIC_S_MAX, polling
+# every TRAFFIC_POLL_S. They occur within STRIKE_S_MAX of it.
 TRAFFIC_S_MAX, TRAFFIC_POLL_S, STRIKE_S_MAX = 0.1, 0.0005, 0.004
-# Four in ten wait for the n-th message of some kind, for at most MESSAGE_FAULT_S_MAX, and
-# strike at once or shortly after it.
+# Four in ten wait for the n-th message of some kind, for at most MESSAGE_FAULT_S_MAX. They occur
+# immediately, or shortly after it.
 MESSAGE_FAULT_S_MAX = 2.0
 OCCURRENCES = 1, 1, 1, 2, 3, 6
 STRIKES = ("die sender", "die sender", "die receiver", "die receiver", "manager", "manager",
            "reset", "cut", "stop receiver", "kill")  # fmt: skip
-# A quarter of faults of these kinds are followed by another fault, at one of the next messages,
-# because most of those are about the repair of the first fault.
+# A quarter of faults of these kinds are followed by another fault at one of the next messages, most
+# of which belong to the recovery from the first fault.
 FOLLOWED_KINDS = "die", "manager", "reset", "stop", "cut"
 NEXT_MESSAGES = 1, 2, 3, 5, 8, 13, 20, 30
 STRIKE_DELAYS_S = 0.0, 0.0, 0.0, 100e-6, 1e-3, 0.05
 HEARTBEAT_TIMEOUT_S = 2.0  # a host that is stopped for longer is declared lost
-PERMANENT_STOP_S = HANGS_S + 2.0  # so long that a wait for such a host counts as a hang
-# The same for the hosts of the first manager and of the standby. If both of these hosts are lost,
-# programs wait for an operator, which takes longer than anything else. An operator powers the
-# stopped host off; then the standby may be promoted, or the programs no longer wait.
+PERMANENT_STOP_S = HANGS_S + 2.0  # a wait for such a host counts as a hang
+# The same for the hosts of the first manager and of the standby. If both hosts are lost, programs
+# wait until an operator powers the stopped host off. Then the standby may be promoted, or the
+# programs stop waiting.
 FENCED_S = 30.0
-DECLARED_LOST_S = 10.0  # by then the manager has declared a stopped host lost
-STOPS_S = (0.0, 1.0, 4.0, 12.0)  # added in runs with a standby, which may lead meanwhile
-RATE_MIN = 250e3  # in bytes per second; anything slower looks like a hang
+DECLARED_LOST_S = 10.0  # the manager has declared a stopped host lost by then
+STOPS_S = (
+    0.0,
+    1.0,
+    4.0,
+    12.0,
+)  # added in runs with a standby, which may take over
+RATE_MIN = 250e3  # in bytes per second; slower links look like hangs
 CUTS_S = (0.01, 0.5, 3.0, 8.0)
 
 
@@ -68,7 +73,7 @@ class Faults:
         self.begun_at = 0.0
         self._kinds: Sequence[str] = KINDS
         self._calls = 0  # number of Groups' calls at the last check
-        self.pending = 0  # faults that are scheduled, or will end by themselves
+        self.pending = 0  # faults that are scheduled, or that end by themselves
 
     def begin(self) -> None:
         """Schedules the faults."""
@@ -79,7 +84,7 @@ class Faults:
             self._schedule(self.rng.random() * self.span_s, self._strike_first_host)
         at = [self.rng.random() * self.span_s for _ in range(self.rng.choice(COUNTS))]
         if len(at) > 1 and self.rng.random() < 0.5:
-            at[1] = at[0] + self.rng.random() * 0.002  # during the repair of the first fault
+            at[1] = at[0] + self.rng.random() * 0.002  # during the recovery from the first fault
         for when in at:
             draw = self.rng.random()
             if draw < 0.3:
@@ -99,8 +104,7 @@ class Faults:
         self.world.timeline.after(seconds, run)
 
     def _await_traffic(self, until: float) -> None:
-        """Strikes as soon as bytes are on their way somewhere, or a member of a Group begins a
-        call."""
+        """Injects a fault as soon as bytes are in flight, or a member of a Group begins a call."""
         world = self.world
         calls, self._calls = self._calls, world.calls_begun
         busy = any(host.engine.is_busy for host in world.hosts if host.alive)
@@ -111,7 +115,7 @@ class Faults:
             self._schedule(TRAFFIC_POLL_S, self._await_traffic, until)
 
     def _await_message(self) -> None:
-        """Sets a fault for a message of some kind. If none is sent in time, any fault strikes."""
+        """Sets a fault for a message of some kind. If none is sent in time, injects any fault."""
         rng = self.rng
         arrives, delay = rng.random() < 0.5, rng.choice(STRIKE_DELAYS_S)
         strike = partial(self._strike_after, rng.choice(STRIKES), delay)
@@ -141,10 +145,11 @@ class Faults:
             self._strike(strike, sender, receiver)
 
     def _strike(self, strike: str, sender: int, receiver: int) -> None:
-        """Strikes at the sender or receiver of a message, or between them. Both may be one host."""
+        """Injects a fault at the sender or receiver of a message, or between them. Both may be the
+        same host."""
         kind, _, target = strike.partition(" ")
         place = sender if target == "sender" else receiver
-        if place >= len(self.world.hosts):  # a host that is just being made sends its first message
+        if place >= len(self.world.hosts):  # the first message of a host that is being created
             self._schedule(STRIKE_DELAYS_S[3], self._strike, strike, sender, receiver)
             return
         if kind in ("die", "stop") and not (place or self.world.environment.standby_at):
@@ -176,13 +181,13 @@ class Faults:
             self._follow()
 
     def _random_place(self) -> int | None:
-        """A machine whose host may be lost; None if there is none."""
+        """Draws a machine whose host may be lost; None if there is none."""
         hosts = self.world.hosts if self.world.environment.standby_at else self.world.hosts[1:]
         places = [host.place for host in hosts if host.alive and host.number >= 0]
         return self.rng.choice(places) if places else None
 
     def _strike_first_host(self) -> None:
-        """Strikes at the host of the first manager."""
+        """Injects a fault at the host of the first manager."""
         kind = self.rng.choice(FIRST_HOST_KINDS)
         if kind == "split":  # cut off from its standby alone
             self.injected.append("cut")
@@ -200,8 +205,8 @@ class Faults:
             self._schedule(self._short_delay(), self.world.rejoin, place)
 
     def _stop(self, place: int) -> None:
-        """Stops a host for long enough to be declared lost. Some of these hosts never continue, and
-        are switched off in the end."""
+        """Stops a host until it is declared lost. Some of these hosts never resume, and are powered
+        off in the end."""
         self.world.stop(place)
         if self.rng.random() < 0.15:
             self._schedule(
@@ -219,14 +224,14 @@ class Faults:
         )
 
     def _check_declared_lost(self, host: VirtualHost, stops: int) -> None:
-        """Checks that the manager has declared a host lost, if no other was stopped since."""
+        """Checks that the manager has declared the host lost, if no other was stopped since."""
         world = self.world
         manager = world.manager
         if manager is None or world.struck & world.environment.managers or not manager.decides:
             return
         still_stopped = host.alive and host.place in world.network.stopped and world.stops == stops
         if still_stopped and manager.planner.membership.is_living(host.number):
-            raise WrongEnd(f"host {host.place} has been stopped, and is not given up")
+            raise WrongEnd(f"host {host.place} was stopped, but was not declared lost")
 
     def _switch_off(self, place: int) -> None:
         host = self.world.hosts[place]
@@ -273,7 +278,7 @@ class Faults:
             self.world.reset(place, self.rng.choice(others))
 
     def _leave(self, place: int) -> None:
-        """A node leaves in order, after transferring objects that other nodes need."""
+        """A node leaves, after transferring objects that other nodes need."""
         self.world.leave(place)
 
     def _kill(self, place: int) -> None:

@@ -1,8 +1,8 @@
-"""Faults that strike at a message: just before it leaves, or when it arrives.
+"""Faults that are triggered by a message: just before it is sent, or when it arrives.
 
-Many rules matter only if a process dies between two messages, which a fault at a random time hits
-once in ten thousand runs. Messages are identified by their tags, so a fault can wait for one; rare
-messages are chosen as often as common ones (as in FATE: Gunawi et al., NSDI 2011).
+Many bugs occur only if a process dies between two given messages, which a fault at a random time
+hits once in ten thousand runs. So a fault can wait for a message with a given tag. Rare messages
+are chosen as often as common ones (as in FATE: Gunawi et al., NSDI 2011).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MESSAGES", "MessageFault", "strike_at_messages"]
 
-# Messages for tools, and messages that no simulated program causes.
+# Messages of tools, and messages that no simulated program causes.
 UNUSED = {
     AddPeerWorkers, ClusterEnded, CountersQuery, CountersReport, Credentials, OutputAck,
     OutputLines, RelayOpened, RelayRequest, RemoveNode, *get_args(DiagnosticsMessage),
@@ -58,19 +58,19 @@ _length = struct.Struct("<I").unpack_from
 
 @dataclass(eq=False)
 class MessageFault:
-    """Waits for the `left`-th message with the tag ("": any message), and strikes. strike: called
-    with the machines of its sender and of its receiver."""
+    """Calls `strike` at the `left`-th message with the tag ("": any message), with the machines of
+    its sender and receiver."""
 
     message: str
     left: int
-    arrives: bool  # False: just before it leaves
+    arrives: bool  # False: just before it is sent
     strike: Callable[[int, int], None]
 
 
 def strike_at_messages(
     message_faults: list[MessageFault], data: bytes, ends: tuple[int, int], arrives: bool
 ) -> None:
-    """Complete frames are about to leave a host, or have arrived: their faults strike."""
+    """Triggers the faults of complete frames, which are about to be sent or have arrived."""
     tags: list[str] = []
     for message_fault in list(message_faults):
         if message_fault.arrives is arrives:
@@ -85,7 +85,7 @@ def strike_at_messages(
 
 
 def tags_in(data: bytes) -> list[str]:
-    """The tags of the messages in these frames; "" for anything else."""
+    """Returns the tags of the messages in these frames; "" for anything else."""
     found, at = [], 0
     while at + HEAD_BYTES <= len(data):
         (nbytes,) = _length(data, at)

@@ -1,8 +1,8 @@
-"""The true state of a run, which its processes cannot know, and the invariants of all reads.
+"""The expected state of a run, and the invariants of everything that its programs read.
 
 An object that is read is complete and unchanged. A result contains each of its listed contributors
-exactly once in every byte, and has the same bits wherever it is read. Every error has a cause among
-the faults.
+exactly once in every byte, and has the same bits wherever it is read. Every error is caused by a
+fault.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOSSES = (
 )
 
 
-# ValueErrors about nodes that the caller does not know yet, or no longer knows.
+# ValueErrors about nodes that the caller does not know yet or no longer knows.
 NO_NODE = (
     "there is no node ",
     "copies=2: each copy needs a different node",
@@ -46,11 +46,11 @@ NO_NODE = (
 )
 
 
-# Errors of a leaving node, which starts no more actors, and whose actors take no more calls.
+# Errors of a leaving node, which starts no actors, and whose actors accept no calls.
 REFUSED = errors.ActorLostError, errors.NodeLostError
 
 
-# Part of the error of a Group that lost members before it was complete.
+# Part of the error of a Group that lost members before it was formed.
 UNFILLED = "group_wait_s"
 
 
@@ -69,9 +69,9 @@ class ExpectedOperation:
     kind: str
     leaves: tuple[Leaf, ...]
     num: int
-    contributors_min: int  # the fewest contributors of a result: fewer than num after a deadline
+    contributors_min: int  # fewer than num after a deadline
     ordered: bool = False
-    groups: tuple[tuple[int, ...], ...] = ()  # of each, one source contributes; empty: all do
+    groups: tuple[tuple[int, ...], ...] = ()  # one source of each contributes; empty: all
 
     @property
     def salt(self) -> int:
@@ -79,7 +79,7 @@ class ExpectedOperation:
 
 
 class Oracle:
-    """The true state of one run. `reads`: number of values checked; `errors`: errors of
+    """The expected state of one run. `reads`: number of checked values; `errors`: errors of
     programs."""
 
     def __init__(self, world: World) -> None:
@@ -87,9 +87,7 @@ class Oracle:
         self.world = world
         self.reads = 0
         self.errors: list[str] = []
-        self.small_stores = (
-            False  # stores or disks are small, and objects that do not fit are refused
-        )
+        self.small_stores = False  # stores or disks are small, so objects may be refused
         self._refused: set[str] = set()  # programs to which a full store has refused a request
         self.made_by: dict[str, str] = {}  # the result of a collective -> its requester
         self._results: dict[tuple[int, int], tuple[Any, bytes]] = {}
@@ -100,13 +98,13 @@ class Oracle:
     # -- values --------------------------------------------------------------------------------
 
     def check_leaf(self, leaf: Leaf, value: Array) -> None:
-        """Checks a source that was read somewhere."""
+        """Checks a source that a program has read."""
         self.reads += 1
         if not np.array_equal(value, leaf.array()):
             raise WrongBytes(f"a copy of {leaf} holds {value[:8]}")
 
     def check_value(self, value: Array, expected: Array, what: str) -> None:
-        """Checks any other value that was read."""
+        """Checks any other value that a program has read."""
         self.reads += 1
         if not np.array_equal(value, expected):
             raise WrongBytes(f"{what} holds {value[:8]}")
@@ -119,8 +117,7 @@ class Oracle:
         value: Array,
         named: tuple[int, ...],
     ) -> None:
-        """Checks a result, or one part of it, that was read somewhere; `named`: its
-        contributors."""
+        """Checks a result, or one part of it, that a program has read. named: its contributors."""
         self.reads += 1
         if not operation.contributors_min <= len(named) <= operation.num or len(set(named)) != len(
             named
@@ -145,16 +142,17 @@ class Oracle:
             raise WrongBytes(f"{operation.kind} {operation.number}: {found}, and {named} are named")
         seen = self._results.setdefault((operation.number, part), (named, value.tobytes()))
         if seen != (named, value.tobytes()):
-            raise WrongBytes(f"{operation.kind} {operation.number} has other bits than elsewhere")
+            raise WrongBytes(
+                f"{operation.kind} {operation.number} has different bits on different hosts"
+            )
 
     def note_call(self, call: tuple[object, int], ranks: tuple[Any, ...]) -> None:
-        """The running program, a member of a Group, was given these ranks as contributors to the
-        call."""
+        """Records the contributors of a call that the running member of a Group has received."""
         running = self.world.processes.running
         self._contributors.append((call, ranks, self.world.host_of(running)))
 
     def check_runs(self) -> None:
-        """Checks that no task has run more often than its tries allow."""
+        """Checks that no task has run more than TRIES times."""
         for task, count in runs.items():
             if count > TRIES:
                 raise WrongEnd(f"the task that makes {task} has run {count} times")
@@ -164,22 +162,23 @@ class Oracle:
         world = self.world
         disturbed = world.cuts or world.resets or world.stops or world.managers or world.crawls
         if world.excluded and world.incarnations[0].alive and not disturbed:
-            raise WrongEnd(f"host {world.excluded[0].place} was given up, and nothing has happened")
+            raise WrongEnd(f"host {world.excluded[0].place} was declared lost without a fault")
 
     def check_admitted(self) -> str:
-        """At the end of a run: names a host that was not admitted although it could have been; or
-        "". A host that tried while there was no manager does not count: it has got an error."""
+        """Returns a host that was not admitted by the end of the run, or "". Hosts that tried to
+        join while there was no manager do not count: their join has failed."""
         world = self.world
         managers = [one for one in (world.manager, world.standby) if one is not None]
         if any(one.decides for one in managers):
             for host in world.hosts:
                 error = host.node.components.management.join_error
                 if host.alive and host.number < 0 and not error:
-                    return f"host {host.place} was not let in"
+                    return f"host {host.place} was not admitted"
         return ""
 
     def check_agreed(self) -> None:
-        """Checks that all members on surviving hosts got the same contributors of each call."""
+        """Checks that all members on surviving hosts received the same contributors of each
+        call."""
         seen: dict[tuple[object, int], tuple[Any, ...]] = {}
         for call, ranks, host in self._contributors:
             if host is not None and host.alive and seen.setdefault(call, ranks) != ranks:
@@ -190,15 +189,15 @@ class Oracle:
 
     @property
     def is_undisturbed(self) -> bool:
-        """Whether nothing has happened that may cause errors."""
+        """Whether no fault has occurred that may cause errors."""
         world = self.world
         return not (world.lost or world.cuts or world.resets or world.stops or world.killed)
 
     def check_error(self, what: str, error: BaseException, holds: bool = False) -> None:
-        """A program got this error; raises it again if no fault can explain it. holds: no error is
-        allowed."""
+        """Records the error of a program. Raises it if no fault can have caused it. holds: no error
+        is allowed."""
         if holds:
-            raise WrongEnd(f"{what}: {type(error).__name__}: {error}, which had to hold")
+            raise WrongEnd(f"{what}: {type(error).__name__}: {error}, although no error is allowed")
         self.errors.append(f"{what}: {type(error).__name__}: {error}")
         unknown = isinstance(error, ValueError) and str(error).startswith(NO_NODE)
         unfilled = isinstance(error, errors.HopliteTimeoutError) and UNFILLED in str(error)
@@ -212,7 +211,7 @@ class Oracle:
         if not (unknown or unfilled or isinstance(error, LOSSES)):
             raise error
         host = self.world.host_of(self.world.processes.running)
-        # A leaving host does not wait for tasks that its programs submit meanwhile.
+        # A leaving host does not wait for new tasks of its programs.
         if host in self.world.leaving:
             return
         if (unknown or isinstance(error, REFUSED)) and self.world.leaving:
@@ -223,18 +222,18 @@ class Oracle:
         if self.is_undisturbed and not isinstance(
             error, errors.PeerLostError
         ):  # a rank may have left
-            raise WrongEnd(f"{what}: {type(error).__name__}: {error}, and nothing has happened")
+            raise WrongEnd(f"{what}: {type(error).__name__}: {error}, without a fault")
 
 
-# Checks that nothing remains of the programs of a run when all of them have ended.
+# Checks for leaks after the end of all programs of a run.
 #
-# A leak, a host that does not leave, or an outdated list of members disturbs no program for long,
-# so only the end of a run shows it.
+# A leak, a host that does not leave, or an outdated list of members may not affect any program, so
+# it is only detected at the end of a run.
 
 
 FUNCTION_BYTES_MAX = 1024
-# Tables of nodes and managers that outlast all programs: records of the host, its processes, the
-# other hosts and their links, handlers, logs of limited length. Any other table must be empty.
+# Tables of nodes and managers that need not be empty: records of the host, its processes, other
+# hosts and their links, handlers, logs of limited length.
 LASTING_TABLES = {
     "ClusterMembership._ended", "ClusterMembership._gone", "ClusterMembership._living",
     "ClusterMembership._numbers", "ClusterNode._peer_handlers", "Counters._more",
@@ -267,7 +266,7 @@ TABLES = dict, set, list, deque
 
 
 def leftovers(world: World) -> str:
-    """The remains after all programs have ended, or ""."""
+    """Returns a description of what remains after the end of all programs, or ""."""
     managers = [one for one in (world.manager, world.standby) if one is not None and one.decides]
     living = {one.number for one in world.hosts if one.alive and one.number >= 0}
     for host in world.hosts:
@@ -297,7 +296,7 @@ def _of_memory(host: VirtualHost) -> str:
 
 
 def _of_tables(component: Any, seen: set[int]) -> str:
-    """Inspects all tables of a component, and of the components to which it refers."""
+    """Inspects the tables of a component and of all components to which it refers."""
     for name, value in getattr(component, "__dict__", {}).items():
         if id(value) in seen:
             continue
@@ -326,12 +325,12 @@ def _of_members(world: World, host: VirtualHost, living: set[int]) -> str:
         return "has not left"
     known = set(host.cluster_node.membership.members)
     if known != living:
-        return f"knows the members {sorted(known)}, and there are {sorted(living)}"
+        return f"has the members {sorted(known)}, expected {sorted(living)}"
     return ""
 
 
 def _is_a_function(host: VirtualHost, header: dict[str, Any]) -> bool:
-    """Whether this is a function that a living worker keeps, perhaps to send more tasks."""
+    """Whether this object is a function that a living worker keeps for further tasks."""
     owner = header["owner"]
     lives = owner in host.node.components.workers.all and header["refs"] == [owner]
     return lives and header["kind"] == KIND_PUT and header["size"] <= FUNCTION_BYTES_MAX

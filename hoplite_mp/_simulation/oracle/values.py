@@ -1,8 +1,8 @@
-"""Values whose bytes all identify their origin, and the expected results of collectives of them.
+"""Values whose bytes identify their origin, and the expected results of collectives.
 
-Guarantees are checked to the byte. A source of a collective is a power of two times a pattern over
-the positions of its elements, so a sum shows which sources it contains, and misplaced bytes are
-detected. Where the order of additions matters, sources are floats whose sum depends on it.
+Every byte is checked. A source of a collective is a power of two times a pattern that depends on
+the positions of elements, so a sum shows which sources it contains, and misplaced bytes are
+detected. If the order of additions matters, sources are floats whose sum depends on the order.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = [
     "sum_of",
 ]
 
-PERIOD = 7  # of the pattern; unlike sizes of blocks and stripes, not a power of two
-PATTERNS = 64  # number of cached patterns, because many sources have the same length
+PERIOD = 7  # of the pattern; not a power of two, unlike sizes of blocks and stripes
+PATTERNS = 64  # number of cached patterns
 SOURCES_MAX = 40  # bits of index, salt and pattern together fit into an int64
 SALT_BITS = 10
 RETRY_DELAY = 0.05, 3.0, 0.4
@@ -62,7 +62,7 @@ class Leaf:
     fortran: bool = False
 
     def array(self) -> Array:
-        """Its value."""
+        """Returns the value."""
         flat = self._flat()
         return np.asfortranarray(flat.reshape(2, -1)) if self.fortran else flat
 
@@ -75,32 +75,32 @@ class Leaf:
 
 @functools.lru_cache(maxsize=PATTERNS)
 def pattern(items: int) -> Array:
-    """The pattern of which a source is a multiple."""
+    """Returns the pattern of which a source is a multiple."""
     made = np.arange(items, dtype=np.int64) % PERIOD + 1
     made.flags.writeable = False
     return made
 
 
-# How often the task that makes a source has begun in this run. A global variable can count that,
-# because all simulated processes are threads of this process.
+# Number of starts of each task that makes a source. A global variable suffices, because all
+# simulated processes are threads of this process.
 runs: Counter[tuple[int, int]] = Counter()
 
 
 def make(leaf: Leaf, seconds: float) -> Array:
-    """A task that makes a source, in the given time."""
+    """A task that makes a source after the given time."""
     runs[leaf.salt, leaf.index] += 1
     time.sleep(seconds)
     return leaf.array()
 
 
 def make_once_more(leaf: Leaf, seconds: float) -> Array:
-    """As `make`, but without a count, for tasks that may run more often than their tries."""
+    """Like `make`, but not counted, for tasks that may run more than TRIES times."""
     time.sleep(seconds)
     return leaf.array()
 
 
 def make_refs(leaves: list[Leaf]) -> list[ObjectRef[Array]]:
-    """A task whose result is a list of refs, which no other process holds."""
+    """A task that returns refs which no other process holds."""
     from hoplite_mp._api.cluster import current
 
     c = current()
@@ -108,19 +108,19 @@ def make_refs(leaves: list[Leaf]) -> list[ObjectRef[Array]]:
 
 
 def make_with_refs(leaves: list[Leaf], items: int) -> tuple[Array, list[ObjectRef[Array]]]:
-    """A task whose result has the given number of items beside such a list."""
+    """A task that returns an array of the given length, and such a list."""
     return pattern(items), make_refs(leaves)
 
 
 def rolled(leaf: Leaf, seconds: float) -> Array:
-    """A task whose value shows how often it has run."""
+    """A task whose result shows how often it has run."""
     runs[leaf.salt, leaf.index] += 1
     time.sleep(seconds)
     return leaf.array() + runs[leaf.salt, leaf.index]
 
 
 def delayed(c: Cluster, salt: int) -> Cluster:
-    """The cluster for tasks of the salt: every second one is tried again after a delay."""
+    """Returns the cluster for tasks of the salt. For every second salt, retries are delayed."""
     return c.options(retry_delay=RETRY_DELAY) if salt % 4 == 1 else c
 
 
@@ -135,7 +135,7 @@ def add(left: Array, right: Array) -> Array:
 
 
 def sum_of(leaves: list[Leaf], seconds: list[float]) -> Array:
-    """A task that submits tasks to make all of these, and adds their results."""
+    """A task that submits a task for each leaf, and adds their results."""
     from hoplite_mp._api.cluster import current
 
     c = delayed(current(), leaves[0].salt)
@@ -144,7 +144,8 @@ def sum_of(leaves: list[Leaf], seconds: list[float]) -> Array:
 
 
 def contributors_in(value: Array, salt: int) -> set[int]:
-    """The indices of the sources in a sum. WrongBytes if the sum differs between places."""
+    """Returns the indices of the sources in a sum. WrongBytes: the elements have different
+    sources."""
     if not len(value):
         return set()
     first, rest = divmod(int(value[0]), salt)

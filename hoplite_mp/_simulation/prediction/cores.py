@@ -1,8 +1,8 @@
-"""CPU time of simulated hosts: what workers, engines and a server compute.
+"""CPU time of simulated hosts: the computation of workers, engines and a server.
 
-Threads that are ready share the cores evenly, as under the scheduler of Linux. A host has a number
-of cores, and emulated hosts share the cores of one machine in addition. An engine has one thread,
-which processes blocks in order.
+Runnable threads share the cores evenly, as under the scheduler of Linux. A host has a number of
+cores; emulated hosts also share the cores of one machine. An engine has one thread, which processes
+blocks in order.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Cores"]
 
-# Work that is shorter than this is over: rounding errors of sums.
+# Remaining work that counts as none: the rounding error of sums.
 OVER_S = 1e-12
 
 
 @dataclass(slots=True, eq=False)
 class _Thread:
-    """A thread that is ready. `left_s`: CPU seconds."""
+    """A runnable thread. `left_s`: remaining CPU seconds."""
 
     host: int
     left_s: float
@@ -53,7 +53,7 @@ class Cores:
         self.used_s = [0.0] * hosts
         self._ready: list[_Thread] = []
         self._since = 0.0  # when the rates were computed
-        self._timer = 0  # number of the latest timer: earlier ones are void
+        self._timer = 0  # number of the latest timer; earlier timers are invalid
         self._blocks: list[deque[tuple[int, Callable[..., object], tuple[Any, ...]]]] = [
             deque() for _ in range(hosts)
         ]
@@ -86,7 +86,7 @@ class Cores:
     # ---- shares
 
     def settle(self) -> None:
-        """Brings `used_s` up to date."""
+        """Updates `used_s`."""
         self._advance()
         self._share()
 

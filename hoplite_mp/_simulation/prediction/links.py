@@ -1,9 +1,9 @@
 """Links that connections share at random, and engines that need CPU time for each block.
 
-`VirtualNetwork` serves its streams in turn. If all workers of a parameter server begin together,
-they then stay in step forever: all pull, then all push, and one direction of the server's link is
-idle. TCP shares a link evenly only on average, so here the next block at either end of a link is
-that of a random stream.
+`VirtualNetwork` serves its streams in turn. Workers of a parameter server that start together would
+stay in step forever: all pull, then all push, and one direction of the server's link is idle. TCP
+shares a link evenly only on average. So here, the next block at either end of a link belongs to a
+random stream.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["SharedLinks"]
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """A block on its way. `whole_at`: when its last byte reaches the receiver's link."""
+    """A block in flight. `whole_at`: when its last byte reaches the receiver's link."""
 
     stream: OutgoingStream
     begin: int
@@ -39,7 +39,7 @@ class SharedLinks(VirtualNetwork):
         self.cores = cores
         self.sent: list[int] = []
         self.received: list[int] = []
-        self._up_free: list[float] = []  # when the latest block has left
+        self._up_free: list[float] = []  # when the latest block has been sent
         self._inbound: list[list[_Block]] = []  # blocks that wait for the receiver's link
         self._receiving: list[bool] = []
 
@@ -66,7 +66,7 @@ class SharedLinks(VirtualNetwork):
         port.sending = False
 
     def _leave(self, port: Port, stream: OutgoingStream, begin: int, end: int) -> None:
-        """The engine has written a block, and writes the next one while this one leaves."""
+        """The engine has written a block, and writes the next one while this block is sent."""
         nbytes, host = end - begin, port.host
         starts = max(self.timeline.now, self._up_free[host])
         left = starts + nbytes / port.up + port.debt_s
@@ -78,7 +78,7 @@ class SharedLinks(VirtualNetwork):
         self.timeline.at(starts + self.latency_s, self._reach, block)
 
     def _reach(self, block: _Block) -> None:
-        """The first byte of a block is at the receiver's link."""
+        """The first byte of a block has reached the receiver's link."""
         to = block.stream.to
         self._inbound[to].append(block)
         if not self._receiving[to]:

@@ -1,4 +1,4 @@
-"""The recorded steps on many simulated hosts: shipped node, planner and client code, virtual time.
+"""Replays recorded steps on many simulated hosts, with the shipped code and virtual time.
 
 Each worker draws its steps at random from the recording, computes on the cores of its host, and
 makes the recorded calls with arrays of the recorded sizes. In synchronous training each host has a
@@ -41,18 +41,18 @@ HOSTS_MIN = 2
 EVENTS_MAX = 200_000_000
 JOINED_S = 1.0  # time for all hosts to join
 POLL_S = 1.0
-# A run that takes longer, in virtual time, counts as endless.
+# Timeout of a run, in virtual time.
 SECONDS_MAX = 1e6
-# Steps of each worker before the measured ones: connections are made, and rates measured.
+# Steps of each worker before the measured steps, to open connections and to measure rates.
 WARM_UP_STEPS = 3
-# Arrays of one step that a store has at a time, and its least size in bytes.
+# A store has memory for the arrays of this many steps, and at least this many bytes.
 STORE_STEPS, STORE_BYTES_MIN = 4, 64 << 20
 GATHERING = ("gather", "allgather")
 SERVER = "server"
 
 
 class NotPlayed(RuntimeError):
-    """The program of a simulated worker has failed or does not end."""
+    """The program of a simulated worker failed or does not end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +85,13 @@ class Prediction:
 
 
 def memory_bytes(recording: RecordedTraining, hosts: int) -> int:
-    """About as many bytes of this machine's memory may be in use in a play."""
+    """Returns an estimate of the memory that `play` needs, in bytes."""
     gathers = any(call.kind in GATHERING for step in recording.steps for call in step)
     return hosts * STORE_STEPS * recording.bytes_of_step * (hosts if gathers else 1)
 
 
 def play(recording: RecordedTraining, machines: Machines, steps: int, seed: int) -> Prediction:
-    """Plays `steps` measured steps of each worker. NotPlayed: a worker's program has failed."""
+    """Plays `steps` measured steps of each worker. NotPlayed: a worker's program failed."""
     timeline = Timeline(seed)
     cores = Cores(
         timeline, machines.hosts, machines.cores_per_host, machines.cores, machines.byte_s
@@ -116,7 +116,7 @@ def play(recording: RecordedTraining, machines: Machines, steps: int, seed: int)
     return run.prediction()
 
 
-# Runs by number, for the actor, which is made from its class alone.
+# Runs by number, for the constructor of the actor.
 _runs: dict[int, _Run] = {}
 
 
@@ -135,7 +135,7 @@ class PlayedServer:
 
 @dataclass(slots=True)
 class _Usage:
-    """What has been used up to some time."""
+    """Resources used up to a point in time."""
 
     at: float
     cpu_s: list[float]
@@ -165,7 +165,7 @@ class _Run:
         self.seed = seed
         self.served_s = 0.0
         self.number = id(self)
-        self.ends: list[list[float]] = []  # of each worker: when its steps have ended
+        self.ends: list[list[float]] = []  # of each worker: when each of its steps ended
         self.errors: list[BaseException] = []
         self.first: _Usage | None = None  # when the last worker has warmed up
         self.last: _Usage | None = None  # when the first worker has ended
@@ -194,7 +194,7 @@ class _Run:
         host.attach(name, run_program)
 
     def compute(self, host: int, seconds: float) -> None:
-        """Called by a simulated process: it computes."""
+        """Makes the running simulated process compute."""
         process = self.world.processes.running
         assert process is not None
         job = object()
@@ -202,7 +202,7 @@ class _Run:
         process.wait(job, None)
 
     def _steps(self, rank: int) -> Iterable[tuple[RecordedCall, ...]]:
-        """The steps of a worker; notes when each has ended."""
+        """Yields the steps of a worker, and records when each has ended."""
         rng = random.Random(f"{self.seed} {rank}")
         for number in range(WARM_UP_STEPS + self.steps):
             if number == WARM_UP_STEPS:
@@ -269,7 +269,7 @@ class _Run:
         ]
 
     def wait(self) -> None:
-        """Until all workers have ended."""
+        """Returns when all workers have ended."""
         timeline, until = self.world.timeline, JOINED_S
         while True:
             until = max(until, timeline.now) + POLL_S
@@ -282,7 +282,7 @@ class _Run:
             if self.ends[0] and not self.open_workers:
                 return
             if until > SECONDS_MAX or timeline.events >= EVENTS_MAX:
-                raise NotPlayed(f"it does not end: {self.open_workers}")
+                raise NotPlayed(f"timed out: {self.open_workers}")
 
     def _usage(self) -> _Usage:
         self.cores.settle()
@@ -302,7 +302,7 @@ class _Run:
         begin, end = self.first.at, self.last.at
         within = [[at for at in ends if begin <= at <= end] for ends in self.ends]
         if min(map(len, within)) < 2:
-            raise NotPlayed("a worker has ended before another one has begun: play more steps")
+            raise NotPlayed("a worker ended before another one had warmed up: play more steps")
         parts = [(len(ends) - 1) / (ends[-1] - ends[0]) for ends in within]
         singles = [1 / (later - earlier) for ends in within for earlier, later in pairwise(ends)]
         workers = len(self.ends)
@@ -336,7 +336,7 @@ class _Run:
 
 
 def _array(nbytes: int) -> np.ndarray[Any, np.dtype[Any]]:
-    """An array of this size; of float32 if possible, as gradients."""
+    """Returns an array of this size; of float32 if possible, like gradients."""
     if nbytes % 4:
         return np.zeros(nbytes, np.uint8)
     return np.zeros(nbytes // 4, np.float32)

@@ -1,12 +1,13 @@
 """The steps of one worker, read from the file of `Cluster.trace`.
 
-A step is what repeats. In synchronous training it ends with calls of Groups, in asynchronous
-training with calls of an actor that has the parameters. The worker computes between the calls.
+A step is a sequence of calls that repeats. In synchronous training it ends with calls of Groups, in
+asynchronous training with calls of an actor that has the parameters. The worker computes between
+the calls.
 
     synchronous    compute ─ allreduce ─ compute ─ allreduce ─ ...     calls of one member
     asynchronous   pull ─ compute ─ push ─ pull ─ compute ─ push ...   tasks of one actor
 
-The trace is that of a single worker, so the time between two calls is the worker's own.
+The trace has a single worker, so the time between two calls is the worker's computation.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = [
     "recorded",
 ]
 
-# Calls of Groups that can be played: each rank gives an array, whatever the number of ranks.
+# Calls of Groups that can be replayed: each rank passes one array, for any number of ranks.
 GROUP_KINDS = (
     "allreduce",
     "reduce",
@@ -42,9 +43,9 @@ GROUP_KINDS = (
     "gather",
     "barrier",
 )
-# The fewest complete steps, after the first one. With fewer, percentiles say nothing.
+# The minimum of complete steps after the first one. With fewer, percentiles are meaningless.
 STEPS_MIN = 5
-# The least share of all calls that must repeat. The others begin or end the training.
+# The minimum share of calls that repeat. The other calls start or end the training.
 REPEATED_SHARE_MIN = 0.5
 # Longer steps are found only if their length is given. Higher: traces without steps take longer.
 CALLS_PER_STEP_MAX = 1000
@@ -52,13 +53,13 @@ ACTOR_TRACK = "actor "
 
 
 class NotRecorded(ValueError):
-    """The file is no trace of a worker whose steps can be recognised."""
+    """The file is not a trace of a worker with recognisable steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
     """One call of a step. compute_s: seconds since the worker's previous call; service_s: seconds
-    of the call itself: of the actor's method, or of copies within the only host."""
+    of the call itself: of the actor's method, or of copies within the single host."""
 
     kind: str
     compute_s: float
@@ -138,7 +139,7 @@ def recorded(data: bytes, server: str = "", calls_per_step: int = 0) -> Recorded
     Parameters
     ----------
     data : bytes
-        What `Cluster.trace` has written.
+        The contents of a file written by `Cluster.trace`.
     server : str
         The name or class of the actor with the parameters. "": the trace has calls of Groups, or of
         one actor.
@@ -148,12 +149,12 @@ def recorded(data: bytes, server: str = "", calls_per_step: int = 0) -> Recorded
     Raises
     ------
     NotRecorded
-        It is no trace, or has no steps, or those of several workers.
+        The data is not a trace, has no steps, or has steps of several workers.
     """
     try:
         file = msgspec.json.decode(data, type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise NotRecorded(f"it is no trace of hoplite_mp: {error}") from None
+        raise NotRecorded(f"the file is not a trace of hoplite_mp: {error}") from None
     if any(file.otherData.dropped.values()):
         raise NotRecorded("events of the trace were dropped: trace fewer steps")
     events = sorted((one for one in file.traceEvents if one.ph == "X"), key=lambda one: one.ts)
@@ -169,7 +170,7 @@ def _check_member(calls: list[_Event]) -> None:
     members = {(one.pid, one.args.pid, one.args.rank) for one in calls}
     if len(members) > 1 or any(rank for _, _, rank in members):
         raise NotRecorded(
-            f"it has calls of {len(members)} members of Groups, of ranks up to "
+            f"the trace has calls of {len(members)} members of Groups, of ranks up to "
             f"{max(rank for _, _, rank in members)}: trace a single worker, in Groups of size 1"
         )
     for one in calls:
@@ -192,7 +193,7 @@ def _calls_of_actors(
         actors = {name: calls for name, calls in actors.items() if name.startswith(ends)}
     if not actors:
         what = f"no calls of the actor {server!r}" if server else "no calls of a Group or an actor"
-        raise NotRecorded(f"it has {what}")
+        raise NotRecorded(f"the trace has {what}")
     return actors
 
 
@@ -217,8 +218,8 @@ def _of_actor(actors: dict[str, list[_Event]], calls_per_step: int) -> RecordedT
 def _with_sizes(
     steps: tuple[tuple[RecordedCall, ...], ...],
 ) -> tuple[tuple[RecordedCall, ...], ...]:
-    """Fills in sizes of results that callers had released before their tasks were recorded, with
-    the usual size."""
+    """Replaces missing sizes of results, which callers had released before their tasks were
+    recorded, by the median."""
     usual = [
         int(statistics.median(call.bytes_out for call in calls))
         for calls in zip(*steps, strict=True)
@@ -250,8 +251,8 @@ def _calls(events: list[_Event], *, of_group: bool) -> list[RecordedCall]:
 
 
 def _steps(calls: list[RecordedCall], length: int) -> tuple[tuple[RecordedCall, ...], ...]:
-    """Cuts the calls into steps. The first step is left out: it follows whatever came before, and
-    warms up caches."""
+    """Cuts the calls into steps. The first step is left out: it includes the preparations before
+    it, and fills caches."""
     sized: list[Hashable] = [(call.kind, call.bytes_in) for call in calls]
     named: list[Hashable] = [call.kind for call in calls]
     for signatures in (sized, named):  # sizes of compressed or pickled values vary

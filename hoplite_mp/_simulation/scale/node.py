@@ -1,8 +1,7 @@
-"""One simulated node: the requests of its process, and the messages of the manager.
+"""A simplified node for simulations of thousands of nodes, which do not fit into one process.
 
-Thousands of real nodes, as in _simulation/virtual/, do not fit into one process. This node reports
-sources as _node/collectives/operations.py does, and imports objects of other nodes as
-_node/objects/imports.py does. It makes a single request.
+It reports sources like _node/collectives/operations.py, and imports objects of other nodes like
+_node/objects/imports.py. It makes a single request.
 """
 
 from __future__ import annotations
@@ -56,15 +55,15 @@ __all__ = [
 ]
 
 
-# An operation's number contains the number of the requesting node in the bits from this one on, and
-# the node's life and a count in the lower bits.
+# An operation's number contains the number of the requesting node above this bit, and the node's
+# incarnation and a counter in the lower bits.
 OPERATION_BITS = 40
 FIRST_OPERATION = 1 << 24 | 1
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRequest:
-    """A collective as its caller requests it."""
+    """The arguments of a collective."""
 
     kind: str
     sources: tuple[bytes, ...]
@@ -81,16 +80,16 @@ class ScaleNode:
         self.operation = host.number << OPERATION_BITS | FIRST_OPERATION
         self._collective: CollectiveRequest | None = None
         self._wait = Wait("")
-        self._unanswered: set[bytes] = set()  # sources whose owner has not answered yet
-        # Holders of sources that were made elsewhere.
+        self._unanswered: set[bytes] = set()  # sources whose owner has not replied yet
+        # Holders of sources of other hosts.
         self._holders: dict[bytes, tuple[int, ...]] = {}
         # Sources that are not ready yet -> their indices.
         self._pending: dict[bytes, list[int]] = {}
 
-    # ---- what a process asks for
+    # ---- requests of a process
 
     def get(self, object_id: bytes) -> Wait:
-        """A process here requests the value of an object that is ready."""
+        """A process of this host calls get() for a ready object."""
         wait = Wait(f"a get on host {self.host.number}")
         if object_id in self.host.holds:
             wait.ended_at = self.host.timeline.now
@@ -100,7 +99,7 @@ class ScaleNode:
         return wait
 
     def begin(self, collective: CollectiveRequest) -> Wait:
-        """A process here calls a collective."""
+        """A process of this host calls a collective."""
         self._collective = collective
         self._wait = Wait(f"{collective.kind} of host {self.host.number}")
         others = [one for one in dict.fromkeys(collective.sources) if not self.host.is_own(one)]
@@ -121,7 +120,7 @@ class ScaleNode:
             self._request(self._collective)
 
     def ready(self, object_id: bytes) -> None:
-        """Reports an object that has become ready, if it is a source."""
+        """Reports a source that has become ready to the manager."""
         for index in self._pending.pop(object_id, ()):
             nbytes, layout, (first, *others) = self._source_info(object_id)
             message = SourceReady(self.operation, index, first, nbytes, layout, tuple(others))
@@ -158,7 +157,7 @@ class ScaleNode:
         holders = self.host.holders(object_id) if own else self._holders[object_id]
         return nbytes, b"float32 %d" % nbytes, holders
 
-    # ---- what the manager sends
+    # ---- messages of the manager
 
     def receive(self, message: Any) -> None:
         """Handles a message from the manager."""
@@ -177,28 +176,28 @@ class ScaleNode:
             case MembersChanged(went=()):
                 pass  # an announcement of new nodes
             case _:
-                raise WrongCompletion(f"nothing has failed, and a node is sent {message!r}")
+                raise WrongCompletion(f"unexpected message without a fault: {message!r}")
 
     def _end(self, collective: CollectiveRequest, commit: Commit) -> None:
         if len(commit.contributors) != collective.num:
-            raise WrongCompletion(f"{commit}, and {collective.num} contributors were wanted")
+            raise WrongCompletion(f"{commit}, and {collective.num} contributors were requested")
         for number in () if collective.kind in FOLDING else commit.destinations:
             for index in commit.contributors:
                 if collective.sources[index] not in self.host.hosts[number].holds:
-                    raise WrongCompletion(f"{commit}, and host {number} has not got source {index}")
+                    raise WrongCompletion(f"{commit}, but host {number} lacks source {index}")
         self._wait.ended_at = self.host.timeline.now
 
 
-# One host's part in plans: makes cells of the planner's Distribute and ExecuteReduce messages.
+# One host's part in plans: creates the cells of Distribute and ExecuteReduce messages.
 #
-# It sends the planner the same messages as _node/collectives/ at the same points, and turns
-# programs into cells as the modules there do, as long as nothing fails. Every fold is a sum of
-# float32. If a program has two names for the same bytes, both refer to one cell, as there.
+# It sends the same messages as _node/collectives/, and creates the same cells from a program, as
+# long as nothing fails. Every fold is a sum of float32. If a program has two names for the same
+# bytes, both refer to one cell, as in the node.
 
 
 ITEM_BYTES = 4
-# Interval for advancing a cell that is served while another plan still receives its bytes (see
-# _node/execution/plan_cells.py).
+# Interval for advancing a cell that is served while another plan receives its bytes; see
+# _node/execution/plan_cells.py.
 WINDOW_S = 0.004
 
 
@@ -218,16 +217,16 @@ class ScalePart:
     growing: list[ScaleCell] = field(default_factory=list)
 
     def key(self, name: Name) -> Key:
-        """The key with which other hosts request the cell."""
+        """Returns the key with which other hosts request the cell."""
         return self.plan.operation, self.plan.epoch, name.stripe, name.part
 
     def object(self, stripe: int) -> bytes:
-        """The object that this stripe copies. Only for plans that copy."""
+        """Returns the object that this stripe copies. Only for plans that copy."""
         plan = self.plan
         return plan.object if isinstance(plan, Distribute) else plan.objects[stripe]
 
     def reach(self, begin: int, end: int) -> int:
-        """How many bytes from `begin` on have arrived, up to `end`."""
+        """Returns how many consecutive bytes from `begin` on have arrived, up to `end`."""
         at = begin
         for first, last in sorted((cell.begin, cell.begin + cell.watermark) for cell in self.cells):
             if first <= at < last:
@@ -236,7 +235,7 @@ class ScalePart:
 
 
 class Executions:
-    """All plans that one host executes."""
+    """The plans that one host executes."""
 
     def __init__(self, host: ScaleHost) -> None:
         self.host = host
@@ -245,7 +244,7 @@ class Executions:
         # Plans by which an object is being received, by object.
         self._receiving: dict[bytes, ScalePart] = {}
 
-    # ---- what the manager sends
+    # ---- messages of the manager
 
     def fetch(self, object_id: bytes, holders: tuple[int, ...]) -> None:
         """Requests from the manager a copy that a process needs."""
@@ -259,10 +258,12 @@ class Executions:
         if here or older:
             if part.program.pulls:
                 raise WrongCompletion(
-                    f"{plan} brings what host {self.host.number} has, or receives"
+                    f"{plan} sends host {self.host.number} an object that it has or receives"
                 )
         elif not part.program.pulls:
-            raise WrongCompletion(f"{plan} takes from host {self.host.number} what it has not got")
+            raise WrongCompletion(
+                f"{plan} reads from host {self.host.number}, which lacks the object"
+            )
         else:
             self._receiving[plan.object] = part
         self._make(part, older)
@@ -282,7 +283,7 @@ class Executions:
         at = dict(zip(plan.members, plan.objects, strict=True))
         gone = {index for _, index in part.program.given if at[index] not in self.host.holds}
         if gone or plan.operation in self.parts:
-            raise WrongCompletion(f"{plan} on host {self.host.number}, which has not got {gone}")
+            raise WrongCompletion(f"{plan} on host {self.host.number}, which lacks {gone}")
         if part.program.is_empty:
             return
         self.parts[plan.operation] = part
@@ -312,8 +313,8 @@ class Executions:
         return ScalePart(plan, program_of(plan, self.host.number), _bounds_of(plan))
 
     def _make(self, part: ScalePart, older: ScalePart | None) -> None:
-        """Makes all cells of a plan. older: the plan that is still receiving the bytes that this
-        plan serves."""
+        """Creates all cells of a plan. older: the plan that is receiving the bytes that this plan
+        serves."""
         program, made = part.program, part.made
         pulled = {pull.cell for pull in program.pulls}
         served = {serve.cell for serve in program.serves}
@@ -349,7 +350,7 @@ class Executions:
                 self._expect(part, name)
                 self.host.engine.fold(cell, sources)
         for serve in program.serves:
-            if serve.cell not in made:  # an object that other hosts copy from this one
+            if serve.cell not in made:  # an object that other hosts copy from this host
                 cell = make(serve.cell, part.object(serve.cell.stripe))
                 part.growing += [cell] if older else []
 
@@ -436,7 +437,7 @@ def _bounds_of(plan: Distribute | ExecuteReduce) -> list[tuple[int, int]]:
 
 
 MANAGER_HOST = 0
-# In a cluster host ids are random; here they are consecutive from this number on.
+# Host ids are consecutive from this number; in production they are random.
 HOST_ID_BASE = 1000
 # Size of a message between nodes about one object.
 PEER_MESSAGE_BYTES = 100
@@ -468,10 +469,10 @@ class ScaleHost:
         self.hosts = hosts
         self.timeline = engine.network.timeline
         self.holds: set[bytes] = set()
-        self.reads: dict[bytes, Wait] = {}  # objects that a process waits for here
+        self.reads: dict[bytes, Wait] = {}  # objects for which a process of this host waits
         self._manager = manager
-        self._copies_at: dict[bytes, set[int]] = {}  # objects made here -> hosts with a copy
-        # Objects made here that are not ready -> the hosts to answer when they are.
+        self._copies_at: dict[bytes, set[int]] = {}  # objects of this host -> hosts with a copy
+        # Pending objects of this host -> the hosts that get a reply once they are ready.
         self._waiting_hosts: dict[bytes, list[tuple[ScaleHost, Callable[..., None]]]] = {}
 
     # ---- messages
@@ -489,7 +490,7 @@ class ScaleHost:
     # ---- objects
 
     def put(self, object_id: bytes) -> None:
-        """The object is complete on this host from now on, and other hosts may read it."""
+        """Called when the object is complete on this host, so that other hosts may read it."""
         self.holds.add(object_id)
         for host, answer in self._waiting_hosts.pop(object_id, ()):
             self._answer(object_id, host, answer)
@@ -500,19 +501,19 @@ class ScaleHost:
             self.send(owner.number, PEER_MESSAGE_BYTES, owner._copied, object_id, self.number)
 
     def is_own(self, object_id: bytes) -> bool:
-        """Whether the object was made here."""
+        """Whether this host owns the object."""
         return self._owner(object_id) is self
 
     def holders(self, object_id: bytes) -> tuple[int, ...]:
-        """The hosts that hold an object that was made here; empty if it is not ready."""
+        """Returns the hosts that hold an object of this host; empty: it is pending."""
         here = (self.number,) if object_id in self.holds else ()
         return (*here, *sorted(self._copies_at.get(object_id, ())))
 
     def request_holders(
         self, object_id: bytes, answer: Callable[[bytes, tuple[int, ...]], None]
     ) -> None:
-        """Asks the object's owner for its holders. The owner answers at once and, if the object is
-        pending, again when it is ready."""
+        """Requests the object's holders from its owner. The owner replies immediately and, if the
+        object is pending, again when it is ready."""
         owner = self._owner(object_id)
         self.send(
             owner.number, PEER_MESSAGE_BYTES, owner._holders_requested, object_id, self, answer

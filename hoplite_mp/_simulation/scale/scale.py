@@ -1,8 +1,8 @@
 """One operation on many nodes: its time, the theoretical lower bound, and its cost.
 
-Plans can be tried for more hosts than anybody has. All links are alike, nothing fails, and every
-source is ready; what remains is the plan, the delays of messages, and the planner's own time, which
-alone is measured on a real clock.
+This evaluates plans for very many hosts. All links are equal, nothing fails, and every source is
+ready, so the time depends on the plan and on the delays of messages. The planner's time is measured
+on a real clock.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 __all__ = ["BLOCK_BYTES", "OPERATIONS", "ScaleRow", "ScaleWorld", "Size", "coarseness", "measure"]
 
 
-# With more nodes than this, blocks have at least COARSE_BYTES, unless --block says otherwise,
-# because a thousand nodes have a million streams. Longer blocks need fewer events, but a stripe
-# shorter than a block moves as a whole, so a transfer over two hops appears up to twice as slow.
+# With more nodes than this, blocks have at least COARSE_BYTES, unless --block is given: a thousand
+# nodes have a million streams. Longer blocks need fewer events, but a stripe shorter than a block
+# is sent as a whole, so a transfer over two hops appears up to twice as slow.
 COARSE_NODES = 128
 COARSE_BYTES = 64 << 10
-# The host that requests an operation, and that has the source of a broadcast or get. It is not the
-# manager's host, whose link is busy sending plans.
+# The host that requests an operation, and has the source of a broadcast or get. The link of the
+# manager's host is busy sending plans.
 REQUESTER = 1
 
 OPERATIONS = ("broadcast", "get", "reduce", "allreduce", "reduce_scatter", "gather", "allgather")
@@ -62,8 +62,8 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRow:
-    """The results. `bytes_a_node`: sent by the manager; `step_s`: the planner's mean time for one
-    message."""
+    """The results. `bytes_a_node`: bytes sent by the manager; `step_s`: the planner's mean time for
+    one message."""
 
     operation: str
     nodes: int
@@ -84,12 +84,12 @@ class ScaleRow:
 
 
 def coarseness(nodes: int) -> int:
-    """The shortest block that is simulated by default."""
+    """Returns the default of the shortest simulated block."""
     return COARSE_BYTES if nodes > COARSE_NODES else 0
 
 
 def bound_s(operation: str, size: Size) -> float:
-    """The minimum time on the links, if all are alike and latency is zero."""
+    """Returns the minimum time for equal links without latency."""
     n, one = size.nodes, size.nbytes / size.rate
     if operation == "allreduce":
         return 2 * (n - 1) / n * one
@@ -102,7 +102,7 @@ def bound_s(operation: str, size: Size) -> float:
 
 def measure(operation: str, size: Size) -> ScaleRow:
     """Simulates one operation."""
-    gc.disable()  # no garbage before the end, but many objects to scan
+    gc.disable()  # many objects, but no garbage before the end
     try:
         world = ScaleWorld(size.nodes, size.rate, latency_s=size.latency_s, least=size.least)
         seconds = world.run(_begin(world, operation, size.nbytes))
@@ -137,11 +137,10 @@ def _begin(world: ScaleWorld, operation: str, nbytes: int) -> list[Wait]:
     return [requester.begin(CollectiveRequest(operation, sources, len(sources), results))]
 
 
-# Very many simulated nodes, the real planner, and the network between them.
+# Very many simulated nodes, the shipped planner, and the network between them.
 #
-# It replaces _manager/loop.py as far as plans need that, and counts messages, bytes and the
-# planner's time. All links are alike and nothing fails; faults are simulated with real nodes, in
-# _simulation/virtual/.
+# ScaleWorld implements what plans need of _manager/loop.py, and counts messages, bytes and the
+# planner's time. All links are equal and nothing fails; _simulation/virtual/ simulates faults.
 
 
 BLOCK_BYTES = 256 << 10
@@ -150,7 +149,7 @@ SECONDS_MAX = 1e6
 
 
 class ScaleWorld:
-    """One cluster, whose nodes have joined, and whose planner knows the rates of their links."""
+    """One cluster. All nodes have joined, and the planner knows the rates of their links."""
 
     def __init__(
         self, nodes: int, rate: float, *, latency_s: float = 100e-6, least: int = 0
@@ -178,7 +177,8 @@ class ScaleWorld:
     # ---- objects
 
     def put(self, node: ScaleNode, nbytes: int, ready_in: float = 0.0) -> bytes:
-        """Makes an object of the node, which becomes ready after the given time. Returns its id."""
+        """Creates an object of the node, which becomes ready after the given time. Returns its
+        id."""
         object_id = self._new_id(node, nbytes, 1)
         if ready_in:
             self.timeline.after(ready_in, self._ready, node, object_id)
@@ -191,7 +191,7 @@ class ScaleWorld:
         node.ready(object_id)
 
     def result(self, node: ScaleNode, nbytes: int) -> bytes:
-        """An id for the result of a collective that this node requests."""
+        """Returns an id for the result of a collective that this node requests."""
         return self._new_id(node, nbytes, 2)
 
     def _new_id(self, node: ScaleNode, nbytes: int, slot: int) -> bytes:
@@ -205,18 +205,17 @@ class ScaleWorld:
 
     @property
     def stripe_plan(self) -> str:
-        """The last stripe plan, in the planner's words; "-" if there was no choice."""
+        """The last stripe plan, as the planner describes it; "-" if there was none."""
         if not self.notes:
             return "-"
         words = self.notes[-1].rpartition(": ")[2].split(",")[0].split()
         return " ".join(words[:4])
 
     def _take(self, message: NodeToManager) -> None:
-        # Trees are not packed, because all links are alike; no tick is needed, because there are no
-        # deadlines.
+        # All links are equal, so no trees are packed. There are no deadlines, so no tick is needed.
         if isinstance(message, FetchComplete):
             self.copied_at = self.timeline.now
-        began = time.perf_counter()  # only for the table: nothing in the run depends on it
+        began = time.perf_counter()  # only for the table: the run does not depend on it
         plan = self.planner.step(message, self.timeline.now)
         seconds = time.perf_counter() - began
         self.steps += 1
@@ -235,8 +234,8 @@ class ScaleWorld:
     # ---- running
 
     def play(self, plan: Distribute) -> float:
-        """Carries out one plan for copies of a new object of its source, as if a planner had made
-        it. Returns the seconds until the manager knows of the last copy."""
+        """Executes one plan for copies of a new object of its source. Returns the seconds until the
+        manager has received the report of the last copy."""
         object_id = self.put(self.nodes[plan.sources[0]], plan.nbytes)
         plan = msgspec.structs.replace(plan, object=object_id)
         for node in participants(plan):
@@ -244,17 +243,17 @@ class ScaleWorld:
         ended = self.timeline.run(EVENTS_MAX, SECONDS_MAX)
         missing = [n for n in plan.receivers if object_id not in self.nodes[n].host.holds]
         if missing or not ended:
-            raise WrongCompletion(f"{plan} brings nothing to {missing}")
+            raise WrongCompletion(f"{plan} sends nothing to {missing}")
         return self.copied_at
 
     def run(self, waits: list[Wait]) -> float:
-        """Runs until no event is left; returns the time at which the last of the waits ended."""
+        """Runs until there are no more events. Returns the time at which the last wait ended."""
         if not self.timeline.run(EVENTS_MAX, SECONDS_MAX):
             raise WrongCompletion(f"{waits} do not end")
         ended = [wait.ended_at for wait in waits if wait.ended_at is not None]
         if len(ended) < len(waits):
             raise WrongCompletion(f"{[wait for wait in waits if wait.ended_at is None]} never end")
-        # Nothing may be left over in the planner or on any host.
+        # Nothing may remain in the planner or on any host.
         reductions, entries = self.planner.reductions, self.planner.copies.entries.values()
         left: list[object] = [
             *reductions.operations,
@@ -266,5 +265,5 @@ class ScaleWorld:
             left += [*node.executions.copying, *node.executions.parts, *node.host.reads]
             left += [*engine.waiting, *(cell.key for cell in engine.cells)]
         if left or reductions.wake_at is not None:
-            raise WrongCompletion(f"when all was over, there was still {left}")
+            raise WrongCompletion(f"after the last event there remains {left}")
         return max(ended)

@@ -1,12 +1,11 @@
-"""The cells of one node: pulls, serves and folds, according to `transfer_model.py`.
+"""A model of the compiled engine without bytes: the cells of one node, pulls, serves and folds.
 
-It is the compiled engine without bytes. The ends of blocks, and when a block may move, are
-determined by `serve_goal` and `fold_goal` of that module, which tests compare with the engine; this
-file adds the times, because requests take time and blocks wait for their links. Nothing fails here.
-As in the engine, a request for a key without a cell waits for the cell.
+`serve_goal` and `fold_goal` of `transfer_model.py` determine the ends of blocks and when a block
+may be sent; tests compare them with the engine. This module adds the times of requests and of
+blocks. Nothing fails. As in the engine, a request for a key without a cell waits for the cell.
 
-Instead of bytes a cell has a place in a whole object, and a content, which describes the origin of
-each byte. Each pull and each fold passes both on, so a cell that is filled from a wrong one is
+Instead of bytes, a cell has an offset in a whole object, and a content, which describes the origin
+of its bytes. Pulls and folds propagate both, so a cell that is filled from a wrong cell is
 detected.
 """
 
@@ -37,9 +36,8 @@ __all__ = [
 
 # Invariants of all data that plans deliver.
 #
-# A plan that delivers wrong bytes must not be praised for its speed. A copy contains its object,
-# complete. A result contains each contributor in its commit exactly once in every byte, and results
-# from the same additions on every host, so it has the same bits.
+# A copy contains its object completely. A result contains each contributor of its commit exactly
+# once in every byte, and is computed by the same additions on every host, so it has the same bits.
 
 
 class WrongCompletion(AssertionError):
@@ -61,7 +59,7 @@ class ScaleOracle:
                 raise WrongPlace(f"a copy of {object_id.hex()} has {cell}")
 
     def check_commit(self, commit: Commit) -> None:
-        """All commits of an operation must be equal."""
+        """Checks that all commits of an operation are equal."""
         known = self._commits.setdefault(commit.operation, commit)
         if commit != known:
             raise WrongCompletion(f"{commit} and {known}")
@@ -69,25 +67,25 @@ class ScaleOracle:
     def check_result(
         self, plan: ExecuteReduce, commit: Commit, cells: Iterable[ScaleCell], begin: int, end: int
     ) -> None:
-        """A destination must seal these cells as bytes [begin, end) of the result."""
+        """Checks the cells that a destination seals as bytes [begin, end) of the result."""
         if commit.contributors != plan.members:
-            raise WrongPlace(f"{commit} is about other members than {plan.members}")
+            raise WrongPlace(f"{commit} has other members than {plan.members}")
         for cell in _in_order(cells, begin, end):
             place = plan.operation, cell.begin
             if place not in self._sums:
                 self._sums[place] = cell.content
                 _check_sum(plan, cell.content)
             elif self._sums[place] != cell.content:
-                raise WrongPlace(f"{cell} has other bits than elsewhere")
+                raise WrongPlace(f"{cell} has different bits on different hosts")
 
 
 def _in_order(cells: Iterable[ScaleCell], begin: int, end: int) -> list[ScaleCell]:
-    """The cells that are not empty, in order; they must be full and cover [begin, end)."""
+    """Returns the nonempty cells in order. They must be full and cover [begin, end)."""
     found = sorted((cell for cell in cells if cell.nbytes), key=lambda cell: cell.begin)
     at = begin
     for cell in found:
         if cell.begin != at or cell.watermark != cell.nbytes:
-            raise WrongPlace(f"bytes from {at} on are to be there, and it is {cell}")
+            raise WrongPlace(f"expected bytes from {at} on, found {cell}")
         at += cell.nbytes
     if at != end:
         raise WrongPlace(f"bytes {at} to {end} are missing")
@@ -110,12 +108,12 @@ def _check_sum(plan: ExecuteReduce, content: Content) -> None:
 
 
 Key = tuple[int, int, int, int]
-# The name of an object, the index of a member, or a tuple of contents that were added in this
-# order, because floating-point sums in another order have other bits.
+# The id of an object, the index of a member, or a tuple of contents that were added in this order
+# (floating-point sums in another order have other bits).
 Content = Any
 
-# The first request between two hosts arrives after this many one-way delays, because TCP, TLS and
-# the handshake precede it.
+# One-way delays until the first request between two hosts arrives, after TCP, TLS and the
+# handshake.
 CONNECT_WAYS = 6
 
 
@@ -125,15 +123,15 @@ class WrongPlace(AssertionError):
 
 @dataclass(slots=True, eq=False)
 class ScaleCell:
-    """Bytes [0, watermark) are valid and final; the first is byte `begin` of the whole."""
+    """Bytes [0, watermark) are valid and final. The first is byte `begin` of the whole object."""
 
     key: Key | None
     begin: int
     nbytes: int
     watermark: int
-    content: Content  # None: no byte has arrived
+    content: Content  # None: empty
     block: int
-    filled: Callable[[], None] | None = None  # called once, when all bytes are there
+    filled: Callable[[], None] | None = None  # called when all bytes are present
     serves: dict[ScaleStream, None] = field(default_factory=dict)
     feeds: list[ScaleFold] = field(default_factory=list)
 
@@ -157,7 +155,7 @@ class ScaleFold:
 
 @dataclass(slots=True, eq=False)
 class ScaleStream:
-    """One pull, seen from both sides."""
+    """One pull."""
 
     cell: ScaleCell
     puller: ScaleEngine
@@ -181,7 +179,7 @@ class ScaleStream:
             self.server.network.offer(self.server.host, self)
 
     def take(self) -> tuple[int, int]:
-        """The next block, which leaves now."""
+        """Returns the next block, which is sent now."""
         assert self.source is not None
         self.queued = False
         begin, source = self.next, self.source
@@ -195,7 +193,7 @@ class ScaleStream:
         cell, source = self.cell, self.source
         assert source is not None
         if begin != cell.watermark or cell.begin != source.begin or source.watermark < end:
-            raise WrongPlace(f"byte {begin} of {source} comes to {cell}")
+            raise WrongPlace(f"byte {begin} of {source} arrives at {cell}")
         cell.content = source.content
         self.in_flight -= 1
         if end == cell.nbytes:
@@ -224,7 +222,7 @@ class ScaleEngine:
     def cell(
         self, key: Key | None, begin: int, nbytes: int, content: Content = None, watermark: int = 0
     ) -> ScaleCell:
-        """Makes a cell; streams that have been waiting for its key begin."""
+        """Creates a cell, and starts the streams that wait for its key."""
         block = max(self.least, block_bytes_for(nbytes, self.block_bytes))
         cell = ScaleCell(key, begin, nbytes, watermark, content, block)
         self.cells.add(cell)
@@ -251,7 +249,7 @@ class ScaleEngine:
             cell.filled()
 
     def close(self, cell: ScaleCell) -> None:
-        """Closes a full cell that no stream reads any more."""
+        """Closes a full cell that no stream reads."""
         if cell.watermark < cell.nbytes or cell.serves:
             raise WrongPlace(f"the cell {cell.key} is closed at byte {cell.watermark}")
         self.cells.remove(cell)
@@ -275,7 +273,7 @@ class ScaleEngine:
         timeline.after(delay, server.requested, ScaleStream(cell, self, server, key, self.host))
 
     def requested(self, stream: ScaleStream) -> None:
-        """Another node asks for a cell of this one."""
+        """Another node requests a cell of this node."""
         cell = self.keys.get(stream.key)
         if cell is not None:
             self._attach(stream, cell)
@@ -295,7 +293,7 @@ class ScaleEngine:
         """Fills the cell by a left fold over cells of this node."""
         places = {(source.begin, source.nbytes) for source in (cell, *sources)}
         if len(places) > 1:
-            raise WrongPlace(f"a fold adds bytes of different places, {places}")
+            raise WrongPlace(f"a fold adds bytes of different offsets, {places}")
         fold = ScaleFold(cell, sources)
         for source in sources:
             source.feeds.append(fold)

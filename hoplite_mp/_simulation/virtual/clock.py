@@ -1,8 +1,8 @@
-"""Virtual time for all code of a run that reads a clock, and pids for simulated processes.
+"""Virtual time for all code of a run that reads a clock, and pids of simulated processes.
 
 Client code computes deadlines with `hoplite_mp._common.clock`, programs with `time`, and the
-compiled modules with the system's monotonic clock. During a run all of them get the timeline's
-time, and `time.sleep` makes the calling simulated process wait.
+compiled modules with the system's monotonic clock. During a run, all of them return the timeline's
+time, and `time.sleep` blocks the calling simulated process.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["virtual_time"]
 
-# The total and free memory that each host reads, because a run must not depend on the memory of
-# this machine.
+# Total and free memory of each host. A run must not depend on the memory of this machine.
 TOTAL_BYTES = AVAILABLE_BYTES = 1 << 40
 CLOCKS: tuple[Any, ...] = (time, clock)
 MEMORY_READERS: tuple[Any, ...] = (budget, sweeper)  # errors contain the memory in use
@@ -65,7 +64,7 @@ class VirtualStacks:
 
 @contextlib.contextmanager
 def virtual_time(processes: VirtualProcesses) -> Iterator[None]:
-    """Surrounds a run. Threads that do not belong to it keep the real time."""
+    """Replaces the clocks for one run. Threads that do not belong to it read the real time."""
     timeline = processes.timeline
     real = [(module.monotonic, module.monotonic_ns, module.sleep) for module in CLOCKS]
     real_monotonic, real_monotonic_ns, real_sleep = real[0]
@@ -83,8 +82,8 @@ def virtual_time(processes: VirtualProcesses) -> Iterator[None]:
         return EPOCH_S + timeline.now if processes.is_ours() else real_monotonic()
 
     def monotonic_ns() -> int:
-        """No two calls return the same value, as in the compiled modules, whose clock counts its
-        readings: a loop whose deadline is past for that clock alone would never end."""
+        """Each call returns a larger value, as in the compiled modules. Otherwise a loop would
+        never end whose deadline has passed for their clock only."""
         nonlocal now_ns
         if not processes.is_ours():
             return int(real_monotonic_ns())

@@ -1,8 +1,8 @@
 """Connection attempts between simulated hosts, and the listeners at which they arrive.
 
-It implements the port Connections (_node/ports.py). An attempt takes as long as its packets do. It
-is refused at an address where no process listens, and gets no answer across a cut or from a stopped
-host. No tokens are exchanged, because other tests cover authentication.
+It implements the port Connections (_node/ports.py). An attempt takes as long as its packets. It is
+refused at an address where no process listens, and times out across a cut or at a stopped host.
+There is no authentication, which other tests cover.
 """
 
 from __future__ import annotations
@@ -41,13 +41,12 @@ __all__ = [
 ARRIVE_S = 2.0
 ROUND_PAUSE_S = 0.2
 HANDSHAKE_S = 5.0
-ACCEPT_S = 0.005  # how often an attempt that waits for acceptance is retried
+ACCEPT_S = 0.005  # interval between retries of an attempt that waits to be accepted
 
 
 @dataclass(frozen=True)
 class VirtualListener:
-    """A process that accepts connections. admit: called with each connection, in a turn of that
-    process."""
+    """A listening process. admit: called with each connection, in a turn of that process."""
 
     host: int
     loop: Any
@@ -55,7 +54,7 @@ class VirtualListener:
     cluster: bytes
     introduction: Introduction
     admit: Callable[[Admission], None]
-    refuses: Callable[[str], bool] = lambda role: False  # whether a role is not served at present
+    refuses: Callable[[str], bool] = lambda role: False  # whether a role is currently refused
 
 
 class Switchboard:
@@ -65,27 +64,27 @@ class Switchboard:
         self.network = network
         self.descriptors = descriptors
         self.listeners: dict[tuple[str, int], VirtualListener] = {}
-        self.streams: dict[VirtualStream, None] = {}  # one end of each established connection
-        # Addresses at which a supervisor keeps the listening socket open while it starts another
-        # manager, so that attempts wait there.
+        self.streams: dict[VirtualStream, None] = {}  # one end of each connection
+        # Addresses whose listening socket a supervisor keeps open while it starts another manager.
+        # Attempts wait there.
         self.kept_open: set[tuple[str, int]] = set()
 
     def connect(
         self, loop: Any, host: int, to: VirtualListener
     ) -> tuple[VirtualStream, VirtualStream]:
-        """Makes a connection from the process to a listener."""
+        """Creates a connection from the process to a listener."""
         ends = connect(self.network, self.descriptors, (loop, host), (to.loop, to.host))
         self.streams[ends[0]] = None
         return ends
 
     def close_all(self, loop: Any) -> list[VirtualStream]:
-        """Closes the connections of a process that has ended. Returns the other ends of connections
-        to other hosts, which must still be reset."""
+        """Closes the connections of a process that has ended. Returns the ends at other hosts,
+        which the caller must reset."""
         found = []
         for stream in list(self.streams):
             for end in (stream, stream.peer):
                 if end.loop is loop and end.host == end.peer.host:
-                    end.close()  # no reset, because all data sent within its host arrives
+                    end.close()  # no reset: all data sent within its host arrives
                     self.streams.pop(stream, None)
                 elif end.loop is loop:
                     end.is_closed = True
@@ -97,7 +96,7 @@ class Switchboard:
         return found
 
     def between(self, one: int, other: int) -> list[VirtualStream]:
-        """Living connections between these hosts, each represented by one end."""
+        """Returns one end of each living connection between these hosts."""
         alive = [s for s in self.streams if not (s.is_closed or s.peer.is_closed or s.failure)]
         return [stream for stream in alive if {stream.host, stream.peer.host} == {one, other}]
 
@@ -130,7 +129,7 @@ class VirtualConnectionAttempt:
         self._host_id = host_id
         self._rounds_max = rounds_max
         self._rounds_lost = 0
-        self._arrived = False  # there was an answer in this round
+        self._arrived = False  # whether any address has answered in this round
         self._next = 0
         self._attempt = 0
         self._attempt_ends = now
@@ -150,7 +149,7 @@ class VirtualConnectionAttempt:
         return self._fd
 
     def wait(self) -> Admission:
-        """Connects at once, because a simulated process cannot block here."""
+        """Connects immediately, because a simulated process cannot block here."""
         for at in self._endpoints:
             listener = self._board.listeners.get(at)
             blocked = self._board.network.is_blocked
@@ -158,7 +157,7 @@ class VirtualConnectionAttempt:
                 continue
             if not blocked(self._host, listener.host):
                 return self._make(listener)
-        raise ManagerLostError("nobody is there")
+        raise ManagerLostError("no manager is listening")
 
     def turn(self, now: float) -> Admission | None:
         while True:
@@ -167,7 +166,7 @@ class VirtualConnectionAttempt:
                 return found
             if now >= self._ends:
                 self._attempt += 1
-                raise self._lost("no answer in time")
+                raise self._lost("timed out")
             if found is None and self._again_at is None:
                 if now < self._attempt_ends:
                     return None
@@ -188,14 +187,14 @@ class VirtualConnectionAttempt:
         network.timeline.after(network.delay(self._host, there), self._arrive, self._attempt, there)
 
     def _host_at(self, at: tuple[str, int]) -> int:
-        """The host at the address, which refuses attempts if no process listens there."""
+        """Returns the host at an address where no process listens."""
         return int(at[0].rpartition(".")[2]) - 1
 
     def _arrive(self, attempt: int, there: int) -> None:
-        """The first packet has reached the other host."""
+        """Called when the first packet has reached the other host."""
         network = self._board.network
         if attempt != self._attempt or network.is_blocked(self._host, there):
-            return  # the packet is lost, or there is no answer
+            return  # the packet or its answer is lost
         at = self._endpoints[self._next]
         listener = self._board.listeners.get(at)
         if listener is None and at in self._board.kept_open:
@@ -206,10 +205,10 @@ class VirtualConnectionAttempt:
         elif listener is None:
             network.timeline.after(network.delay(there, self._host), self._end, attempt, "refused")
         elif self._host_id is not None and listener.host_id != self._host_id:
-            why = "another host answers there"
+            why = "another host has this address"
             network.timeline.after(network.delay(there, self._host), self._end, attempt, why)
         elif listener.refuses(self._role):
-            why = "it does not serve that at present"
+            why = "this role is currently refused"
             network.timeline.after(network.delay(there, self._host), self._end, attempt, why)
         else:
             seconds = 2 * network.delay(there, self._host)  # for the handshake
@@ -220,7 +219,7 @@ class VirtualConnectionAttempt:
         current = self._board.listeners.get(self._endpoints[self._next])
         if attempt != self._attempt or network.is_blocked(self._host, listener.host):
             return
-        outcome: Admission | str = "the process that had accepted it has died"
+        outcome: Admission | str = "the accepting process has died"
         if current is listener:
             outcome = self._make(listener)
         network.timeline.after(
@@ -261,7 +260,7 @@ class VirtualConnectionAttempt:
 
 
 class VirtualPort:
-    """A lent port, from which connections are forwarded to a node."""
+    """A relay port, whose connections are forwarded to a node."""
 
     def __init__(self, board: Switchboard, at: tuple[str, int]) -> None:
         self._board = board
@@ -331,16 +330,16 @@ class VirtualConnections:
         return False
 
     def lend(self, endpoints: Sequence[Endpoint], may: Callable[[str], bool]) -> VirtualPort:
-        raise OSError("no port is lent in a simulation")
+        raise OSError("relays are not simulated")
 
     def own_addresses(self) -> Collection[str]:
         return [self._at.host]
 
 
-# Connections between simulated hosts: ordered bytes, closing, resets; and frames of engines.
+# Connections between simulated hosts: ordered bytes, close, reset, and frames of engines.
 #
-# Real nodes and managers read from and write to streams. These have the interface of
-# _transport/stream.py, with the simulated network instead of the kernel.
+# The streams of nodes and managers. They implement the interface of _transport/stream.py on the
+# simulated network.
 
 
 RESET = "Connection reset by peer"
@@ -350,17 +349,17 @@ class NotifiedLoop(Protocol):
     """The loop of a process."""
 
     def notify(self, fd: int) -> None:
-        """There is data to read at this descriptor."""
+        """Called when there is data to read at this descriptor."""
 
 
 class BulkReceiver(Protocol):
     """An engine's end of a connection."""
 
     def take(self, data: bytes) -> None:
-        """These bytes have arrived."""
+        """Receives bytes."""
 
     def ended(self) -> None:
-        """No more bytes will arrive."""
+        """Called when no more bytes will arrive."""
 
 
 class VirtualStream:
@@ -375,14 +374,14 @@ class VirtualStream:
         self.host = host
         self.failure: str | None = None
         self.bytes_received = self.bytes_sent = 0
-        self.bulk: BulkReceiver | None = None  # the engine that has taken it over
+        self.bulk: BulkReceiver | None = None  # the engine that uses the stream
         self.is_closed = False
         self._fd = descriptors.add(self)
         self._message_faults = descriptors.message_faults
         self._inbox: deque[bytes] = deque()
         self._queue: list[bytes] = []
-        self._ended = False  # closed or reset by the other end; nothing follows the inbox
-        self._received_early: list[bytes] = []  # frames that arrived before an engine took it over
+        self._ended = False  # closed or reset by the other end
+        self._received_early: list[bytes] = []  # frames that arrived before `attach`
 
     # -- the interface of Stream -----------------------------------------------------------------
 
@@ -442,14 +441,14 @@ class VirtualStream:
                 self.out.send(b"", 1)
 
     def detach(self) -> VirtualSocket:
-        """Hands the stream over to an engine."""
+        """Returns the socket, which an engine takes over."""
         return VirtualSocket(self)
 
     # -- receiving -------------------------------------------------------------------------------
 
     def receive(self, data: bytes | None) -> None:
-        """Receives data from the other end. b"": the other end was closed. None: data from here
-        reached the other end after it was closed, which resets the connection."""
+        """Receives data from the other end. b"": the other end was closed. None: the other end was
+        closed before it received data, which resets the connection."""
         if data is None:
             self.reset()
         elif self.is_closed:
@@ -471,7 +470,7 @@ class VirtualStream:
             self._received_early.append(data)
 
     def attach(self, bulk: BulkReceiver) -> None:
-        """An engine takes over this end."""
+        """Passes all frames to an engine."""
         self.bulk = bulk
         early, self._received_early = self._received_early, []
         for data in early:
@@ -494,7 +493,7 @@ class VirtualStream:
 
 
 class VirtualSocket:
-    """A stream on its way to an engine; see `TcpStream.detach`."""
+    """A stream that an engine takes over; see `TcpStream.detach`."""
 
     def __init__(self, stream: VirtualStream) -> None:
         self.stream = stream
@@ -511,7 +510,7 @@ class VirtualSocket:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """Does nothing, because the engine keeps its own descriptor."""
+        """Does nothing: the engine has its own descriptor."""
 
 
 def connect(

@@ -1,7 +1,7 @@
-"""The compiled engine of a simulated host. The timeline steps it, the network carries its frames.
+"""The compiled engine of a simulated host: stepped by the timeline, connected by the network.
 
-It implements EnginePort (_node/ports.py) with the production engine, which plans blocks, fills
-cells and folds them as usual; only its thread and its sockets are replaced.
+It implements EnginePort (_node/ports.py) with the shipped engine. Only its thread and its sockets
+are replaced.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 __all__ = ["CellMemory", "VirtualEngine"]
 
-# The memory that a simulated engine still uses, to detect blocks that are freed too early.
+# The memory in use by a simulated engine, to detect blocks that are freed too early.
 #
-# The engine reads and writes memory that its node owns, and a block that is freed meanwhile may be
-# reused at any time. In production such bytes are only corrupted now and then; here each block that
-# is freed is compared with all cells.
+# The engine reads and writes memory that its node owns. A block that is freed too early may be
+# reused at any time, which rarely corrupts bytes in production. Here each freed block is compared
+# with all cells.
 #
-#   open:    until it is FILLED the engine writes it, or may do so at the next pull
-#            as long as it has a key, other hosts may read it
-#            as long as a fold is filled from it, the engine reads it
-#   closed:  as before until CLOSED was taken, except that what other hosts still read of a whole
-#            cell counts no more: their plan is over, so they discard it
+#   open:    until FILLED, the engine writes the cell, or may write it at the next pull
+#            while the cell has a key, other hosts may read it
+#            while a fold is filled from the cell, the engine reads it
+#   closed:  the same until CLOSED was read, except that reads of a full cell by other hosts do not
+#            count: their plan has ended, so they discard the bytes
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class _Cell:
     begin: int
     end: int
     served: bool  # other hosts may read it
-    whole: bool  # nothing is written into it any more
+    whole: bool  # it is full: nothing more is written into it
     folds: set[int] = field(default_factory=set)  # cells that are being filled from it
     freed: bool = False
 
@@ -61,13 +61,12 @@ class CellMemory:
         self._sources: dict[int, Sequence[int]] = {}  # cell -> cells from which a fold fills it
 
     def make(self, cell: int, begin: int, end: int, *, served: bool, whole: bool) -> None:
-        """A cell was made over these addresses, or placed there. served: it has a key. whole: all
-        bytes are present."""
+        """Adds a cell over these addresses. served: it has a key. whole: all bytes are present."""
         folds = {filled for filled, sources in self._sources.items() if cell in sources}
         self._cells[cell] = _Cell(begin, end, served, whole, folds)
 
     def fold(self, cell: int, sources: Sequence[int]) -> None:
-        """The cell is filled from these. AssertionError if the memory of one of them is freed."""
+        """Adds a fold of these cells. AssertionError: the memory of one of them has been freed."""
         self._sources[cell] = sources
         for source in sources:
             memory = self._cells.get(source)
@@ -77,7 +76,7 @@ class CellMemory:
                 memory.folds.add(cell)
 
     def fold_ended(self, cell: int) -> None:
-        """The fold that filled the cell, if there was one, no longer reads anything."""
+        """The fold that fills the cell, if any, has ended."""
         for source in self._sources.pop(cell, ()):
             memory = self._cells.get(source)
             if memory is not None:
@@ -90,7 +89,7 @@ class CellMemory:
             self._cells[cell].whole = True
 
     def close(self, cell: int, watermark: int) -> None:
-        """The node has closed the cell, of which this many bytes are present."""
+        """The node has closed the cell, at this watermark."""
         memory = self._cells.get(cell)
         if memory is not None and watermark == memory.end - memory.begin:
             memory.whole, memory.served = True, False
@@ -101,7 +100,7 @@ class CellMemory:
         self._cells.pop(cell, None)
 
     def free(self, begin: int, end: int) -> None:
-        """These addresses are freed. AssertionError if the engine still uses any of them."""
+        """The addresses are freed. AssertionError: the engine still uses one of them."""
         for cell, memory in self._cells.items():
             if begin < memory.end and memory.begin < end:
                 if memory.is_used:
@@ -109,7 +108,7 @@ class CellMemory:
                 memory.freed = True
 
 
-# Frames of one link that may be on the way; see _simulation/network.py.
+# Frames of one link that may be in flight; see _simulation/network.py.
 WINDOW_FRAMES = 2
 # The longest delay of quiet events; QUIET_NS in cext/engine_state.h, and a millisecond.
 QUIET_S_MAX = 5e-3
@@ -126,20 +125,20 @@ class VirtualLink:
         self.driver = driver
         self.to = stream.peer.host
         self.has_ended = False
-        self._next: bytes | None = None  # the frame that waits for its turn at the network
+        self._next: bytes | None = None  # the frame that is queued at the network
         self._backlogged_since: float | None = None
         self.backlogged_s = 0.0
         self._in_flight: deque[bytes] = deque()
 
     @property
     def is_busy(self) -> bool:
-        """Whether frames are on their way to the other end."""
+        """Whether frames are in flight."""
         return bool(self._in_flight)
 
     # -- sending ---------------------------------------------------------------------------------
 
     def offer(self) -> None:
-        """Takes the engine's next frame, if there is one, and queues it at the network."""
+        """Queues the engine's next frame, if any, at the network."""
         if self.has_ended or self._next is not None or len(self._in_flight) >= WINDOW_FRAMES:
             return
         try:
@@ -152,7 +151,7 @@ class VirtualLink:
             self.engine.network.offer(self.stream.host, self)
 
     def count_backlog(self, goes_on: bool) -> None:
-        """Adds up the time in which the engine had a frame to send; see engine_sockets.c."""
+        """Adds up the time during which the engine had a frame to send; see engine_sockets.c."""
         now = self.engine.loop.now()
         if self._backlogged_since is not None:
             self.backlogged_s += now - self._backlogged_since
@@ -182,7 +181,7 @@ class VirtualLink:
     # -- receiving -------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Copies received bytes to the places given by the engine."""
+        """Copies received bytes to the addresses that the engine provides."""
         left = memoryview(data)
         while left and not self.has_ended:
             self.engine.step()
@@ -190,7 +189,7 @@ class VirtualLink:
                 place = self.driver.receive_into(0.0)
             except ConnectionError:
                 return
-            assert place is not None, "an engine gives a place as long as its link is there"
+            assert place is not None, "the engine provides no address for a live link"
             count = min(len(place), len(left))
             place[:count] = left[:count]
             self.driver.received(count)
@@ -198,7 +197,7 @@ class VirtualLink:
         self.engine.poll()
 
     def end(self) -> None:
-        """The connection has ended; nothing more arrives."""
+        """Called when the connection has ended."""
         if self.has_ended:
             return
         self.engine.step()
@@ -209,13 +208,13 @@ class VirtualLink:
             pass
         self.engine.poll()
 
-    # The interface that its stream calls.
+    # The interface for the stream.
 
     def ended(self) -> None:
         self.engine.loop.run_soon(self.end)
 
     def close(self) -> None:
-        """The engine has lost the link: drops all frames, and returns the unsent one."""
+        """Drops all frames of a lost link, and returns the unsent one to the engine."""
         self.has_ended = True
         if self._next is not None:
             self._next = None
@@ -255,9 +254,9 @@ class VirtualEngine:
         self._descriptors = descriptors
         self._engine = _engine.Engine(host_id, block, threaded=False)
         self._fd = descriptors.add(self)
-        self._poll_scheduled = False  # a poll has been scheduled
-        self._quiet_scheduled = False  # the delivery of quiet events has been scheduled
-        self._quiet_ready = False  # they may be taken
+        self._poll_scheduled = False  # whether a poll is scheduled
+        self._quiet_scheduled = False  # whether the delivery of quiet events is scheduled
+        self._quiet_ready = False  # whether they may be read
         self._has_ended = False
         self._memory = CellMemory()
 
@@ -267,7 +266,7 @@ class VirtualEngine:
 
     @property
     def is_busy(self) -> bool:
-        """Whether any of its frames are on their way."""
+        """Whether any of its frames are in flight."""
         return any(link.is_busy for link in self.links.values())
 
     # -- steps -----------------------------------------------------------------------------------
@@ -277,7 +276,7 @@ class VirtualEngine:
         return self._engine.step()
 
     def poll_soon(self) -> None:
-        """Schedules a poll. In production the engine's thread is woken at these points."""
+        """Schedules a poll. In production, the engine's thread is woken at these points."""
         if not self._poll_scheduled and not self.loop.ended:
             self._poll_scheduled = True
             self.network.timeline.after(0.0, self._poll_now)
@@ -362,7 +361,7 @@ class VirtualEngine:
         return cell
 
     def check_free(self, begin: int, end: int) -> None:
-        """AssertionError if the engine still uses the memory, which will be freed."""
+        """AssertionError: the engine still uses this memory, which is about to be freed."""
         self._memory.free(begin, end)
 
     def watermark(self, cell: int) -> int:
@@ -396,7 +395,7 @@ class VirtualEngine:
         self.poll_soon()
 
     def hold(self) -> None:
-        """Does nothing: without a thread nothing is requested before the engine's next turn."""
+        """Does nothing: without a thread, nothing is requested before the next step."""
 
     def release(self) -> None:
         """See `hold`."""
@@ -473,10 +472,11 @@ class VirtualEngine:
         self.poll_soon()
 
     def process_turned(self) -> None:
-        """A process of this host has run, and may have contributed to a small call."""
+        """Called after a process of this host has run, which may have contributed to a small
+        call."""
         if not self.loop.ended:
             self._engine.coll_look()
             self.poll_soon()
 
     def stop(self) -> None:
-        """Does nothing when the node stops, because `end` stops the engine after the run."""
+        """Does nothing: `end` stops the engine after the run."""

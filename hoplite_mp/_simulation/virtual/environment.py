@@ -1,6 +1,6 @@
 """The common parts of all hosts of a run: time, the network, listeners, sizes.
 
-Hosts are built from these, independently of the world that contains them.
+Hosts are built from these parts, and do not depend on the world.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MANAGER_PORT = 7001
 
 
 def address_of(place: int) -> Address:
-    """The address at which the node of the machine listens."""
+    """Returns the address at which the machine's node listens."""
     return Address(f"10.0.{place // 250}.{place % 250 + 1}", PORT)
 
 
@@ -69,7 +69,7 @@ class RunEnvironment:
         self.processes = VirtualProcesses(self.timeline, self.network)
 
     def config_of(self, place: int) -> Config:
-        """The configuration of the host on the machine."""
+        """Returns the configuration of the machine's host."""
         if place % 3 != 1 or self.resources is None:
             return self.config
         return replace(self.config, resources=self.resources)
@@ -81,12 +81,12 @@ class RunEnvironment:
 
     @property
     def manager_at(self) -> tuple[str, int]:
-        """Where the manager listens."""
+        """The manager's address."""
         return address_of(self.manager_place).host, MANAGER_PORT
 
     @property
     def standby_at(self) -> list[tuple[str, int]]:
-        """Where the standby listens, if there is to be one."""
+        """The standby's address; empty if there is no standby."""
         if self.standby_place is None:
             return []
         return [(address_of(self.standby_place).host, MANAGER_PORT)]

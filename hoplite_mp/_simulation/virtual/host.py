@@ -1,7 +1,7 @@
-"""One life of a simulated host: real shared memory, the real node, and real client code.
+"""One incarnation of a simulated host: real shared memory, the shipped node and client code.
 
-It gives the node the simulation's implementations of its ports, as _node/runtime/main.py gives it
-those of the system, and acts as the host's supervisor.
+It passes the simulated ports to the node, as _node/runtime/main.py passes the ports of the system,
+and acts as the host's supervisor.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = ["VirtualHost"]
 
 KEY = Secret(b"k" * 32)
 FIRST_PID = 10_000  # pids of programs begin here
-LEAVE_S = 0.001  # between the end of a program's connection and of its process
+LEAVE_S = 0.001  # from the end of a program's connection to the end of its process
 
 
 class _NullOutput:
@@ -68,7 +68,7 @@ class _NullOutput:
 
 
 class VirtualHost:
-    """One life of a host. `alive`: whether its node is alive."""
+    """One incarnation of a host. `alive`: whether its node is alive."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class VirtualHost:
         standby: Callable[[VirtualHost, StartStandby], None],
         manager: VirtualStream | None = None,
     ) -> None:
-        """place: number of the machine. host_id: of this life. ended: called when the node has
-        ended, with the reason. standby: called when a standby must run here. manager: the
-        connection to a manager on the same machine."""
+        """place: number of the machine. host_id: of this incarnation. ended: called with the reason
+        when the node has ended. standby: called to start a standby here. manager: the connection to
+        a manager on the same machine."""
         self.environment = environment
         self.ended = ended
         self.standby = standby
@@ -193,7 +193,7 @@ class VirtualHost:
         )
 
     def _watch_memory(self) -> None:
-        """From now on a block that is freed while the engine may use it fails the run."""
+        """Fails the run if a block is freed that the engine may still use."""
         arena, base = self.node.components.store.arena, self.client.store_address
         free = arena.free
 
@@ -209,11 +209,11 @@ class VirtualHost:
             self.workers.start(Spawn(slot, 0, 0, 0))
 
     def channel(self, slot: int) -> VirtualChannel:
-        """A connection for the process in the slot."""
+        """Creates a connection for the process in the slot."""
         return VirtualChannel(self, slot, self.environment.processes)
 
     def runtime(self, slot: int, channel: VirtualChannel, label: str) -> Runtime:
-        """The Runtime of a process in the slot."""
+        """Creates the Runtime of a process in the slot."""
         line: Any = channel
         runtime = Runtime(
             self.control_fd, self.store_fd, self.event_fd, slot, line, self.config, label
@@ -229,7 +229,7 @@ class VirtualHost:
     # -- processes -----------------------------------------------------------------------------
 
     def request(self, slot: int, request: Request) -> None:
-        """A process of this host sends a request to the node; requests arrive in order."""
+        """Sends a request of a process to the node. Requests arrive in order."""
         timeline = self.environment.timeline
         self._request_at = max(self._request_at, timeline.now + LOCAL_DELAY_S)
 
@@ -324,7 +324,8 @@ class VirtualHost:
         self.loop.run_soon(partial(self.node.worker_exited, message))
 
     def _process_turned(self) -> None:
-        """A process of this host has run: gives the node a turn if the process has woken it."""
+        """Called after a process of this host has run. Runs a turn of the node if the process has
+        woken it."""
         if self.alive:
             self.engine.process_turned()
             with contextlib.suppress(BlockingIOError):
@@ -361,7 +362,7 @@ class VirtualHost:
         return self.client.number if self.node.components.lifecycle.joined else -1
 
     def die(self) -> None:
-        """Ends all its processes; see `World.end` for the effect on other hosts."""
+        """Ends all processes. `World.end` describes the effect on other hosts."""
         self.alive = False
         self.loop.ended = True
         for process in self.processes:

@@ -1,6 +1,6 @@
 """The ports of a simulated machine for its node: connections to processes, workers, a disk.
 
-These implement ports of _node/ports.py with the timeline instead of the system.
+They implement ports of _node/ports.py on the timeline instead of the operating system.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class VirtualClientSockets:
         self._timeline = timeline
 
     def serve(self, events: Any) -> None:
-        """Does nothing, because the host calls the node itself."""
+        """Does nothing: the host calls the node directly."""
 
     def add(self, slot: int, channel: VirtualChannel) -> None:
         self.by_slot[slot] = channel
@@ -70,19 +70,19 @@ class VirtualClientSockets:
 
 
 class Supervised(Protocol):
-    """The host to which the workers belong."""
+    """The host of the workers."""
 
     def begin_worker(self, request: Spawn) -> VirtualProcess:
         """Starts the worker's process."""
 
     def worker_ended(self, message: Exited) -> None:
-        """The process has ended by itself, or was killed."""
+        """Called when the process has ended, or was killed."""
 
     def worker_started(self, slot: int, pid: int) -> None:
-        """The process has started."""
+        """Called when the process has started."""
 
     def request_standby(self, request: StartStandby) -> None:
-        """A standby must run on this host."""
+        """Starts a standby on this host."""
 
 
 class VirtualWorkers:
@@ -123,7 +123,7 @@ class VirtualWorkers:
             self._timeline.after(LOCAL_DELAY_S, self._ended, pid)
 
     def kill_process(self, process: VirtualProcess) -> None:
-        """As `kill`, for a worker that is given as a process, without its pid."""
+        """Like `kill`, for a worker given as a process."""
         for pid, (_, one) in list(self.by_pid.items()):
             if one is process:
                 self.kill(pid)

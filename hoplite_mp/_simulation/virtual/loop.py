@@ -1,7 +1,7 @@
 """The loop of a simulated host: its time, timers and descriptors come from the timeline.
 
-It implements LoopPort (_node/ports.py), so a real node can run on it. Everything on a host happens
-in turns, and a stopped host has no turns.
+It implements LoopPort (_node/ports.py), so a real node can run on it. All code of a host runs in
+turns of its loop; a stopped host has no turns.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["EPOCH_S", "Descriptor", "Descriptors", "VirtualLoop"]
 
 T = TypeVar("T")
 
-# Initial time of the clocks of a run. Zero would mean "never" in some places.
+# Initial time of the clocks. Zero means "never" in some places.
 EPOCH_S = 1000.0
 # The longest time until a sleeping process runs again.
 WAKE_S = 20e-6
-# The longest time that work in a thread takes.
+# The longest duration of work in a thread.
 THREAD_S = 0.002
-# Numbers from here on are simulated descriptors; the system's are below.
+# The first simulated descriptor; numbers below belong to the system.
 FIRST_DESCRIPTOR = 1 << 24
 
 
@@ -54,7 +54,7 @@ class Descriptors:
 
 
 class VirtualLoop:
-    """The loop of one process of one host. `ended`: the process has ended, and so has the loop."""
+    """The loop of one process of one host. `ended`: the process has ended."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class VirtualLoop:
         descriptors: Descriptors,
         turn: Callable[[Callable[[], object]], None],
     ) -> None:
-        """turn: executes its argument as one turn of the process."""
+        """turn: runs its argument as one turn of the process."""
         self.timeline = timeline
         self.network = network
         self.host = host
@@ -77,7 +77,7 @@ class VirtualLoop:
     # -- turns ---------------------------------------------------------------------------------
 
     def run(self, action: Callable[[], object]) -> None:
-        """Makes a turn now, or when a stopped host continues."""
+        """Runs a turn now, or when a stopped host is resumed."""
         if self.ended:
             return
         if self.host in self.network.stopped:
@@ -86,11 +86,12 @@ class VirtualLoop:
             self._turn(action)
 
     def run_soon(self, action: Callable[[], object]) -> None:
-        """Makes a turn after the time for waking a process."""
+        """Runs a turn after the time that it takes to wake a process."""
         timeline = self.timeline
         timeline.after(WAKE_S * timeline.rng.random(), self.run, action)
 
-    # -- the port ------------------------------------------------------------------------------
+    # -- the interface of LoopPort
+    # ------------------------------------------------------------------------------
 
     def now(self) -> float:
         return EPOCH_S + self.timeline.now
@@ -139,7 +140,7 @@ class VirtualLoop:
     # -- descriptors ---------------------------------------------------------------------------
 
     def notify(self, fd: int) -> None:
-        """There is data to read at this descriptor."""
+        """Called when there is data to read at this descriptor."""
         if fd in self._ready and fd not in self._notified and not self.ended:
             self._notified.add(fd)
             self.run_soon(partial(self._serve, fd))

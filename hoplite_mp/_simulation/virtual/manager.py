@@ -1,7 +1,7 @@
-"""The manager's process on a simulated host: the real loop, waiting on the timeline.
+"""The manager's process on a simulated host: the shipped loop, which waits on the timeline.
 
-_manager/loop.py decides which messages reach the planner, in which order, and when a silent node is
-lost. Therefore it runs here unchanged.
+_manager/loop.py runs unchanged, because it determines which messages reach the planner, in which
+order, and when a silent node is declared lost.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PACKING_S = 0.05  # duration of the thread that packs trees
 
 
 class VirtualSelector(selectors.BaseSelector):
-    """Returns the events found by the simulated loop; instead of waiting, it schedules a turn."""
+    """Returns the events of the simulated loop. Instead of blocking, it schedules a turn."""
 
     def __init__(self, loop: VirtualLoop, wait: Callable[[float | None], None]) -> None:
         self._loop = loop
@@ -75,7 +75,7 @@ class VirtualSelector(selectors.BaseSelector):
 
 
 class VirtualManagerListener:
-    """Has the interface of _transport/listener.py."""
+    """Implements the interface of _transport/listener.py."""
 
     deadline: float | None = None
     not_now: frozenset[str] = frozenset()
@@ -111,8 +111,8 @@ class VirtualManager:
         leadership: Leadership[Any] | None = None,
         turned: Callable[[], None] = lambda: None,
     ) -> None:
-        """at: where it listens. again: it replaces a dead manager. own: the number of its host's
-        node. leadership: whether it may decide; None: always. turned: called after each turn."""
+        """at: its address. again: it replaces a dead manager. own: the number of its host's node.
+        leadership: whether it may decide; None: always. turned: called after each turn."""
         network, descriptors = board.network, board.descriptors
         self.board = board
         self.host = host
@@ -162,12 +162,12 @@ class VirtualManager:
         """Whether it must step down. Called once per turn."""
         return self.leadership is not None and self.leadership.must_step_down(self.loop.now())
 
-    # As the listener's descriptor. It is never ready, because each connection is admitted in a
+    # Implements Descriptor for the listener. Never ready, because connections are admitted in a
     # turn.
     is_ready = False
 
     def connect_locally(self, loop: VirtualLoop) -> VirtualStream:
-        """Makes a connection to the node of its own host; returns the node's end."""
+        """Creates a connection to the node of its own host. Returns the node's end."""
         board = self.board
         ours, theirs = connect(
             board.network, board.descriptors, (loop, self.host), (self.loop, self.host)
@@ -185,7 +185,7 @@ class VirtualManager:
         self._turned()
 
     def _wait(self, seconds: float | None) -> None:
-        """Schedules a turn for the time until which the loop would sleep."""
+        """Schedules a turn at the time at which the loop would wake."""
         if seconds is None:
             return
         at = self.loop.timeline.now + seconds
@@ -200,10 +200,10 @@ class VirtualManager:
 
 # A standby on a simulated host, and its helpers.
 #
-# With a standby there are two managers, of which at most one may decide at any time. Here the real
-# leadership code counts votes, over connections that are cut and hosts that stop. In production a
-# thread supersedes the former manager, and a tool sends an operator's `promote`; here events of the
-# timeline do both.
+# With a standby there are two managers, of which at most one may decide at any time. The shipped
+# leadership code counts votes, over connections that are cut and hosts that stop. In production, a
+# thread notifies the former manager that it has been superseded, and a tool sends an operator's
+# `promote`; here both are events of the timeline.
 
 
 IDENTITIES = 1 << 48
@@ -212,7 +212,7 @@ TOOL_HOST_ID = 1  # a tool does not belong to a host
 
 
 def first_leadership(environment: RunEnvironment, again: bool) -> Leadership[Any] | None:
-    """The leadership of the cluster's first manager; None if there is no standby."""
+    """Returns the leadership of the cluster's first manager; None if there is no standby."""
     if not environment.standby_at:
         return None
     heartbeat_timeout_s = environment.config.heartbeat_timeout_s
@@ -228,7 +228,7 @@ def first_leadership(environment: RunEnvironment, again: bool) -> Leadership[Any
 def candidate_leadership(
     environment: RunEnvironment, own: int
 ) -> tuple[Candidate, Leadership[Any]]:
-    """The standby's vote count, and its leadership; own: the number of its host's node."""
+    """Returns the standby's vote count and leadership. own: the number of its host's node."""
     candidate = Candidate(own, environment.timeline.rng.randrange(IDENTITIES) + 1)
     seconds = lease_s(environment.config.heartbeat_timeout_s)
     return candidate, Leadership(
@@ -274,7 +274,8 @@ class _Caller:
 
 
 class Superseding(_Caller):
-    """Repeatedly tells the former manager that it has been superseded; see _manager/standby.py."""
+    """Repeatedly notifies the former manager that it has been superseded; see
+    _manager/standby.py."""
 
     def begin(self, term: int) -> None:
         """Begins after the standby has won the term."""
@@ -303,8 +304,8 @@ class Promotion(_Caller):
         self._stream: Any = None
 
     def begin(self) -> None:
-        """Asks once; the connection stays open, because otherwise the standby forgets the
-        request."""
+        """Sends the request once. The connection stays open, because otherwise the standby discards
+        the request."""
 
         def called(admission: Admission | None) -> None:
             if admission is not None:

@@ -1,9 +1,9 @@
-"""Processes of simulated hosts. They run real client code, one process at a time.
+"""Processes of simulated hosts. They run shipped client code, one process at a time.
 
-Drivers, workers and members of Groups run the production code, which blocks. Each process has a
-thread, and only the thread that has the baton runs. The timeline hands the baton to a process,
-which returns it when it sleeps at a futex, waits for its node, or sleeps for some time. So a run is
-deterministic, although its code blocks at arbitrary points.
+Drivers, workers and members of Groups run shipped code, which blocks. Each process has a thread,
+and only the thread that holds the baton runs. The timeline passes the baton to a process, which
+returns it when it waits for a futex, for its node, or for some time. So a run is deterministic,
+although its code blocks at arbitrary points.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ __all__ = [
 ]
 
 
-# The longest time that waking a process takes.
+# The longest time to wake a process.
 WAKE_S = 30e-6
-# How long, in real time, a process may compute before the run counts as hung.
+# Timeout, in real time, of a process that does not return the baton.
 HUNG_S = 60.0
 FIRST_PID = 1 << 24  # above the pids that the system uses
-FOREIGN_SLEEP_S = 0.001  # sleep time of threads that do not belong to the run
+FOREIGN_SLEEP_S = 0.001  # duration of a sleep of threads that do not belong to the run
 _real_sleep = time.sleep
 
 
 class Ended(BaseException):
-    """The run has ended: unwinds a process's thread."""
+    """Raised in the threads of processes when the run has ended."""
 
 
 class VirtualProcess:
@@ -67,7 +67,7 @@ class VirtualProcess:
         body: Callable[[], object],
         turned: Callable[[], None],
     ) -> None:
-        """turned: called each time after it has returned the baton."""
+        """turned: called whenever the process has returned the baton."""
         self.host = host
         self.name = name
         self.alive = True
@@ -85,7 +85,7 @@ class VirtualProcess:
         self._baton = _thread.allocate_lock()
         self._baton.acquire()
         self._wait_name: Hashable = None
-        self._waits = 0  # counts waits, so that a timer recognises its own
+        self._waits = 0  # number of waits, which identifies the wait of a timer
         self._woken = False
         self._resuming = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -107,7 +107,7 @@ class VirtualProcess:
         self._all.return_baton()
 
     def wait(self, name: Hashable, seconds: float | None) -> bool:
-        """Waits until woken by that name, or for the given time. Returns False after a timeout."""
+        """Waits until the name is woken, or for the given time. Returns False after a timeout."""
         if self._all.over:
             raise Ended
         self._waits += 1
@@ -129,13 +129,13 @@ class VirtualProcess:
     # -- called on the thread of the timeline, or of another process ------------------------------
 
     def interrupt(self) -> None:
-        """Sends a signal. The process handles it at its next sleep, or now if it sleeps."""
+        """Sends a signal. The process handles it at its next wait, or now if it is waiting."""
         self._signalled = True
         self._leave()
         self.wake()
 
     def add_thread(self, thread: VirtualProcess) -> None:
-        """`thread` is a thread of this process, and dies with it."""
+        """Adds a thread, which dies with this process."""
         thread.main, thread.pid = self, self.pid
         self._threads.append(thread)
 
@@ -158,7 +158,7 @@ class VirtualProcess:
                 del self._all.waiting[self._wait_name]
 
     def wake(self) -> None:
-        """Wakes the process, which has been removed from the waiting list."""
+        """Wakes the process, after its removal from the waiting list."""
         self._woken = True
         self._waits += 1  # invalidates its timer
         self._resume_soon()
@@ -185,7 +185,7 @@ class VirtualProcess:
         self._turned()
 
     def kill(self) -> None:
-        """Never runs it again, so that nothing of it is cleaned up, as after SIGKILL."""
+        """Never runs the process again. Nothing is cleaned up, as after SIGKILL."""
         self.alive = False
         self._leave()
         for thread in self._threads:
@@ -242,7 +242,7 @@ class VirtualProcesses:
     # -- futexes ---------------------------------------------------------------------------------
 
     def map(self, client: _shm.Client, host: Hashable) -> None:
-        """Registers that this client has mapped the memory of the host."""
+        """Registers the memory of the host that this client has mapped."""
         self._clients.append(client)
         address = client.control_address
         if address not in self._mapped:
@@ -250,7 +250,8 @@ class VirtualProcesses:
         self._mapped[address] = host  # type: ignore[assignment]
 
     def word(self, address: int) -> Hashable:
-        """The identity of a word in shared memory, the same for all processes of its host."""
+        """Returns the identity of a word in shared memory, which is the same for all processes of
+        its host."""
         base = self._bases[bisect_right(self._bases, address) - 1]
         return self._mapped[base], address - base
 
@@ -259,7 +260,7 @@ class VirtualProcesses:
         running = self.running
         if running is not None and self.is_ours():
             running.wait(self.word(address), ns / 1e9)
-        else:  # a thread that does not belong to the run; nodes never sleep here
+        else:  # a thread that does not belong to the run; nodes never wait for futexes
             _real_sleep(FOREIGN_SLEEP_S)
 
     def wake(self, address: int) -> None:
@@ -273,23 +274,22 @@ class VirtualProcesses:
             process.wake()
 
     def is_ours(self) -> bool:
-        """Whether the caller's thread is the timeline's, or that of the running process."""
+        """Returns whether the calling thread is that of the timeline or of the running process."""
         caller = threading.get_ident()
         return caller == self._main or (
             self.running is not None and caller == self.running._thread.ident
         )
 
     def install(self) -> None:
-        """From now on the compiled modules sleep and wake through this object."""
+        """Makes the compiled modules wait and wake through this object."""
         self._main = threading.get_ident()
         for module in (_shm, _tasks):
             module.play(self.sleep, self.wake)
         _engine.play_coll(self.sleep, self.wake)
 
     def finish(self) -> None:
-        """The run has ended: ends all threads. First all clients are closed; otherwise the thread
-        of a killed process would release in shared memory resources that its node has reassigned
-        since."""
+        """Ends all threads after the run. First all clients are closed. Otherwise the thread of a
+        killed process would release resources in shared memory that its node has reassigned."""
         self.over = True
         for client in self._clients:
             client.close()
@@ -302,11 +302,11 @@ class VirtualProcesses:
 
 # Locks that the threads of a simulated process share.
 #
-# A thread that finds a lock taken must return the baton, or its owner could never release it. So in
-# a run whose processes have several threads, `locks` makes these locks for client code.
+# A thread that waits for a lock must return the baton, or the owner could never release the lock.
+# So in a run whose processes have several threads, `locks` creates these locks for client code.
 
 
-# Modules of simulated processes whose locks both threads take.
+# Modules whose locks are used by both threads of a simulated process.
 CLIENT = (
     "hoplite_mp._client.", "hoplite_mp._sync.", "hoplite_mp._worker.",
     "hoplite_mp._group.member_lifecycle", "hoplite_mp._group.messages",
@@ -315,7 +315,7 @@ CLIENT = (
 
 
 class VirtualLock:
-    """A lock, reentrant or not. Threads that do not belong to the run must not share one."""
+    """A lock, reentrant or not. Threads that do not belong to the run must not use it."""
 
     def __init__(self, processes: VirtualProcesses, reentrant: bool) -> None:
         self._processes = processes
@@ -331,7 +331,7 @@ class VirtualLock:
                 break
             if not blocking:
                 return False
-            assert running is not None, "a finalizer has found a lock taken"
+            assert running is not None, "a finalizer waits for a lock"
             if not running.wait(self, None if timeout < 0 else timeout) and timeout >= 0:
                 return False
         self._owner = owner
@@ -339,8 +339,8 @@ class VirtualLock:
         return True
 
     def _is_abandoned(self) -> bool:
-        """Whether its owner was killed. Then only finalizers of that process's objects use the
-        lock, which would not run in a dead process."""
+        """Whether the owner was killed. Then only finalizers of that process's objects use the
+        lock; in a dead process they would not run."""
         return self._processes.over or not getattr(self._owner, "alive", True)
 
     def release(self) -> None:
@@ -360,7 +360,7 @@ class VirtualLock:
 
 
 class _Locks:
-    """Replaces the module `locks`, and makes locks of the run."""
+    """Replaces the module `locks`, and creates VirtualLocks."""
 
     def __init__(self, processes: VirtualProcesses) -> None:
         self._processes = processes
@@ -377,8 +377,7 @@ class _Locks:
 
 @contextlib.contextmanager
 def virtual_locks(processes: VirtualProcesses) -> Iterator[None]:
-    """Surrounds a run in which processes have collectors: locks that client code makes with `locks`
-    meanwhile are locks of the run."""
+    """Replaces the locks of client code for one run in which processes have collectors."""
     ours = [
         module
         for name, module in list(sys.modules.items())
@@ -395,10 +394,11 @@ def virtual_locks(processes: VirtualProcesses) -> Iterator[None]:
 
 # Collector threads of simulated processes.
 #
-# A production process has a second thread, which processes completions while nobody waits for them
-# (_client/collector.py). Without it a program that waits for something else never detects that a
-# call has ended: dependencies do not advance, and the lock of a dead process is never freed. In a
-# run that thread is a separate process with the same pid, which gets the baton like any other.
+# In production, a process has a second thread, which processes completions while no caller waits
+# for them (_client/collector.py). Without it, a program that waits for something else never detects
+# that a call has ended: dependencies do not advance, and the lock of a dead process is never
+# released. In a run, that thread is a separate process with the same pid, which gets the baton like
+# any other.
 
 
 class VirtualCollector(Collector):
@@ -450,7 +450,7 @@ class VirtualCollector(Collector):
 # A simulated process's connection to the node of its host.
 #
 # Client code sends requests to its node over a `Channel` (_client/channel.py). Here the timeline
-# carries the packets. Each message is encoded and decoded, as if it went through a socket.
+# delivers them. Each message is encoded and decoded, as if it went through a socket.
 
 
 ROUND_S = 0.0005
@@ -467,14 +467,14 @@ class NodeOfHost(Protocol):
 
 
 class _OpenLine:
-    """Replaces `Watched`, because no code closes the descriptor of a simulated connection."""
+    """Replaces `Watched`: the descriptor of a simulated connection is never closed."""
 
     def there(self) -> bool:
         return True
 
 
 class VirtualChannel:
-    """Has the interface of _client/channel.py."""
+    """Implements the interface of _client/channel.py."""
 
     def __init__(
         self, node: NodeOfHost, slot: int, processes: VirtualProcesses, first: int = 0
@@ -494,7 +494,7 @@ class VirtualChannel:
         self._send(Request(0, 0, ask))
         if sent is not None:
             sent.append(1)
-        # Producing the next piece of a large value takes this time.
+        # The time to produce the next piece of a large value.
         if isinstance(ask, GroupBlockWritten):
             running = self.processes.running
             assert running is not None

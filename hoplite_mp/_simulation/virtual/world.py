@@ -1,7 +1,7 @@
-"""All parts of one run, and everything that can happen to a host.
+"""The cluster of one run, and the faults of its hosts.
 
-Hosts, the manager and the network refer to each other through this. A host that dies resets its
-connections; a host that is stopped or cut off is declared lost by the real code in due time.
+Hosts, the manager and the network refer to each other through the World. A host that dies resets
+its connections. A host that is stopped or cut off is declared lost by the shipped code.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ __all__ = ["World"]
 # Time after which the kernel ends a connection whose data is not acknowledged; see
 # _transport/sockets.py.
 UNACKNOWLEDGED_S = 40.0
-# In a cluster host ids are random; here they are consecutive from this number on.
+# Host ids are consecutive from this number; in production they are random.
 HOST_ID_BASE = 1000
 MANAGER_PLACE = 0
-PROMOTED_S = 5.0  # interval at which an operator checks whether to promote a standby
+PROMOTED_S = 5.0  # interval between an operator's attempts to promote a standby
 RESTART_S = 0.001  # the minimum time for a supervisor to fork another manager
 
 
 class World:
-    """One cluster. The first host has the manager; that host never dies if there is no standby."""
+    """One cluster. The first host has the manager, and never dies if there is no standby."""
 
     def __init__(self, environment: RunEnvironment) -> None:
         self.environment = environment
@@ -47,31 +47,31 @@ class World:
         self.network = environment.network
         self.board = environment.board
         self.processes = environment.processes
-        self.hosts: list[VirtualHost] = []  # the latest life on each machine
+        self.hosts: list[VirtualHost] = []  # the latest incarnation on each machine
         self.incarnations: list[VirtualHost] = []
-        self.lost: list[VirtualHost] = []  # lives that have ended
+        self.lost: list[VirtualHost] = []  # incarnations that have ended
         self.manager: VirtualManager | None = None  # the manager on the first host
         self.standby: VirtualManager | None = None
         self.managers = 0  # number of managers that have died
         self.calls_begun = 0  # calls of Groups begun by any member
-        self.takeovers = 0  # how often a standby has won
-        # A user has made a host lead although the other hosts had continued without it.
+        self.takeovers = 0  # number of times that a standby became the manager
+        # An operator promoted a host without which the other hosts had continued.
         self.overruled = False
-        self._counted: tuple[int, ...] = ()  # the nodes of the last manager's hosts when it ended
+        self._counted: tuple[int, ...] = ()  # nodes known to the last manager when it ended
         # The standby's host, and the request to start the standby there.
         self._standby_of: tuple[VirtualHost, StartStandby] | None = None
         self.cuts = self.resets = self.stops = self.killed = 0
-        # Hosts whose links became slow. All data of such a host leaves in one queue here, in which
-        # a heartbeat may wait behind megabytes, so the host may be declared lost.
+        # Hosts whose links became slow. All data of such a host is sent in one queue, in which a
+        # heartbeat may wait behind megabytes, so the host may be declared lost.
         self.crawls = 0
         self.leaving: set[VirtualHost] = set()  # incarnations that were asked to leave
-        self.departed: set[VirtualHost] = set()  # those of them whose node has ended by itself
-        self.struck: set[int] = set()  # machines at which any fault has struck
-        # Lives whose node ended because it detected that it had been declared lost.
+        self.departed: set[VirtualHost] = set()  # those of them whose node has ended
+        self.struck: set[int] = set()  # machines affected by any fault
+        # Incarnations whose node ended because it had been declared lost.
         self.excluded: list[VirtualHost] = []
         self._introduction = Introduction(HOST_ID_BASE, software_versions())
 
-    # -- beginnings ----------------------------------------------------------------------------
+    # -- starts ----------------------------------------------------------------------------
 
     def _start_manager(self, again: bool) -> VirtualManager:
         environment = self.environment
@@ -115,8 +115,8 @@ class World:
         def won(term: int) -> None:
             self.timeline.note(f"the standby leads in term {term}")
             self.takeovers += 1
-            # Voters need not know that this host was declared lost, because the manager has not
-            # informed any living node of that.
+            # Voters need not know that this host was declared lost: the manager may not have
+            # informed any living node.
             given_up = bool(self._counted) and request.node not in self._counted
             self.overruled = self.overruled or given_up or candidate.is_struck(candidate.votes)
             Superseding(environment, standby.loop, place, host_id, environment.manager_at).begin(
@@ -139,7 +139,7 @@ class World:
             self.manager = self._start_manager(False)
             local_stream = self.manager.connect_locally(
                 self.manager.loop
-            )  # Host replaces this loop by its node's
+            )  # VirtualHost replaces the loop by its node's
         host = VirtualHost(
             self.environment, place, host_id, self.end, self._start_standby, local_stream
         )
@@ -147,20 +147,20 @@ class World:
         return host
 
     def rejoin(self, place: int) -> None:
-        """Begins a new life on the machine."""
+        """Starts a new incarnation on the machine."""
         if not self.hosts[place].alive:
             self.timeline.note(f"host {place} joins again")
             self.resume(place)
             self.hosts[place] = self._begin(place)
 
     def host_of(self, process: VirtualProcess | None) -> VirtualHost | None:
-        """The life of the host on which the process runs."""
+        """Returns the host on which the process runs."""
         return next((host for host in self.incarnations if process in host.processes), None)
 
     # -- ends ----------------------------------------------------------------------------------
 
     def end(self, host: VirtualHost, why: str) -> None:
-        """Ends a life and its connections, which the other ends detect."""
+        """Ends a host. The other ends of its connections detect that."""
         if not host.alive:
             return
         self.timeline.note(f"host {host.place} ends: {why}")
@@ -192,8 +192,8 @@ class World:
     # -- managers ------------------------------------------------------------------------------
 
     def _manager_turned(self) -> None:
-        """A manager or standby has had a turn: checks that at most one may decide, and ends a
-        manager that steps down."""
+        """Called after a turn of a manager or standby: checks that at most one may decide, and ends
+        a manager that steps down."""
         if self.manager is not None and self.standby is not None:
             both = self.manager.decides and self.standby.decides
             if both:
@@ -205,7 +205,7 @@ class World:
             self.end(self._standby_of[0], "its manager steps down")
 
     def _end_process(self, manager: VirtualManager | None) -> bool:
-        """Ends the process of a manager or a standby. False if there was none."""
+        """Ends the process of a manager or standby. Returns False if there was none."""
         if manager is not None:
             manager.loop.ended = True
             self._reset_all(manager.loop, manager.host)
@@ -214,7 +214,7 @@ class World:
     def _end_manager(self) -> bool:
         manager, self.manager = self.manager, None
         if manager is not None:
-            # A manager that dies before its nodes have reported to it has not counted any node yet.
+            # A manager that dies before any node has reported to it knows no nodes.
             self._counted = manager.planner.membership.nodes or self._counted
         return self._end_process(manager)
 
@@ -223,7 +223,7 @@ class World:
         return self._end_process(standby)
 
     def kill_manager(self, downtime_s: float) -> None:
-        """The manager's process dies; another one is started after the given time."""
+        """Kills the manager's process. Another one is started after the given time."""
         if self._end_manager():
             self.timeline.note("the manager dies")
             self.managers += 1
@@ -238,7 +238,7 @@ class World:
             node.loop.run_soon(partial(node.node.components.management.again, stream))
 
     def kill_standby(self, downtime_s: float) -> None:
-        """As lose_manager, for the standby, which may be leading."""
+        """Like kill_manager, for the standby, which may be the manager."""
         if self._end_standby():
             self.timeline.note("the standby dies")
             self.timeline.after(max(downtime_s, RESTART_S), self._standby_again)
@@ -249,15 +249,15 @@ class World:
             self._start_standby(*self._standby_of)
 
     def _promote(self) -> None:
-        """Called when the manager's host is lost for good: an operator promotes the standby, in
-        case fewer than a majority of nodes are left to vote."""
+        """Called when the manager's host is lost permanently: an operator promotes the standby, in
+        case less than a majority of nodes can vote."""
         if self.standby is None or self.standby.leads:
             return
         Promotion(self.environment, self.standby.host, *self.environment.standby_at).begin()
         self.timeline.after(PROMOTED_S, self._promote)
 
     def leave(self, place: int) -> None:
-        """Asks a node to leave in order; the node of the manager's host is not asked."""
+        """Makes a node leave. Does nothing for the node of the manager's host."""
         host = self.hosts[place]
         cluster_node = host.cluster_node
         if cluster_node is not None and host.node.components.management.host_id != host.host_id:
@@ -266,7 +266,7 @@ class World:
             host.loop.run(cluster_node.draining.begin)
 
     def kill_one(self, rng: random.Random) -> None:
-        """Kills a worker or a program of some living host."""
+        """Kills a random worker or program."""
         found = [
             (host, process)
             for host in self.hosts
@@ -284,7 +284,8 @@ class World:
         self.struck.add(host.place)
         host.kill(process)
 
-    # -- obstacles -------------------------------------------------------------------------------
+    # -- stops and cuts
+    # -------------------------------------------------------------------------------
 
     def stop(self, place: int) -> None:
         """Stops a machine."""
@@ -293,12 +294,12 @@ class World:
         self.network.stop(place)
 
     def resume(self, place: int) -> None:
-        """A stopped machine continues."""
+        """Resumes a stopped machine."""
         self.network.resume(place)
 
     def cut(self, some: set[int], others: set[int]) -> None:
-        """Cuts all traffic between these hosts. Their connections end if they are still cut off
-        from each other after UNACKNOWLEDGED_S."""
+        """Cuts all traffic between these hosts. Their connections end if the cut lasts longer than
+        UNACKNOWLEDGED_S."""
         self.cuts += 1
         self.struck |= some | others
         self.network.separate(some, others)

@@ -1,9 +1,9 @@
-"""Actors in a run: each keeps a ledger, to which programs on several hosts add entries.
+"""Actors in a run. Each has a ledger, to which programs on several hosts add entries.
 
-An actor guarantees order and at-most-once execution. So at the end a ledger has each entry at most
-once, the entries of each caller in order, and each confirmed entry in the confirmed place. With
-checkpoints this survives deaths of the actor's process and host; with restarts alone the ledger
-restarts empty; without either all calls fail after a death.
+An actor guarantees order and at-most-once execution: a ledger has each entry at most once, the
+entries of each caller in order, and each confirmed entry at its confirmed index. With checkpoints,
+the ledger survives the death of the actor's process and host. With restarts only, it restarts
+empty. With neither, all calls fail after a death.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["begin_actor"]
 
 CALLERS_MAX, CALLS_MAX = 3, 8
-# How often each kind of actor may restart, and how often a call is retried.
+# Restarts of each kind of actor, and retries of each call.
 RESTARTS = {"mortal": 0, "restarts": 4, "checkpoints": 8}
 WINDOW = 3  # calls of one caller in progress at a time
 
 Entry = tuple[int, int]  # (caller, number)
 
-# Salt of a ledger -> pid of the process that had the ledger at its last call.
+# Salt of a ledger -> pid of the actor's process at the last call.
 ledger_pids: dict[int, int] = {}
 
 
@@ -44,7 +44,7 @@ class LedgerActor:
         ledger_pids[salt] = os.getpid()
 
     def add(self, entry: Entry, seconds: float) -> int:
-        """Adds an entry; returns its place."""
+        """Adds an entry; returns its index."""
         ledger_pids[self.salt] = os.getpid()
         time.sleep(seconds)
         self.entries.append(entry)
@@ -57,19 +57,19 @@ class LedgerActor:
 
 @dataclass
 class Story:
-    """One ledger from the view of its callers."""
+    """What the callers of one ledger know."""
 
     name: str
     salt: int
     kind: str
     maker: VirtualHost
     callers: int
-    confirmed: dict[Entry, int] = field(default_factory=dict)  # entry -> its place
+    confirmed: dict[Entry, int] = field(default_factory=dict)  # entry -> its index
 
 
 def begin_actor(work: Programs) -> None:
-    """Begins a program that makes a ledger, and others that find it by its name and write into
-    it."""
+    """Starts a program that creates a ledger, and others that find it by its name and add
+    entries."""
     hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
@@ -92,12 +92,12 @@ def begin_actor(work: Programs) -> None:
 
 
 def _survives(work: Programs, story: Story) -> bool:
-    """Whether all calls of the actor must succeed, given all that has happened so far."""
+    """Whether all calls of the actor must succeed, after the faults so far."""
     world = work.world
     disturbed = (
         world.cuts or world.resets or world.stops or world.managers or work.oracle.small_stores
     )
-    if disturbed or world.leaving:  # an actor on a leaving node takes no more calls
+    if disturbed or world.leaving:  # an actor on a leaving node accepts no calls
         return False
     if story.kind != "checkpoints" or story.maker in world.lost:
         return False
@@ -141,7 +141,7 @@ def _write(work: Programs, story: Story, caller: int, seconds: list[float], c: C
         try:
             ledger = c.get_actor(story.name)
         except LookupError:
-            return  # the actor has ended with the program that made it
+            return  # the actor has ended with the program that created it
         calls: list[Any] = []
         for number, each in enumerate(seconds):
             calls.append(ledger.add((caller, number), each))
@@ -163,17 +163,17 @@ def _confirm(story: Story, entry: Entry, calls: list[Any]) -> None:
 def _check(work: Programs, story: Story, entries: list[Entry]) -> None:
     """Checks the ledger at the end."""
     work.oracle.reads += 1
-    state = f"{story.name} ({story.kind}) holds {entries}, confirmed were {story.confirmed}"
+    state = f"{story.name} ({story.kind}) has {entries}, confirmed: {story.confirmed}"
     if len(set(entries)) != len(entries):
-        raise WrongEnd(f"{state}: something twice")
+        raise WrongEnd(f"{state}: duplicate entries")
     for caller in range(story.callers):
         mine = [number for one, number in entries if one == caller]
         if mine != sorted(mine):
-            raise WrongEnd(f"{state}: in another order")
+            raise WrongEnd(f"{state}: wrong order")
     if story.kind == "restarts":  # it may have restarted empty
         return
     if work.world.overruled:  # its state may be older than the loss of its host
         return
     for entry, place in story.confirmed.items():
         if place >= len(entries) or entries[place] != entry:
-            raise WrongEnd(f"{state}: {entry} is not in its place")
+            raise WrongEnd(f"{state}: {entry} is not at its index")

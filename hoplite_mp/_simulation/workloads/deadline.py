@@ -1,7 +1,7 @@
-"""Timely availability: sources at a deadline, and data for hosts that have just joined.
+"""Reductions with a deadline, and reads on hosts that have just joined.
 
-A reduction with a deadline contains all ready sources, and a host can be used as soon as it has
-been admitted, even before the other hosts know of it.
+A reduction with a deadline contains all ready sources. A host can be used as soon as it has been
+admitted, even before the other hosts know it.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ OBJECTS_MAX = 3
 ADMISSION_POLL_S, ADMISSION_POLLS = 0.0005, 4000
 
 
-# ---- at a deadline
+# ---- reductions with a deadline
 
 
 def begin_deadline(work: Programs) -> None:
-    """Begins a reduction with a deadline: some sources are ready when it is called, and one only
-    long after the deadline."""
+    """Starts a reduction with a deadline. One source becomes ready long after the deadline, the
+    others are ready at the call."""
     hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
@@ -57,11 +57,11 @@ def _reduce_by_deadline(
     total = collective(both, num=len(both), deadline=deadline)
     value = np.asarray(work.value(c, total, name))
     found = tuple(sorted(total.contributors or ()))
-    # The loss of a manager can delay the deadline so long that the last source is ready as well.
+    # The loss of a manager can delay the deadline until the last source is ready.
     ready = len(refs) + (len(found) == len(both) and time.monotonic() - begun > NEVER_S)
     whole = sum((leaf.array() for leaf in leaves[1:ready]), start=leaves[0].array())
     if found != tuple(range(ready)):
-        raise WrongEnd(f"{name} is of {found}, and {len(refs)} were ready")
+        raise WrongEnd(f"{name} has contributors {found}, and {len(refs)} were ready")
     if not np.array_equal(value, whole):
         raise WrongBytes(f"{name} is {value[:4]}")
     work.oracle.reads += 1
@@ -72,7 +72,7 @@ def _reduce_by_deadline(
 
 
 def begin_newcomer(work: Programs) -> None:
-    """A host joins, and reads other hosts' objects as soon as it has been admitted."""
+    """Adds a host, which reads objects of other hosts as soon as it has been admitted."""
     hosts, rng = work.hosts(), work.rng
     if not hosts:
         return

@@ -1,9 +1,8 @@
-"""Values that must survive lost hosts: recomputed results, second copies, refs inside objects.
+"""Values that survive the loss of hosts: reconstructed results, second copies, nested refs.
 
-A result that is lost with its only host is recomputed by the node whose host submitted the task, as
-long as that lives. An object with a second copy survives the loss of one host. A ref inside an
-object keeps the object to which it refers. So programs that read these values must get no error
-even if hosts have died.
+A lost result is recomputed by the node of the host that submitted the task, if that lives. An
+object with a second copy survives the loss of one host. A ref inside an object holds the object to
+which it refers. So programs that read these values get no errors even if hosts die.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ WIDTH_MAX = 5
 
 
 def begin_reconstructed(work: Programs) -> None:
-    """Begins a program whose tasks make values and sums of them, and that reads all of them
-    later."""
+    """Starts a program whose tasks make values and their sums. It reads all of them later."""
     hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
@@ -111,8 +109,8 @@ def _read_sum(
 
 
 def begin_copies(work: Programs) -> None:
-    """Begins a program that puts a value with a second copy, and others that hold it and read it
-    later."""
+    """Starts a program that puts a value with a second copy, and others that hold and later read
+    it."""
     hosts, rng = work.hosts(), work.rng
     if len(hosts) < 2:
         return
@@ -141,15 +139,15 @@ def begin_copies(work: Programs) -> None:
 def _read_copy(
     work: Programs, host: Any, leaf: Leaf, name: str, late: float, released: list[bool]
 ) -> None:
-    """over: not empty as soon as the program that has put the object releases it."""
-    held: list[bool] = []  # whether it was held before any host died; empty if it was never held
+    """released: not empty once the program that has put the object has released it."""
+    held: list[bool] = []  # whether it was held before any host died; empty: never held
 
     def read(c: Cluster) -> None:
         import time
 
         ref = work.ref(c, name)
         if ref is None or ref._hold is None or released:
-            return  # it may have had no holder when this host's request reached its owner
+            return  # perhaps it had no holder when this host's request arrived
         held.append(not work.world.lost)
         time.sleep(late)
         work.oracle.check_leaf(leaf, work.value(c, ref, f"reader of {name}"))
@@ -165,10 +163,10 @@ def _read_copy(
 
 
 def begin_fetched(work: Programs) -> None:
-    """Begins a program that puts a value, and readers. Some fetch the value and keep it, some hold
-    a ref and read the value later, some get the ref only later, when the owner may have died or
-    left. All of them can read it as long as a host that has fetched it lives. Readers that held a
-    ref before the owner left can read it in any case."""
+    """Starts a program that puts a value, and readers. Some fetch and keep the value, some hold a
+    ref and read the value later, some get the ref later, when the owner may be gone. All of them
+    can read the value as long as a host that has fetched it lives. Readers that held a ref before
+    the owner left can always read it."""
     hosts, rng = work.hosts(), work.rng
     if len(hosts) < 3:
         return
@@ -189,8 +187,8 @@ def begin_fetched(work: Programs) -> None:
 
 @dataclass
 class _Fetched:
-    """A value that other hosts fetch. to_hold: how many readers do not hold it yet; to_read: how
-    many may still read it."""
+    """A value that other hosts fetch. holders_left: readers that do not hold it yet; readers_left:
+    readers that may still read it."""
 
     work: Programs
     leaf: Leaf
@@ -198,12 +196,12 @@ class _Fetched:
     maker: VirtualHost
     holders_left: int
     readers_left: int
-    # Hosts of readers that held it before any fault struck the owner's machine.
+    # Hosts of readers that held it before any fault at the owner's machine.
     held: set[VirtualHost] = field(default_factory=set)
     kept: set[VirtualHost] = field(default_factory=set)  # hosts that have fetched it
     met: set[VirtualHost] = field(
         default_factory=set
-    )  # hosts that got the ref when others had fetched it
+    )  # hosts that got the ref after others had fetched the value
 
     def put(self, holds_s: float, c: Cluster) -> None:
         import time
@@ -238,7 +236,7 @@ class _Fetched:
             self.readers_left -= 1
             if not self.readers_left:
                 self.work.board.publish(f"{self.name} is not needed", None)
-        if value is not None:  # its array pins the copy on this host until then
+        if value is not None:  # the array pins the copy on this host
             self.work.board.find(f"{self.name} is not needed", HANGS_S)
 
     def _value(self, c: Cluster, ref: Any) -> Any:
@@ -247,7 +245,7 @@ class _Fetched:
         return value
 
     def must_succeed(self, host: VirtualHost) -> bool:
-        """Whether a reader on the host must get it, given all that has happened so far."""
+        """Whether a reader on the host must succeed, after the faults so far."""
         no_errors_on, maker = self.work.no_errors_on, self.maker
         if host in self.held and maker in self.work.world.departed and no_errors_on(host)():
             return True
@@ -255,8 +253,8 @@ class _Fetched:
 
 
 def begin_nested(work: Programs) -> None:
-    """Begins a program that stores refs inside an object, and one that reads this object. The
-    reader can also read the objects behind the refs, although no process holds those any more."""
+    """Starts a program that puts an object with refs, and a reader. The reader can also read the
+    objects of the refs, although no process holds them any more."""
     hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
@@ -278,7 +276,7 @@ def begin_nested(work: Programs) -> None:
         else:
             inner = [c.put(leaf.array()) for leaf in leaves]
         outer = c.put({"refs": inner})
-        c.wait(inner)  # a program's tasks end with it
+        c.wait(inner)  # tasks end with their program
         del inner
         work.board.publish(name, outer._id)
         work.board.find(f"{name} is not needed")
@@ -302,7 +300,7 @@ def begin_nested(work: Programs) -> None:
 
     maker, reader = rng.choice(hosts), rng.choice(hosts)
     holds = work.no_errors_on(maker, reader, tasks=bool(by_task))
-    if by_task == "all":  # a task's objects are lost with the host where it ran, which may be any
+    if by_task == "all":  # a task's objects are lost with its host, which may be any
         holds = bool
     work.program(maker, name, put, holds)
     work.program(reader, f"reader of {name}", read, holds)

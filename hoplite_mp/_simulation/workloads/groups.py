@@ -1,7 +1,6 @@
-"""Groups in a run: members on many hosts that make calls together, and die at any time.
+"""Groups in a run: members on many hosts that make collective calls, and may die at any time.
 
-Survivors continue among themselves, and must all agree on the contributors to a call, and on its
-result.
+Survivors continue, and must agree on the contributors and the result of each call.
 """
 
 from __future__ import annotations
@@ -32,33 +31,32 @@ if TYPE_CHECKING:
 __all__ = ["begin_group", "begin_p2p", "begin_rejoining"]
 
 
-# The error of a rank whose share of a result was lost with the host that had decided the call.
+# Error of a rank whose part of a result was lost with the host of the leader.
 ROOT_LOST = "was lost before it sent this host's result"
 MEMBERS_MAX = 8
 CALLS_MAX = 5
-# Some Groups make this many times as many calls, of kinds that engines can make by themselves. The
-# first call opens the engines, which then make most of the remaining calls.
+# Some Groups make this many times as many calls, of kinds that engines can execute. The first call
+# opens the engines, which then execute most of the remaining calls.
 LONG_FACTOR = 4
-# Groups with salt % SPLIT == 1 are split at their end: a quarter of all, because salts are odd.
+# Groups with salt % SPLIT == 1 are split at the end: a quarter of all, because salts are odd.
 SPLIT = 8
-# Groups with salt % SPLIT == REPEATS repeat a few different calls, which are not small: their nodes
-# begin by the plans of earlier calls. One call in between has other bytes. Members give an object
-# of this many items, or a block of their own. Half of these Groups have one member per host, if
-# there are enough hosts, and make more calls, on which these nodes vote.
+# Groups with salt % SPLIT == REPEATED repeat a few calls, which are not small: their nodes reuse
+# the plans of earlier calls. One call has a different size. Members pass an array of at least
+# REPEATED_ITEMS_MIN items. Half of these Groups have one member per host, if there are enough
+# hosts, and make more calls, on which engines vote.
 REPEATED, REPEATED_ITEMS_MIN = 3, (4_000, 12_000)
 VOTES_SALT_MIN = 16  # of salt % (4 * SPLIT)
-# Groups with salt % SPLIT == OTHERS reduce by other operators: the mean of bytes is eight times as
-# large as the given values, and hypot has no kernel. Half of their calls are of parts that barely
-# fit into messages.
+# Groups with salt % SPLIT == OTHERS use other operators: the mean of bytes is eight times as large
+# as its inputs, and hypot has no kernel. In half of their calls, parts barely fit into messages.
 OTHERS, INSIDE_ITEMS = 5, 1_500
 OPERATORS: tuple[tuple[Any, Any], ...] = (
     ("mean", np.uint8), (np.hypot, np.float64), ("max", np.int16),
 )  # fmt: skip
 # Members of Groups with salt % SPLIT == TIMED leave by a timeout (even ranks, after the first
-# call), or because a call is interrupted (every other odd rank), and write to their arrays at once.
+# call), or by an interruption (every other odd rank), and then immediately write to their arrays.
 TIMED, TIMEOUT_S = 7, 0.004
-# Some Groups of up to this many members give values so large that the first bytes are sent while
-# the member still writes the rest (WRITE_ROUND_BYTES).
+# Some Groups of at most FEW members pass values so large that the first bytes are sent while the
+# member still writes the rest (WRITE_ROUND_BYTES).
 FEW, LARGE_ITEMS = 3, 400_000
 KINDS = ("allreduce", "allreduce", "reduce_scatter", "broadcast", "reduce", "gather", "allgather",
          "alltoall", "scatter", "scan", "exscan", "refs", "barrier")  # fmt: skip
@@ -67,7 +65,7 @@ SMALL = ("allreduce", "broadcast", "reduce", "gather", "allgather", "reduce_scat
 
 
 def begin_group(work: Programs) -> None:
-    """Begins programs on some hosts that become members of one Group and make the same calls."""
+    """Starts programs that become members of one Group and make the same calls."""
     hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
@@ -112,7 +110,7 @@ def begin_group(work: Programs) -> None:
 def _repeated(
     plan: tuple[tuple[str, int, int], ...], items_min: int, votes: bool
 ) -> tuple[tuple[str, int, int], ...]:
-    """The first call and the last one of `plan`, repeated."""
+    """Returns repetitions of the first and the last call of the plan."""
     first, last = ((kind, max(items, items_min), root) for kind, items, root in (plan[0], plan[-1]))
     kind, items, root = first
     other = kind, 2 * items, root
@@ -146,7 +144,7 @@ def _member(
             try:
                 given = _given(g, _array(salt, call, rank, items), (salt + call + rank) % 2 == 0)
                 value = _call(c, g, kind, _operator(salt, call)[0], given, rank, root)
-                given[...] = 1  # allowed, because no other rank reads it after the call
+                given[...] = 1  # allowed: no other rank reads it after the call
             except (HopliteTimeoutError, Interrupted):
                 given[...] = 1
                 if salt % SPLIT != TIMED:
@@ -164,11 +162,11 @@ def _member(
 
 
 class Interrupted(Exception):
-    """Raised as by a signal handler."""
+    """Raised during a call, as by a signal handler."""
 
 
 def _arrange_timeout(g: Any, salt: int, call: int) -> None:
-    """Before a call of a Group whose members leave by timeouts and interruptions."""
+    """Arranges a timeout or an interruption of the next call, for some ranks."""
     if g.rank % 2 == 0 and call:
         g._member.timeout = TIMEOUT_S * (1 + g.rank)
     if g.rank % 4 == 1 and call == 1 + salt // SPLIT % 2:
@@ -186,7 +184,7 @@ def _arrange_timeout(g: Any, salt: int, call: int) -> None:
 
 
 def _split(oracle: Oracle, g: Any, leaf: Leaf, holds: Callable[[], bool]) -> None:
-    """Members of even and of odd ranks form separate Groups, and add up their values."""
+    """Splits the Group into even and odd ranks, which sum their values."""
     try:
         with g.split(leaf.index % 2) as part:
             value = part.allreduce(leaf.array())
@@ -196,24 +194,24 @@ def _split(oracle: Oracle, g: Any, leaf: Leaf, holds: Callable[[], bool]) -> Non
     oracle.reads += 1
     found = contributors_in(value, leaf.salt)
     if leaf.index not in found or any((leaf.index - one) % 2 for one in found):
-        raise WrongBytes(f"a part of group {leaf.salt} with rank {leaf.index} is of {found}")
+        raise WrongBytes(f"split of group {leaf.salt} at rank {leaf.index}: contributors {found}")
 
 
 def _operator(salt: int, call: int) -> tuple[Any, Any]:
-    """The operator of a Group's call, and the dtype of its members' values."""
+    """Returns the operator of a call, and the dtype of its members' values."""
     if salt % SPLIT != OTHERS:
         return "sum", np.int64
     return OPERATORS[(salt // SPLIT + call) % len(OPERATORS)]
 
 
 def _array(salt: int, call: int, rank: int, items: int) -> Any:
-    """The member's value: as many bytes as `items` numbers of 8 bytes have."""
+    """Returns the member's value: 8 * `items` bytes."""
     dtype = np.dtype(_operator(salt, call)[1])
     return Leaf(salt + call, rank, 8 * items // dtype.itemsize).array().astype(dtype, copy=False)
 
 
 def _given(g: Any, array: Any, in_place: bool) -> Any:
-    """The member's value, in the store if `in_place` and if it fits."""
+    """Returns the member's value; in the store if `in_place` and if it fits."""
     if not in_place:
         return array
     try:
@@ -225,7 +223,7 @@ def _given(g: Any, array: Any, in_place: bool) -> Any:
 
 
 def _call(c: Cluster, g: Any, kind: str, op: Any, given: Any, rank: int, root: int) -> Any:
-    """Makes the call. Parts for other ranks are the member's value plus the receiving rank."""
+    """Makes the call. The part for a rank is the member's value plus that rank."""
     if kind == "barrier":
         return g.barrier()
     if kind == "broadcast":
@@ -239,7 +237,7 @@ def _call(c: Cluster, g: Any, kind: str, op: Any, given: Any, rank: int, root: i
         if kind == "alltoall":
             return g.alltoall(parts)
         return g.scatter(parts if rank == root else None, root=root)
-    if kind == "refs":  # only the call holds these objects, because each giver releases them
+    if kind == "refs":  # only the call holds these objects
         gathered = g.allgather({"ref": c.put(given.copy()), "pad": bytes(8 * given.size)})
         return [None if one is None else c.get(one["ref"], timeout=HANGS_S) for one in gathered]
     if kind == "allgather":
@@ -248,7 +246,7 @@ def _call(c: Cluster, g: Any, kind: str, op: Any, given: Any, rank: int, root: i
 
 
 def _folded(op: Any, arrays: list[Any]) -> Any:
-    """The reduction of arrays in the order of ranks."""
+    """Returns the reduction of the arrays, in the order of ranks."""
     if op == "mean":
         return sum(array.astype(np.float64) for array in arrays) / len(arrays)
     return functools.reduce({"sum": np.add, "max": np.maximum}.get(op, op), arrays)
@@ -266,10 +264,10 @@ def _check(
     value: Any,
     contributors: tuple[int, ...],
 ) -> None:
-    """Checks that all members agree on the contributors, and that the value results from these."""
+    """Checks that members agree on the contributors, and that the value results from these."""
     what = f"{kind} {call} of group {salt}"
     if rank not in contributors:
-        raise WrongEnd(f"{what}: rank {rank} got a result of {contributors}")
+        raise WrongEnd(f"{what}: rank {rank} is not among the contributors {contributors}")
     oracle.note_call((salt, call), contributors)
     leaves = {one: _array(salt, call, one, items) for one in contributors}
     op = _operator(salt, call)[0]
@@ -294,9 +292,9 @@ def _check(
         expected = None
     oracle.reads += 1
     if not _equal(value, expected):
-        raise WrongBytes(f"{what} of {contributors} is {str(value)[:200]}")
+        raise WrongBytes(f"{what}, contributors {contributors}: {str(value)[:200]}")
     if isinstance(value, np.ndarray) and value.flags.writeable:
-        value += 1  # no other rank may notice, because each rank has its own result
+        value += 1  # allowed: each rank has its own result
 
 
 def _equal(value: Any, expected: Any) -> bool:
@@ -311,23 +309,23 @@ def _equal(value: Any, expected: Any) -> bool:
     return value.dtype == expected.dtype and np.array_equal(value, expected)
 
 
-# Messages between two members of a Group, and members that rejoin.
+# Point-to-point messages, and members that rejoin.
 #
-# Messages from a rank are received as a prefix of those sent, and completely if the rank left in
-# order, or died alone while its host lived. A rank that rejoins takes part from a call on that no
-# rank had begun, and all members agree on that call.
+# The messages received from a rank are a prefix of those sent. They are complete if the rank called
+# close(), or died while its host lived. A rank that rejoins takes part from the first call that no
+# rank had started, and all members agree on that call.
 
 
 SIZE_MAX, MESSAGES_MAX, STEPS_MAX = 4, 12, 12
-# Pause between the calls of a Group, so that it has not ended before its member returns.
+# Pause between the calls of a Group, which must not end before its member rejoins.
 STEP_S = 0.02
 
 
-# ---- letters
+# ---- point-to-point messages
 
 
 def begin_p2p(work: Programs) -> None:
-    """Begins members that send numbered messages to all other members, and receive theirs."""
+    """Starts members that send numbered messages to all other members, and receive theirs."""
     hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
@@ -351,7 +349,7 @@ def _exchange(
     sent: set[tuple[int, int, int]],
     c: Cluster,
 ) -> None:
-    """sent: (rank, number, receiver) of letters that were sent, by any rank."""
+    """sent: (rank, number, receiver) of each message that any rank has sent."""
     import time
 
     others = [one for one in range(len(counts)) if one != rank]
@@ -392,7 +390,7 @@ def _receive(
             work.oracle.check_error(f"letter {expected} of {source} in {salt}", error, holds)
             return
         if number != expected:
-            raise WrongEnd(f"letter {number} of {source} in {salt} came in the place of {expected}")
+            raise WrongEnd(f"message {number} of {source} in {salt}, expected {expected}")
         work.oracle.check_value(
             value, Leaf(salt, source, items).array() + number, f"a letter of {salt}"
         )
@@ -402,7 +400,7 @@ def _receive(
 
 
 def begin_rejoining(work: Programs) -> None:
-    """Begins members that repeat the same call; some ranks have a second life."""
+    """Starts members that repeat the same call. Some ranks are killed and rejoin."""
     hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
@@ -446,7 +444,7 @@ def _step(
     except (ValueError, PeerLostError):
         if incarnation == 1:
             raise
-        return  # the first life is still there, or the Group has ended
+        return  # the first incarnation still lives, or the Group has ended
     with g:
         while (g.calls or 0) < steps:
             time.sleep(STEP_S)
@@ -454,12 +452,12 @@ def _step(
             mine[rank] = incarnation
             total = g.allreduce(mine)
             if tuple(np.flatnonzero(total)) != g.contributors:
-                raise WrongEnd(f"call {g.calls} of {salt} is {total}, of {g.contributors}")
+                raise WrongEnd(f"call {g.calls} of {salt}: {total}, contributors {g.contributors}")
             if total[rank] != incarnation:
                 raise WrongEnd(
-                    f"call {g.calls} of {salt} is {total} for life {incarnation} of {rank}"
+                    f"call {g.calls} of {salt}: {total} at incarnation {incarnation} of rank {rank}"
                 )
             work.oracle.reads += 1
-            # When all first lives have ended, the second ones make another Group of that name.
+            # After the end of all first incarnations, the second ones form a new Group.
             call = f"{salt} ({g._member.generation})", g.calls or 0
             work.oracle.note_call(call, (*g.contributors, *map(int, total)))

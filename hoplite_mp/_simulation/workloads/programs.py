@@ -1,7 +1,4 @@
-"""Common parts of all simulated programs: their hosts, exchange of objects, and limits.
-
-All programs are begun, judged and counted in the same way.
-"""
+"""The common parts of simulated programs: start, checks, hosts, exchange of objects, limits."""
 
 from __future__ import annotations
 
@@ -25,32 +22,33 @@ if TYPE_CHECKING:
 __all__ = ["BYTES_MAX", "DEATHS_MAX", "HANGS_S", "Board", "Programs"]
 
 ITEMS = (0, 1, 100, 3_000, 20_000, 100_000)  # of 8 bytes each
-# Approximate total of bytes moved by all collectives of a run, which bounds its cost.
+# Approximate limit for the bytes moved by all collectives of a run.
 BYTES_MAX = 16 << 20
-# The longest time that a program waits for another one to publish an object.
+# Timeout of a program that waits for another one to publish an object.
 PATIENCE_S = 25.0
-# The longest time until a node detects that another one has joined, without faults.
+# The longest time until a node knows a new member, without faults.
 MEMBERSHIP_S = 1.0
-# After this time a wait for a result counts as a hang.
+# A wait for a result that takes longer counts as a hang.
 HANGS_S = 90.0
-# Deaths of hosts and processes that a task survives: it runs up to four times (Config.retries).
+# Deaths of hosts and processes that a task survives: it runs at most four times (Config.retries).
 DEATHS_MAX = 2
 
 
 @dataclass(eq=False)
 class Board:
-    """Ids by name, through which programs find each other's objects without the code under test."""
+    """Ids of published objects by name. Programs exchange them without the code under test."""
 
     world: World
-    ids: dict[str, bytes | None] = field(default_factory=dict)  # None: it will never be there
+    ids: dict[str, bytes | None] = field(default_factory=dict)  # None: never published
 
     def publish(self, name: str, object_id: bytes | None) -> None:
-        """Makes the name known to other programs."""
+        """Publishes an id under the name. None: there will be no object."""
         self.ids.setdefault(name, object_id)
         self.world.processes.wake_all(("board", name))
 
     def find(self, name: str, patience_s: float = PATIENCE_S) -> bytes | None:
-        """Waits for the name. None if it will never be there, or is not there in time."""
+        """Waits for the name and returns its id. None: there is no object, or the wait timed
+        out."""
         running = self.world.processes.running
         assert running is not None
         if name not in self.ids:
@@ -59,10 +57,10 @@ class Board:
 
 
 class Programs:
-    """The programs of one run. `groups`: number of Groups begun; `begun`: number of programs."""
+    """The programs of one run. `groups`: number of started Groups; `begun`: of started programs."""
 
     def __init__(self, world: World, oracle: Oracle, span_s: float) -> None:
-        """span_s: the period in which programs begin."""
+        """span_s: the period in which programs start."""
         self.world = world
         self.oracle = oracle
         self.rng = world.timeline.rng
@@ -74,12 +72,12 @@ class Programs:
 
     @property
     def open(self) -> list[str]:
-        """Names of programs that have neither ended nor been killed."""
+        """The names of living programs."""
         return [process.name for host in self.world.incarnations for process in host.programs
                 if process.alive]  # fmt: skip
 
     def hosts(self) -> list[VirtualHost]:
-        """Running hosts whose node has been admitted."""
+        """Returns the running hosts whose node has been admitted."""
         stopped = self.world.network.stopped
         return [one for one in self.world.hosts if one.alive and one.number >= 0
                 and one.place not in stopped]  # fmt: skip
@@ -92,14 +90,13 @@ class Programs:
         return items
 
     def salt(self) -> int:
-        """A new odd number, for the values of one operation."""
+        """Returns an odd number for the values of one operation."""
         self._operations += 1
         return 2 * self._operations % 1024 + 1
 
     def no_errors_on(self, *hosts: VirtualHost, tasks: bool = False) -> Callable[[], bool]:
-        """For `program`: any error is wrong as long as no fault has struck at these hosts or at
-        those of managers, whatever happens to other hosts. tasks: tasks are involved, which may run
-        on any host."""
+        """Returns a condition for `program`: no error is allowed as long as no fault has affected
+        these hosts or those of managers. tasks: tasks take part, which may run on any host."""
         return partial(self._no_errors_on, {host.place for host in hosts}, tasks)
 
     def _no_errors_on(self, places: set[int], tasks: bool) -> bool:
@@ -116,8 +113,8 @@ class Programs:
         body: Callable[[Cluster], object],
         holds: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Runs a program that attaches to the host's node. holds: whether any error is wrong, given
-        all that has happened so far."""
+        """Runs a program that attaches to the host's node. holds: returns whether no error is
+        allowed, after the faults so far."""
 
         def run_program(runtime: Runtime) -> None:
             try:
@@ -129,8 +126,8 @@ class Programs:
         host.attach(name, run_program)
 
     def await_nodes(self, host: VirtualHost, names: Sequence[str]) -> None:
-        """Waits until the host's node knows these nodes. A program gets a node's name from its own
-        node; here it may be that of a host that has just joined."""
+        """Waits until the host's node knows these nodes. In production, a program gets names of
+        nodes from its own node; here the name may be that of a host that has just joined."""
         import time
 
         cluster_node, until = host.cluster_node, self.world.timeline.now + MEMBERSHIP_S
@@ -143,14 +140,14 @@ class Programs:
             time.sleep(MEMBERSHIP_S / 100)
 
     def ref(self, c: Cluster, name: str) -> ObjectRef[Any] | None:
-        """A ref to an object that another program has published; None if there is none."""
+        """Returns a ref to a published object; None if there is none."""
         object_id = self.board.find(name)
         if object_id is None:
             return None
         return c._runtime.memory.make_ref(object_id)
 
     def value(self, c: Cluster, ref: Any, what: str) -> Any:
-        """Reads a value; a wait that does not end fails the run."""
+        """Reads a value. A timeout fails the run."""
         try:
             return c.get(ref, timeout=HANGS_S)
         except HopliteTimeoutError as error:

@@ -1,8 +1,8 @@
-"""Tasks on other hosts: shared arguments, results with refs, resources that few hosts have.
+"""Tasks on other hosts: shared arguments, results with refs, resources of few hosts.
 
-A task that stays on its host needs no transfers. These tasks need a resource that the submitting
-host lacks, so that arguments, results and refs inside results are transferred. Some results depend
-on how often the task has run, so that readers of different values are detected.
+These tasks need a resource that the submitting host lacks, so arguments, results and refs inside
+results are transferred. Some results depend on the number of runs of the task, so readers of
+different values are detected.
 """
 
 from __future__ import annotations
@@ -32,20 +32,24 @@ __all__ = ["RESOURCE", "begin_rerun", "begin_resource_tasks", "begin_shared"]
 
 
 READERS_MAX = 3
-SIZES = 0, 100, 20_000  # items of 8 bytes beside refs; a result of more than 64 KiB stays there
+SIZES = (
+    0,
+    100,
+    20_000,
+)  # items of 8 bytes beside refs; a result of more than 64 KiB stays on the remote host
 
 
 def _places(
     work: Programs, hosts: list[VirtualHost]
 ) -> tuple[list[VirtualHost], list[VirtualHost]]:
-    """(the hosts without the resource, the hosts with it)."""
+    """Returns (the hosts without the resource, the hosts with it)."""
     with_resource = [host for host in hosts if host.config.resources]
     return [host for host in hosts if host not in with_resource], with_resource
 
 
 def _survives(oracle: Oracle, others: list[VirtualHost]) -> bool:
-    """Whether the result must exist in the end: if a host on which the task may run has stayed
-    alive, and the faults so far have left the task enough tries."""
+    """Whether the result must exist in the end: a host on which the task may run is alive, and the
+    task has tries left after the faults so far."""
     world = oracle.world
     disturbed = world.cuts or world.resets or world.stops or world.managers or oracle.small_stores
     survivable = len(world.lost) + world.killed <= DEATHS_MAX
@@ -53,14 +57,14 @@ def _survives(oracle: Oracle, others: list[VirtualHost]) -> bool:
 
 
 def _stays(work: Programs, *users: VirtualHost) -> bool:
-    """Whether a task's objects must exist in the end. They are lost with the task's host."""
+    """Whether a task's objects, which are lost with its host, must exist in the end."""
     return work.no_errors_on(*users, *_places(work, work.world.incarnations)[1])()
 
 
 def begin_shared(work: Programs) -> None:
-    """Begins a program whose tasks share an argument that only they hold; some of their results are
-    dropped, the rest is read. In other runs it submits one task, which returns refs to objects that
-    it has put where it ran; this program, or one on another host, reads them."""
+    """Starts a program whose tasks share an argument that only they hold. It drops some of their
+    results, and reads the rest. Or the program submits one task, which puts objects on its host and
+    returns refs to them; this program, or one on another host, reads them."""
     (senders, others), rng = _places(work, work.hosts()), work.rng
     if not (senders and others):
         return
@@ -79,7 +83,7 @@ def begin_shared(work: Programs) -> None:
 
 def _begin_refs(work: Programs, leaf: Leaf, late: list[float], sender: VirtualHost) -> None:
     rng, name = work.rng, f"shared {leaf.salt}"
-    items = rng.choice(SIZES)  # a large result stays where it was made until it is read
+    items = rng.choice(SIZES)  # a large result stays on its host until it is read
     reader = rng.choice([None, None, *work.hosts()])
 
     def send(c: Cluster) -> None:
@@ -91,7 +95,7 @@ def _begin_refs(work: Programs, leaf: Leaf, late: list[float], sender: VirtualHo
             work.board.publish(name, None if made is None else made._id)
         if reader is None:
             read(c, made)
-        else:  # this program holds the result until the other one has read it
+        else:  # this program holds the result until the other program has read it
             c.wait([made], timeout=work.span_s)
             work.board.find(f"{name} is read")
 
@@ -137,8 +141,8 @@ def _share(
     name = f"shared {leaf.salt}"
     argument: Any = c.put(leaf.array())
     results: list[Any] = [remote.submit(scaled, argument, factor).ref for factor in range(width)]
-    # A process with a collector releases it when the tasks are done. Then it is gone, because it
-    # was put: a result that is lost later cannot be reconstructed.
+    # A process with a collector releases the argument when the tasks are done. Then results that
+    # are lost later cannot be reconstructed.
     if not work.world.environment.collectors:
         del argument
     time.sleep(late[0])
@@ -151,9 +155,9 @@ def _share(
 
 
 def begin_rerun(work: Programs) -> None:
-    """Begins programs that read the result of one task, which shows how often the task has run. As
-    long as any program holds a value of it, all programs must read the same value. Some of the
-    hosts on which the task may run die."""
+    """Starts programs that read the result of one task, which is the number of its runs. As long as
+    any program holds the result, all programs must read the same value. Some of the hosts on which
+    the task may run die."""
     (senders, others), rng = _places(work, work.hosts()), work.rng
     if not (senders and others):
         return
@@ -199,19 +203,20 @@ def _check_rerun(
         value = work.value(c, ref, f"reader of {name}")
         run = int(value[0] - leaf.array()[0])
         work.oracle.check_value(value, leaf.array() + run, name)
-        if not work.oracle.small_stores:  # otherwise a host may have to drop its copy
+        if not work.oracle.small_stores:  # in small stores a host may have to drop its copy
             work.oracle.note_call((name, 0), (run,))
     finally:
         users[0] -= 1
         if not users[0]:
             work.board.publish(f"{name} is not needed", None)
-    work.board.find(f"{name} is not needed")  # until then this program holds its value
+    work.board.find(f"{name} is not needed")  # this program holds the value until then
 
 
-# Tasks that need a resource of which only some hosts have any, while hosts come and go.
+# Tasks that need a resource of some hosts, while hosts join and leave.
 #
-# A task that waits for a resource begins when that is free on some host, and fails when no host has
-# it any more. Objects that `wait` reports as ready are ready, whatever hosts have died.
+# A task that waits for a resource starts when the resource is free on a host, and fails when no
+# host has the resource any more. Objects that `wait` returns as ready stay ready after deaths of
+# hosts.
 
 
 RESOURCE = "gpu"
@@ -220,7 +225,7 @@ NO_SUCH_NODE = "no node of this cluster"
 
 
 def begin_resource_tasks(work: Programs) -> None:
-    """Begins a program that submits some such tasks at once, waits for all, and reads results."""
+    """Starts a program that submits such tasks, waits for all, and reads the results."""
     hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
@@ -244,11 +249,11 @@ def _submit(
         except ValueError as error:
             if NO_SUCH_NODE not in str(error):
                 raise
-            return  # the hosts with the resource are gone, or have not joined yet
+            return  # no member has the resource at present
     ready, pending = c.wait(futures, timeout=HANGS_S)
     if pending:
         raise WrongEnd(f"{len(pending)} of {len(futures)} tasks that need {RESOURCE} hang")
     for leaf, future in zip(leaves, ready, strict=True):
         if not future.done():
-            raise WrongEnd(f"{leaf} was ready for wait(), and is not")
+            raise WrongEnd(f"{leaf} was returned as ready by wait(), but is not ready")
         work.oracle.check_leaf(leaf, work.value(c, future, f"scarce {leaf.salt}"))

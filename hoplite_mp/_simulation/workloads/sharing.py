@@ -1,9 +1,8 @@
-"""Programs that share locks, queues and streams by name and by ref.
+"""Programs that share locks and queues by name, and programs that read streams.
 
-These objects live in the processes of actors and of generators. Threads that only exist in runs
-with collectors decide what happens when a process or a host dies. One program at a time is inside a
-lock, an item of a queue is taken once, and the items of a stream arrive in order, each with its
-bytes.
+These objects belong to processes of actors and generators. Collector threads, which only some runs
+have, clean up when a process or host dies. At most one program at a time holds a lock, each item of
+a queue is returned once, and the items of a stream arrive in order, each with its bytes.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ PUT_S, GETS_S = 5.0, (0.01, 0.3)
 
 @dataclass
 class _Shared:
-    """One lock and one queue, from the view of all their users."""
+    """The expected state of one lock and one queue."""
 
     name: str
     size: int  # of the queue; 0: no limit
@@ -50,7 +49,7 @@ class _Shared:
 
 
 def begin_locks(work: Programs) -> None:
-    """Begins programs that share a lock and a queue."""
+    """Starts programs that share a lock and a queue."""
     hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
@@ -83,7 +82,7 @@ def _use(
             except queue.Empty:
                 continue
             if (sender, sent) in shared.taken or (value != sent).any():
-                raise WrongBytes(f"{shared.name}: item {sent} of {sender} twice, or with others")
+                raise WrongBytes(f"{shared.name}: item {sent} of {sender} is a duplicate, or wrong")
             shared.taken.add((sender, sent))
             work.oracle.reads += 1
             del value
@@ -91,12 +90,12 @@ def _use(
             _hold_lock(work, shared, host)
             lock.release()
         elif step == "lock":
-            raise WrongEnd(f"{shared.name}: {rank} does not get the lock")
+            raise WrongEnd(f"{shared.name}: {rank} cannot acquire the lock")
 
 
 def _hold_lock(work: Programs, shared: _Shared, host: VirtualHost) -> None:
-    """Stays inside for a while. Another program may be inside only if its process is dead, or if a
-    fault has ended the lock's process, after which there is a new lock."""
+    """Holds the lock for some time. Another program may hold it only if its process is dead, or if
+    a fault has ended the lock's process, after which there is a new lock."""
     import time
 
     world, running = work.world, work.world.processes.running
@@ -105,7 +104,7 @@ def _hold_lock(work: Programs, shared: _Shared, host: VirtualHost) -> None:
         where, process = shared.holder
         disturbed = world.cuts or world.stops or world.resets or world.managers
         if where.alive and process.alive and not (disturbed or world.lost or world.killed):
-            raise WrongEnd(f"{shared.name}: two are inside")
+            raise WrongEnd(f"{shared.name}: two programs hold the lock")
     shared.holder = host, running
     time.sleep(work.rng.choice([0.0, 0.001, 0.05]) * work.rng.random())
     if shared.holder == (host, running):
@@ -121,7 +120,7 @@ def _numbers(first: int, count: int, items: int, pause_s: float) -> Iterator[Any
 
 
 def begin_stream(work: Programs) -> None:
-    """Begins a program that reads a stream, completely or not, slowly or fast."""
+    """Starts a program that reads a stream, completely or not, slowly or fast."""
     hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
@@ -145,7 +144,7 @@ def begin_stream(work: Programs) -> None:
                 check(c, *kept.pop())
         else:
             if at + 1 != count:
-                raise WrongEnd(f"a stream of {count} has ended after {at + 1}")
+                raise WrongEnd(f"a stream of {count} items has ended after {at + 1}")
         for one in kept:
             check(c, *one)
 

@@ -1,7 +1,7 @@
-"""Programs with more data than fits on a host: spilled, read again, reduced in chunks.
+"""Programs with more data than a store can hold: spilled, read again, reduced in chunks.
 
-Stores and disks are small in some runs; objects that do not fit are moved, refused or read from the
-spill file. These programs hold their values, so that others do not fit.
+Stores and disks are small in some runs. Objects that do not fit are spilled or refused, or read
+from the spill file. These programs hold their values, so that others do not fit.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ ITEMS = 40_000, 100_000  # of 8 bytes: a store of 6 MiB is full after seven of t
 
 
 def begin_store_pressure(work: Programs) -> None:
-    """Begins a program that puts many values, reads some of them repeatedly, and may sum them up;
-    another program may also read them. Does nothing unless stores are small."""
+    """Starts a program that puts many values, reads some of them repeatedly, and may sum them.
+    Another program may read them, too. Does nothing unless stores are small."""
     hosts, rng = work.hosts(), work.rng
     if not hosts or not work.oracle.small_stores:
         return
@@ -55,7 +55,7 @@ def _fill(
     c: Cluster,
 ) -> None:
     refs: list[Any] = []
-    views: list[Any] = []  # they pin the values that were read
+    views: list[Any] = []  # arrays that pin the values that were read
     host = work.world.host_of(work.world.processes.running)
     assert host is not None
     here = c.options(node=f"h{host.number}")
@@ -72,7 +72,7 @@ def _fill(
             if index < len(refs):
                 value = _value(work, c, refs[index], name)
                 if value is None:
-                    break  # it did not fit for long; every further wait would take as long
+                    break  # it did not fit in time, and neither would the next one
                 work.oracle.check_leaf(leaves[index], value)
                 views = [*views, value][-held:] if held else []
     finally:
@@ -85,14 +85,13 @@ def _fill(
         _add_up(work, leaves[: len(refs)], refs, name, c)
     if read_remotely:
         work.board.find(f"{name} is not needed", HANGS_S)
-    # A result that was ready can be read after the end of the cluster, as in
-    # hoplite_mp/_api/shutdown.py.
+    # A ready result can be read after the end of the cluster, as in hoplite_mp/_api/shutdown.py.
     c._runtime.submitter.keep_results(BYTES_MAX)
     c._runtime.close()
     c._runtime.submitter.call_back_at_end()
     try:
         work.oracle.check_leaf(leaves[0], result.result(timeout=HANGS_S))
-    except ClosedError:  # it was on disk, and its node has ended
+    except ClosedError:  # it was spilled, and its node has ended
         if host.place not in work.world.struck:
             raise
 
@@ -106,12 +105,12 @@ def _value(work: Programs, c: Cluster, ref: Any, name: str) -> Any:
 
 
 def _add_up(work: Programs, leaves: list[Leaf], refs: list[Any], name: str, c: Cluster) -> None:
-    """Sums all values on this host, and checks that the sum contains each of them."""
+    """Sums all values, and checks that the sum contains each of them."""
     total = c.reduce(refs)
     value = np.asarray(work.value(c, total, f"the sum of {name}"))
     whole = sum((leaf.array() for leaf in leaves[1:]), start=leaves[0].array())
     if sorted(total.contributors or ()) != list(range(len(leaves))) or (value != whole).any():
-        raise WrongBytes(f"the sum of {name} is {value[:4]}, of {total.contributors}")
+        raise WrongBytes(f"the sum of {name}: {value[:4]}, contributors {total.contributors}")
     work.oracle.reads += 1
 
 
@@ -120,10 +119,10 @@ def _read(work: Programs, leaves: list[Leaf], name: str, c: Cluster) -> None:
         for index, leaf in enumerate(leaves):
             ref = work.ref(c, f"{name}: {index}")
             if ref is None:
-                break  # this one did not fit, nor will later ones
+                break  # it did not fit, and neither did later ones
             value = _value(work, c, ref, f"reader of {name}")
             if value is None:
-                break  # memory was short here for long; more such waits would show nothing new
+                break  # it did not fit in time, and neither would the next one
             work.oracle.check_leaf(leaf, value)
     finally:
         work.board.publish(f"{name} is not needed", None)

@@ -1,8 +1,8 @@
 """The programs of a simulated cluster, drawn at random, using the library's public API.
 
-Faults need work to disturb. Programs on all hosts put values and submit tasks, run collectives of
-all kinds over other programs' objects, read results on any host, and drop and delete them. Sources
-become ready early, late or never.
+Programs on all hosts put values and submit tasks, run collectives of all kinds over other programs'
+objects, read results on any host, and drop and delete them. Sources become ready early, late or
+never.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ KINDS = ("reduce", "reduce", "allreduce", "allreduce", "reduce_scatter", "broadc
          "allgather", "alltoall")  # fmt: skip
 
 
-GROUPED_EVERY = 5  # one in so many reductions takes one source of each of two groups
-# Factors for how often a kind of program occurs in a run.
+GROUPED_EVERY = 5  # one of this many reductions takes one source of each of two groups
+# Factors for the number of programs of one kind.
 SWARM = 0, 0, 1, 1, 3
 # Share of runs with programs of only KINDS_FEW kinds, and the number of each kind in these, before
 # the factors of SWARM.
@@ -64,7 +64,7 @@ class Workload(Programs):
 
     def begin(self) -> None:
         """Schedules the programs. A run omits some kinds and has more of others (swarm testing:
-        Groce et al., ISSTA 2012), so that important combinations are not lost among many others."""
+        Groce et al., ISSTA 2012)."""
         rng = self.rng
         kinds: list[tuple[Callable[[], object], tuple[int, ...]]] = [
             (self._collective, (1, 2, 3)),
@@ -97,7 +97,7 @@ class Workload(Programs):
                 self.world.timeline.after(rng.random() * self.span_s, begin)
 
     def _source(self, hosts: list[VirtualHost], leaf: Leaf, name: str) -> tuple[VirtualHost, bool]:
-        """Begins a program that makes a source, by putting it or by a task. Returns its host, and
+        """Starts a program that makes a source, by put() or by a task. Returns its host, and
         whether it is a task."""
         rng = self.rng
         late = rng.choice([0.0, 0.0, 0.0, 0.001, 0.03, 0.3]) * rng.random()
@@ -116,10 +116,10 @@ class Workload(Programs):
                     ref = c.put(leaf.array())
             finally:
                 board.publish(name, None if ref is None else ref._id)
-            if by_task and ref is not None:  # a program's tasks end with it
+            if by_task and ref is not None:  # tasks end with their program
                 c.wait([ref], timeout=HANGS_S)
             board.find(f"{name} is not needed")
-            if f"{name} is not needed" not in board.ids:  # its users were too slow, and may fail
+            if f"{name} is not needed" not in board.ids:  # timed out, so its users may fail
                 self.world.struck.add(host.place)
 
         host = rng.choice(hosts)
@@ -129,7 +129,7 @@ class Workload(Programs):
     # -- kinds of programs -----------------------------------------------------------------------
 
     def _some_gets(self) -> None:
-        """One object that programs on many hosts read at nearly the same time."""
+        """Starts programs on many hosts that read one object at nearly the same time."""
         hosts, rng = self.hosts(), self.rng
         if not hosts:
             return
@@ -150,7 +150,7 @@ class Workload(Programs):
         ref = self.ref(c, name)
         time.sleep(late)
         try:
-            # First with a short timeout, then again.
+            # First with a short timeout, then without.
             if ref is not None and self.rng.random() < 0.3:
                 with contextlib.suppress(HopliteTimeoutError):
                     c.get(ref, timeout=self.rng.choice([0.0, 0.001, 0.05]))
@@ -165,7 +165,7 @@ class Workload(Programs):
                 self.board.publish(f"{name} is not needed", None)
 
     def _tasks(self) -> None:
-        """A tree of tasks, with values and Futures as arguments, and tasks inside tasks."""
+        """Starts a program with a tree of tasks, with Futures as arguments, and nested tasks."""
         hosts, rng = self.hosts(), self.rng
         if not hosts:
             return
@@ -199,7 +199,7 @@ class Workload(Programs):
                 raise WrongEnd(f"tasks {salt} hang") from error
             self.oracle.reads += 1
             if not np.array_equal(value, expected):
-                raise WrongBytes(f"tasks {salt} made {value[:8]}")
+                raise WrongBytes(f"tasks {salt} have the result {value[:8]}")
 
         host = rng.choice(hosts)
         self.program(host, f"tasks {salt}", body, self.no_errors_on(host, tasks=True))
@@ -266,12 +266,12 @@ class Workload(Programs):
         requester: VirtualHost,
         c: Cluster,
     ) -> None:
-        """took: the participating hosts. tasks: whether tasks make sources."""
+        """participants: the participating hosts. tasks: whether tasks make sources."""
         refs: list[Any] = []
         try:
             for name in names:
                 refs.append(self.ref(c, name))
-                if refs[-1] is None:  # that source will never be there
+                if refs[-1] is None:  # there is no such source
                     break
             else:
                 self.await_nodes(requester, to or ())
@@ -306,7 +306,7 @@ class Workload(Programs):
             self._copy(kind, refs, to, what, c)
             return
         dropped = -1
-        if len(results) > 1 and self.rng.random() < 0.3:  # the others must still be readable
+        if len(results) > 1 and self.rng.random() < 0.3:  # the other results must still be readable
             dropped = self.rng.randrange(len(results))
             c.delete([results[dropped]])
         self._begin_readers(operation, results, dropped, participants, tasks)
@@ -316,7 +316,9 @@ class Workload(Programs):
             value = self.value(c, ref, what)
             self.oracle.check_result(operation, part, len(results), np.asarray(value),
                                     ref.contributors or ())  # fmt: skip
-        until = self.world.timeline.now + PATIENCE_S  # for all readers that have died together
+        until = (
+            self.world.timeline.now + PATIENCE_S
+        )  # for all readers together, some of which may have died
         for part in range(len(results)):
             for reader in range(READERS_MAX):
                 left_s = max(0.0, until - self.world.timeline.now)
@@ -345,7 +347,7 @@ class Workload(Programs):
         participants: list[VirtualHost],
         tasks: bool,
     ) -> None:
-        """Begins programs that read the results, soon or late, except for one that is deleted."""
+        """Starts programs that read the results, except the deleted one."""
         hosts, rng = self.hosts(), self.rng
         for part, ref in enumerate(results):
             name = f"result {part} of {operation.number}"
