@@ -3,8 +3,9 @@
 Thousands of green seeds say little if they would be green without the line that keeps a promise.
 Each mutant is played in a process of its own, in which its file is loaded with the changed text.
 The seed that has shown it before (`seen.json`) is played first, with and without the mistake. If
-that does not show it any more, because programs or faults are drawn in another way, the seeds that
-reach its lines (`reach.py`) are played until one fails, or there were enough. What was found is
+that does not show it any more, because programs or faults are drawn in another way, other seeds of
+an aimed run are played, and then the seeds that reach its lines (`reach.py`), until one fails, or
+there were enough. What was found is
 written down below `.mutants/` for each commit, so that this can be stopped and goes on where it
 was. Mutants that no program can notice have their reason in `argued.py`.
 
@@ -34,7 +35,7 @@ from tests.mutants.reach import reached
 from tests.mutants.shipped import MUTANTS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from types import ModuleType
 
     from tests.mutants.mutant import Mutant
@@ -43,6 +44,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".mutants"
 SEEN = Path(__file__).with_name("seen.json")
 SEEDS = 2_000
+AIMED_SEEDS = 16  # of an aimed run that was known, before other seeds
 Run: TypeAlias = "int | str"  # a seed, or an aimed run
 
 
@@ -150,12 +152,19 @@ def main(argv: list[str] | None = None) -> int:
             told = f"seed {one['seed']}: {one['seen']}" if one["seen"] else "NOT SEEN"
             print(f"{name}: {told}", flush=True)
 
+    def look_at(runs: dict[str, list[Run]]) -> None:
+        """Plays those of the runs of each mutant that hold without it."""
+        played = sorted({run for some in runs.values() for run in some}, key=str)
+        parts = [played[at :: arguments.processes] for at in range(arguments.processes)]
+        sound = {run for part in cores.play_all(holds, parts, arguments.processes) for run in part}
+        left = [one for one in wanted if one.name not in found and one.name in runs]
+        pairs = [(one, [run for run in runs[one.name] if run in sound]) for one in left]
+        look([pair for pair in pairs if pair[1]], final=False)
+
     known = known_seeds()
-    left = [one for one in wanted if one.name not in found and one.name in known]
-    played = sorted({known[one.name] for one in left}, key=str)
-    parts = [played[at :: arguments.processes] for at in range(arguments.processes)]
-    sound = {seed for part in cores.play_all(holds, parts, arguments.processes) for seed in part}
-    look([(one, [known[one.name]]) for one in left if known[one.name] in sound], final=False)
+    look_at({name: [run] for name, run in known.items() if _is_open(name, wanted, found)})
+    if not arguments.known:
+        look_at({name: _aimed(run) for name, run in known.items() if _is_open(name, wanted, found)})
     left = [one for one in wanted if one.name not in found and one.name not in ARGUED]
     if left and not arguments.known:
         seeds = _reached(FOLDER / f"{commit}-{arguments.seeds}.json", arguments)
@@ -173,6 +182,19 @@ def main(argv: list[str] | None = None) -> int:
         f"{len(argued)} are argued, {len(missed) - len(argued)} are open"
     )
     return 1 if len(missed) > len(argued) else 0
+
+
+def _is_open(name: str, wanted: Sequence[Mutant], found: Collection[str]) -> bool:
+    """Is it to be played, and was not seen yet?"""
+    return name not in found and any(one.name == name for one in wanted)
+
+
+def _aimed(run: Run) -> list[Run]:
+    """Other seeds of an aimed run."""
+    if isinstance(run, int):
+        return []
+    name = run.split()[0]
+    return [one for seed in range(AIMED_SEEDS) if (one := f"{name} {seed}") != run]
 
 
 def _reached(path: Path, arguments: argparse.Namespace) -> dict[str, list[int]]:
