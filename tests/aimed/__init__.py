@@ -6,12 +6,14 @@ moment that its promise is about.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from random import Random
 from typing import TYPE_CHECKING
 
 from tests.aimed import (
     actors,
+    bounded,
     copies,
     ends,
     losses,
@@ -19,10 +21,12 @@ from tests.aimed import (
     members,
     objects,
     peers,
+    plans,
     reductions,
     tasks,
 )
 from tests.aimed.aim import Aim
+from tests.support.bounded_threads import simulated_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,14 +49,19 @@ ALL: dict[str, Callable[[Aim], None]] = {
         actors,
         ends,
         losses,
+        bounded,
+        plans,
     )
     for name in module.__all__
 }
 NODES = 6
 NODES_OF = {"tree": 12, "moved_twice": 10, "no_room": 4, "back": 3, "bound": 3}
-ROOMY = dict.fromkeys(("relieved", "relieved_of_results", "one_late"), 192 << 20)
-STORE_OF = {"no_room": 6 << 20, "refused": 6 << 20, **ROOMY}
+ROOMY = dict.fromkeys(
+    ("relieved", "relieved_of_results", "one_late", "packed", "replanned"), 192 << 20
+)
+STORE_OF = {**dict.fromkeys(("in_chunks", "no_room", "refused"), 6 << 20), **ROOMY}
 WITH_STANDBY = {"back", "bound"}
+WITH_THREADS = {"bounded", "bounded_deaths"}
 
 
 def run_aimed(name: str, seed: int) -> RunOutcome:
@@ -61,20 +70,23 @@ def run_aimed(name: str, seed: int) -> RunOutcome:
     from hoplite_mp._simulation.runs import run_seed
 
     aims: list[Aim] = []
+    threads = name in WITH_THREADS
 
     def begin(work: Workload) -> None:
         aims.append(Aim(work, Random(f"aimed {seed}")))
         ALL[name](aims[0])
 
     try:
-        outcome = run_seed(
-            seed,
-            nodes=NODES_OF.get(name, NODES),
-            faults=False,
-            begin=begin,
-            store=STORE_OF.get(name),
-            standby=name in WITH_STANDBY,
-        )
+        with simulated_threads() if threads else contextlib.nullcontext():
+            outcome = run_seed(
+                seed,
+                nodes=NODES_OF.get(name, NODES),
+                faults=False,
+                begin=begin,
+                store=STORE_OF.get(name),
+                standby=name in WITH_STANDBY,
+                collectors=threads,
+            )
     finally:
         aims[0].changes.close()
     if not outcome.failure and aims[0].missed:

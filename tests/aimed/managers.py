@@ -12,7 +12,7 @@ from hoplite_mp._simulation.oracle.oracle import WrongEnd
 if TYPE_CHECKING:
     from tests.aimed.aim import Aim
 
-__all__ = ["back", "bound", "half_open"]
+__all__ = ["back", "bound", "half_open", "let_in"]
 
 
 def half_open(a: Aim) -> None:
@@ -34,6 +34,24 @@ def half_open(a: Aim) -> None:
         time.sleep(8.0)
         if a.world.excluded:
             raise WrongEnd(f"host {a.world.excluded[0].place} was given up, and lives")
+
+    a.run(a.hosts[0], "ask", ask)
+
+
+def let_in(a: Aim) -> None:
+    """A host that joins while a manager is being started again is let in as soon as the others have
+    reported."""
+    a.must(stop=1, manager=1)
+    (Q,) = a.some(1)
+
+    def ask(c: Any) -> None:
+        a.stop(Q, 1.2)
+        a.lose_manager()
+        time.sleep(0.1)
+        port = a.world.network.ports[0]
+        newcomer = a.world.add_host(port.up, port.down)
+        if not a.wait_for(5.0, lambda: newcomer.number >= 0):
+            raise WrongEnd("a host waits to be let in, although all others have reported")
 
     a.run(a.hosts[0], "ask", ask)
 

@@ -31,6 +31,7 @@ __all__ = [
     "other_plans",
     "part_of_the_dead",
     "relieved",
+    "reopened",
     "survives_leader",
     "unheard",
     "varied",
@@ -273,6 +274,43 @@ def unheard(a: Aim) -> None:
 
     a.run(A, "rank 0", receive)
     a.run(B, "rank 1", send, False)
+
+
+def reopened(a: Aim) -> None:
+    """A Group that was opened again goes on under the next manager, although a host has never heard
+    that the one before of that name has ended, and reports first."""
+    a.must(cut=3, manager=1)
+    A, B, C = a.some(3)
+
+    def leave(c: Any) -> None:
+        with c.group("again", 2, 0) as g:
+            g.barrier()
+        a.say("left")
+
+    def member(rank: int, c: Any) -> None:
+        if rank == 0:
+            with c.group("again", 2, 1) as g:
+                g.barrier()
+                a.hear("left")
+                time.sleep(0.05)
+                a.cut(a.hosts[0], A, 0.3)
+            a.say("ended")
+        a.hear("ended")
+        time.sleep(0.05)
+        with c.group("again", 2, rank) as g:
+            g.barrier()
+            if rank == 0:
+                for host in (B, C):
+                    a.cut(a.hosts[0], host, 0.6)
+                a.lose_manager()
+            time.sleep(1.5)
+            got = g.allreduce(np.ones(1))
+            if g.contributors != (0, 1) or got[0] != 2:
+                raise WrongEnd(f"members {g.contributors}, though nobody has left")
+
+    a.run(A, "leave", leave)
+    for rank, host in enumerate((B, C)):
+        a.run(host, f"rank {rank}", partial(member, rank))
 
 
 def other_plans(a: Aim) -> None:

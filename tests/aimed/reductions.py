@@ -22,8 +22,8 @@ from hoplite_mp.errors import ReduceError
 from tests.aimed.aim import BIG, Aim, with_resource
 
 __all__ = [
-    "commit_once", "gone_meanwhile", "halfway", "left_behind", "left_out", "moved",
-    "relieved_of_results", "spared", "tree", "two_holders",
+    "commit_once", "gone_meanwhile", "halfway", "in_chunks", "left_behind", "left_out", "moved",
+    "relieved_of_results", "requester_left_out", "spared", "tree", "two_holders",
 ]  # fmt: skip
 
 
@@ -233,6 +233,16 @@ def commit_once(a: Aim) -> None:
 def left_out(a: Aim) -> None:
     """A host that has no part in the new plan of a reduction frees what it held for the old one: a
     manager that was started again takes the sources in another order."""
+    _left_out(a, requests=False)
+
+
+def requester_left_out(a: Aim) -> None:
+    """As left_out, of the host that has requested the reduction, which only hears the commit."""
+    _left_out(a, requests=True)
+
+
+def _left_out(a: Aim, requests: bool) -> None:
+    """requests: whether the host that is left out has requested the reduction."""
     a.must(crawl=2, manager=1, die=1)
     A, B, C, E, F = a.some(5)
     salt = a.work.salt()
@@ -256,7 +266,25 @@ def left_out(a: Aim) -> None:
 
     a.offer(B, leaves[1], "s1")
     a.offer(C, leaves[2], "s2")
-    a.run(a.hosts[0], "ask", ask)
+    a.run(C if requests else a.hosts[0], "ask", ask)
+
+
+def in_chunks(a: Aim) -> None:
+    """A reduction over more than fits into memory contains every source: half of the store has room
+    for one of them at a time."""
+    (A,) = a.some(1)
+    salt, items = a.work.salt(), 230_000
+    leaves = tuple(Leaf(salt, i, items) for i in range(4))
+    op = ExpectedOperation(1, "reduce", leaves, 4, 4)
+
+    def ask(c: Any) -> None:
+        refs = [c.put(leaf.array()) for leaf in leaves]
+        total = c.reduce(refs)
+        value = a.work.value(c, total, "in chunks")
+        a.work.oracle.check_result(op, 0, 1, np.asarray(value), total.contributors or ())
+
+    has_room = a.world.around.sizes.disk > 6 * 8 * items  # else the store may be full
+    a.run(A, "ask", ask, has_room)
 
 
 def gone_meanwhile(a: Aim) -> None:

@@ -153,11 +153,12 @@ MUTANTS = (
     Mutant(
         "plan-runner-waits-for-its-own-attempt",
         "hoplite_mp/_node/execution/plan_runner.py",
-        "knows both epochs.\n            self.drop(message.operation)\n",
-        "knows both epochs.\n",
+        "before the manager died.\n            self.drop(message.operation)\n",
+        "before the manager died.\n",
         (
-            "A commit ends an operation on all hosts, also on one that was given up and still has "
-            "an earlier plan; here that host keeps its sources and cells for ever."
+            "A commit ends an operation on all hosts, also on the one that has requested it and "
+            "has a part in an earlier plan alone; here that host keeps its sources and cells for "
+            "ever."
         ),
     ),
     Mutant(

@@ -5,21 +5,17 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from hoplite_mp._group import bounded
 from hoplite_mp._simulation import runs
 from hoplite_mp._simulation.oracle.oracle import WrongEnd
-from hoplite_mp._simulation.virtual import processes
 from hoplite_mp.errors import PeerLostError
+from tests.support.bounded_threads import simulated_threads, start_threads_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hoplite_mp._api.cluster import Cluster
     from hoplite_mp._simulation.workloads.workload import Workload
 
@@ -27,25 +23,6 @@ GROUPS, CALLS, SIZE_MAX = 2, 5, 6
 DEADLINE_S, LATE_S = 0.003, 0.02
 ITEMS = 7
 LARGE_ITEMS = 20_000  # each slice is fetched, and does not travel inside the message
-
-
-def thread_of(work: Workload, target: Callable[[], None]) -> Any:
-    """In place of threading.Thread: a thread of the running simulated process."""
-    main = work.world.processes.running
-    assert main is not None
-    made: list[Any] = []
-
-    def start() -> None:
-        made.append(work.world.hosts[main.host].run(f"rounds of {main.name}", target))
-        main.add_thread(made[0])
-
-    def join(seconds: float) -> None:
-        running = work.world.processes.running
-        assert running is not None
-        running.wait(None, seconds)
-
-    alive = lambda: bool(made) and made[0].alive and not made[0]._over  # noqa: E731
-    return SimpleNamespace(start=start, join=join, is_alive=alive)
 
 
 def member(
@@ -74,7 +51,7 @@ def member(
 
 
 def begin(results: dict[Any, Any], work: Workload) -> None:
-    bounded.threading.Thread = lambda target, **_: thread_of(work, target)  # type: ignore[attr-defined]
+    start_threads_in(work)
     rng, hosts = work.rng, work.hosts()
     for group in range(GROUPS):
         size = rng.randint(2, SIZE_MAX)
@@ -90,17 +67,14 @@ def begin(results: dict[Any, Any], work: Workload) -> None:
 
 
 @pytest.mark.parametrize("faults", [False, True])
-def test_ranks_that_are_late_or_die_change_no_other_result(
-    monkeypatch: pytest.MonkeyPatch, faults: bool
-) -> None:
-    monkeypatch.setattr(bounded, "threading", SimpleNamespace(current_thread=lambda: None))
-    monkeypatch.setattr(processes, "CLIENT", (*processes.CLIENT, "hoplite_mp._group."))
+def test_ranks_that_are_late_or_die_change_no_other_result(faults: bool) -> None:
     late = 0
     for seed in range(4):
         results: dict[Any, Any] = {"late": 0, "lost": 0}
-        outcome = runs.run_seed(
-            5100 + seed, faults=faults, begin=partial(begin, results), collectors=True
-        )
+        with simulated_threads():
+            outcome = runs.run_seed(
+                5100 + seed, faults=faults, begin=partial(begin, results), collectors=True
+            )
         assert not outcome.failure, f"seed {outcome.seed}: {outcome.failure}"
         late += results["late"]
         if not faults:

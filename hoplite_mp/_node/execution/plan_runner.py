@@ -189,7 +189,8 @@ class PlanRunner:
         if execution is None:
             return {}
         if execution.plan.epoch != message.epoch:
-            # The other nodes have continued without this node, and a new manager knows both epochs.
+            # The others have continued without this node, which has requested the operation, or has
+            # received no Forget before the manager died.
             self.drop(message.operation)
             return {}
         assert not isinstance(execution.plan, Distribute)
