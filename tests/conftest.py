@@ -187,6 +187,15 @@ def supervisors_of_a_template(no_orphans: None, pytestconfig: pytest.Config) -> 
         yield
 
 
+@pytest.fixture(scope="module")
+def as_users_start_them() -> Iterator[None]:
+    """No program of the tests of a file is a fork: they are about what programs start and how they
+    end. With a standby, forks are also too quick: one cannot take over before each host has heard
+    that it is one of the cluster, half a second after that."""
+    with forked.executed():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def nothing_stays_behind() -> Iterator[None]:
     """Fails the test that leaves a child process or an entry in /dev/shm."""

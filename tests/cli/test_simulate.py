@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp._cli import main
+from tests.lan import forked
 from tests.support.clusters import PATIENCE_S, ROOT
 
 if TYPE_CHECKING:
@@ -87,12 +88,10 @@ def played(*words: str, before: str = "") -> tuple[int, str, str]:
         f"{before}\nimport sys; from hoplite_mp._cli import main; "
         f"sys.exit(main.main({list(words)!r}))"
     )
-    ended = subprocess.run(
+    ended = forked.run(
         [sys.executable, "-c", code],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
         timeout=2 * PATIENCE_S,
     )
     return ended.returncode, ended.stdout, ended.stderr

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -27,6 +26,7 @@ import hoplite_mp.integrations.joblib as ours
 from hoplite_mp._client.captured_arrays import CapturedArrays
 from hoplite_mp.errors import NodeLostError
 from hoplite_mp.integrations import _joblib_pools
+from tests.lan import forked
 from tests.support.waiting import announce, eventually
 
 if TYPE_CHECKING:
@@ -321,12 +321,8 @@ def announce(path):
 
 
 def run(body: str, *args: object) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", CLUSTERS + textwrap.dedent(body), *map(str, args)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    command = [sys.executable, "-c", CLUSTERS + textwrap.dedent(body), *map(str, args)]
+    done = forked.run(command, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

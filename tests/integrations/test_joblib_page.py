@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.lan import forked
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "joblib.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -32,8 +33,6 @@ def test_a_program_of_the_page(number: int, tmp_path: Path) -> None:
     """As a script, so that its functions are those of the main module."""
     script = tmp_path / "program.py"
     script.write_text(BLOCKS[number] + "\n" + SHOWN[number] + "\n")
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=100
-    )
+    done = forked.run([sys.executable, str(script)], timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == EXPECTED[number]

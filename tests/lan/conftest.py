@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.lan import Lan, emulation, forked
+from tests.lan import Lan, emulation
 from tests.support.clusters import TLS_OR_PLAIN, UpCluster, lan_permitted
 
 if TYPE_CHECKING:
@@ -31,14 +31,6 @@ def long_heartbeats() -> Iterator[None]:
 def usual_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     """For a test in which the silence of a host has to be noticed soon."""
     monkeypatch.delitem(emulation.settings, SILENCE)
-
-
-@pytest.fixture(scope="module")
-def as_users_start_them() -> Iterator[None]:
-    """No program of the tests of a file is a fork. With a standby forks are too quick: one cannot
-    take over before each host has heard that it is one of the cluster, half a second after that."""
-    with forked.executed():
-        yield
 
 
 @pytest.fixture

@@ -19,21 +19,24 @@ import io
 import json
 import os
 import signal
+import site
 import socket
 import subprocess
 import sys
 import threading
 import traceback
 import types
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hoplite_mp._supervisor import environment
 from tests import prefork
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["Programs", "executed", "own_pid", "popen", "programs"]
+__all__ = ["Programs", "executed", "own_pid", "popen", "programs", "run"]
 
 MODULES = (
     *prefork.MODULES,
@@ -56,6 +59,8 @@ FAILED, INTERRUPTED = 127, 130
 ROOT = str(prefork.ROOT)
 # Variables that a fork follows, too.
 FOLLOWED = {"PYTHONPATH": ROOT, "PYTHONUNBUFFERED": ""}
+# Variables that modules read when they are imported.
+READ = ("HOPLITE_MP_DEBUG_LOCKS", *environment.BLAS_VARIABLES)
 SERVE = "from tests.lan import forked; forked.serve"
 
 made: Programs | None = None
@@ -83,7 +88,10 @@ class Programs:
         """Is a fork like an execution of that command?"""
         if list(command[:1]) != [sys.executable] or options.keys() - PLAIN:
             return False
-        if list(command[1:3]) != ["-m", "hoplite_mp"] and (command[1], len(command)) != ("-c", 3):
+        known = list(command[1:3]) == ["-m", "hoplite_mp"] or command[1] == "-c"
+        if not known and command[1].startswith("-"):
+            return False
+        if any(env.get(name) not in (None, os.environ.get(name)) for name in READ):
             return False
         mine, theirs = (
             {name: value for name, value in given.items() if name.startswith("PYTHON")} | FOLLOWED
@@ -149,6 +157,25 @@ def popen(
     if made is not None and made.can_run(command, env, options):
         return made.start(None, command, env, str(cwd or Path.cwd()), **options)
     return subprocess.Popen(command, env=env, cwd=cwd, **options)
+
+
+def run(
+    command: Sequence[str],
+    *,
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout: float | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """As subprocess.run, on this host, with what the program writes as text."""
+    pipe = subprocess.PIPE
+    environ = dict(os.environ) if env is None else env
+    with popen(command, environ, cwd, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(list(command), process.returncode, out, err)
 
 
 def own_pid() -> int | None:
@@ -221,7 +248,7 @@ def begin(asked: dict[str, Any], received: list[int]) -> int:
             os.setsid()
         take_place(asked, received)
         prefork.offer(prefork.Nearby())
-        code = run(asked["arguments"])
+        code = execute(asked["arguments"])
     except BaseException:
         traceback.print_exc()
         code = FAILED
@@ -244,14 +271,19 @@ def take_place(asked: dict[str, Any], received: list[int]) -> None:
     os.environ.update(asked["env"])
     os.chdir(asked["cwd"])
     given = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    sys.path[:] = [
-        sys.path[0],
-        *given,
-        *(path for path in sys.path[1:] if path not in (*given, ROOT)),
-    ]
+    others = [path for path in sys.path[1:] if path not in (*given, ROOT)]
+    if ROOT not in given and is_installed():
+        others.append(ROOT)
+    sys.path[:] = [sys.path[0], *given, *others]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.stdin, sys.stdout, sys.stderr = map(stream, range(3))
     gc.enable()
+
+
+def is_installed() -> bool:
+    """Whether Python finds the package without a variable, as `make` installs it."""
+    files = [file for folder in site.getsitepackages() for file in Path(folder).glob("*.pth")]
+    return any(ROOT in file.read_text().splitlines() for file in files)
 
 
 def stream(number: int) -> io.TextIOWrapper:
@@ -265,28 +297,39 @@ def stream(number: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(raw, like.encoding, like.errors, None, lines, whole)
 
 
-def run(arguments: list[str]) -> int:
-    """Runs `-c text`, or `-m hoplite_mp ...`, to the end of what Python does at an end."""
+def execute(arguments: list[str]) -> int:
+    """Runs `-c text`, `-m hoplite_mp ...` or a file, to the end of what Python does at an end."""
     main = types.ModuleType("__main__")
     main.__dict__.update(__builtins__=__builtins__)
     if sys.version_info < (3, 14):  # later versions make it when it is first read
         main.__dict__.update(__annotations__={})
     sys.modules["__main__"] = main
+    code: Any
     try:
         if arguments[0] == "-c":
-            sys.argv, sys.path[0] = ["-c"], ""
+            sys.argv, sys.path[0] = ["-c", *arguments[2:]], ""
             exec(compile(arguments[1], "<string>", "exec", dont_inherit=True), main.__dict__)
+        elif arguments[0] != "-m":
+            path = Path(arguments[0])
+            sys.argv, sys.path[0] = arguments, str(path.resolve().parent)
+            main.__loader__ = SourceFileLoader("__main__", str(path))
+            main.__file__ = str(path)
+            if sys.version_info < (3, 15):
+                main.__dict__.update(__cached__=None)
+            code = compile(path.read_bytes(), path, "exec", dont_inherit=True)
+            exec(code, main.__dict__)
         else:
             module = importlib.import_module("hoplite_mp.__main__")
             sys.argv = [str(module.__file__), *arguments[2:]]
             sys.exit(module.main())
-        code: Any = 0
+        code = 0
     except SystemExit as ended:
         code = ended.code
         if code is not None and not isinstance(code, int):
             print(code, file=sys.stderr)
             code = 1
     except BaseException as error:
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1 if not isinstance(error, KeyboardInterrupt) else INTERRUPTED
     threading._shutdown()  # type: ignore[attr-defined]

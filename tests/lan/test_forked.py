@@ -12,6 +12,7 @@ from tests.lan import Lan, forked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.lan import Host
 
@@ -30,6 +31,7 @@ ENDS = {
     "hard": "print('lost'); os._exit(4)",
     "thread": "import threading; print('early'); threading.Timer(0.2, print, ['late']).start()",
     "atexit": "import atexit; atexit.register(print, 'at last')",
+    "last error": "import atexit; atexit.register(lambda: print(repr(sys.last_value))); 1 / 0",
     "forks": "os.fork() or os._exit(0); print(os.wait()[1])",
     "what it is": "print(sys.argv, __name__, os.getcwd(), sys.path[:2], sorted(globals()))",
     "where it is": "import socket; print(socket.gethostname(), sorted(os.listdir('/dev/shm')))",
@@ -75,6 +77,35 @@ def as_fork_and_executed(host: Host, text: str) -> list[Any]:
 def test_a_fork_is_as_what_is_executed(host: Host, name: str) -> None:
     forked_, executed = as_fork_and_executed(host, f"import os, signal, sys\n{ENDS[name]}")
     assert forked_ == executed
+
+
+SCRIPT = """
+import inspect, os, sys
+def text(): return 'own'
+print(sys.argv[1:], __name__, __file__, os.getcwd(), sys.path, sorted(globals()))
+print(type(__loader__).__name__, __loader__.path, inspect.getsource(text))
+import beside
+raise ZeroDivisionError(beside.NAME)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["program.py"], ["program.py", "-x", "y"], ["-c", "a", "b"]])
+def test_script_that_is_forked_is_as_one_that_is_executed(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    (tmp_path / "program.py").write_text(SCRIPT)
+    (tmp_path / "beside.py").write_text("NAME = 'n'")
+    first = str(tmp_path / arguments[0]) if arguments[0] != "-c" else "-c"
+    if first == "-c":
+        arguments[1] = "import sys; print(sys.argv, sys.path[0], __name__); sys.exit(4)"
+    command = [sys.executable, first, *arguments[1:]]
+    found = []
+    for way in (forked.programs, forked.executed):
+        with way():
+            found.append(forked.run(command, cwd=tmp_path, timeout=PATIENCE_S))
+    one, other = found
+    assert (one.returncode, one.stdout) == (other.returncode, other.stdout)
+    assert one.stderr.splitlines()[-3:] == other.stderr.splitlines()[-3:]
 
 
 def test_its_workers_are_as_those_of_one_that_is_executed(host: Host) -> None:

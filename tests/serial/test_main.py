@@ -162,6 +162,7 @@ assert type(home) is Derived and home.double() == 101 and Base.count == 99
         )
         assert "'MISSING', which readers cannot import from __main__" in out
 
+    @pytest.mark.usefixtures("as_users_start_them")
     def test_plain_values_do_not_import_cloudpickle(self):
         out = run_python(
             """

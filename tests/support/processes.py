@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from hoplite_mp import _serialize
+from tests.lan import forked
 from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
@@ -77,17 +78,17 @@ def say(*words):
 
 
 class Program:
-    """A script in an interpreter of its own, and what it has started."""
+    """A script in a process of its own (see tests/lan/forked.py), and what it has started."""
 
     def __init__(self, body: str, *arguments: str, cwd: Path | None = None, **env: str) -> None:
-        self.process = subprocess.Popen(
+        self.process = forked.popen(
             [sys.executable, *arguments, "-c", HEAD + textwrap.dedent(body)],
+            {**os.environ, "PYTHONUNBUFFERED": "", **env},
+            cwd,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=cwd,
-            env={**os.environ, "PYTHONUNBUFFERED": "", **env},
             start_new_session=True,
         )
         self.family: set[psutil.Process] = set()
@@ -145,14 +146,7 @@ def run_script(folder: Path, text: str, **env: str) -> str:
     """Runs the text as a file `program.py`; returns its stdout."""
     path = folder / "program.py"
     path.write_text(textwrap.dedent(text))
-    done = subprocess.run(
-        [sys.executable, str(path)],
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-        env={**os.environ, **env},
-    )
+    done = forked.run([sys.executable, str(path)], env={**os.environ, **env}, timeout=180)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -162,13 +156,10 @@ ROOT = Path(_serialize.__file__).parents[2]
 
 def run_python(source: str, *args: Any) -> str:
     """Run `source` as a `__main__` of its own."""
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-c", textwrap.dedent(source), *map(str, args)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

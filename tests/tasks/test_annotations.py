@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 
 import pytest
 
+from tests.lan import forked
 from tests.support.waiting import PATIENCE_S
 
 SCRIPT = """
@@ -94,10 +94,7 @@ if __name__ == "__main__":
 
 
 def output_of(script: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
+    done = forked.run([sys.executable, "-c", textwrap.dedent(script)], timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 import hoplite_mp
+from tests.lan import forked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -166,8 +167,9 @@ def helper(n):
 
 def run(body: str, *, expect: int | None = 0, interrupt: bool = False) -> tuple[str, str]:
     """A script as a user would write it; afterwards none of its processes is left."""
-    process = subprocess.Popen(
+    process = forked.popen(
         [sys.executable, "-c", HEAD + textwrap.dedent(body)],
+        dict(os.environ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

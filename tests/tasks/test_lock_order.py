@@ -4,11 +4,12 @@ for HANGS_S seconds."""
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.lan import forked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -317,13 +318,7 @@ def run_program(tmp_path: Path, body: str, seconds: float = SECONDS) -> None:
     """Runs the program; fails with the stacks of its threads if they hang."""
     program = tmp_path / "program.py"
     program.write_text(FRAME.format(seconds=seconds, hangs=HANGS_S) + body)
-    done = subprocess.run(
-        [sys.executable, str(program)],
-        capture_output=True,
-        text=True,
-        timeout=seconds + 10 * HANGS_S,
-        check=False,
-    )
+    done = forked.run([sys.executable, str(program)], timeout=seconds + 10 * HANGS_S)
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     assert "over" in done.stdout, said

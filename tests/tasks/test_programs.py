@@ -10,6 +10,8 @@ import pytest
 from tests.support.processes import Program, gone, run_program
 from tests.support.waiting import PATIENCE_S, eventually
 
+pytestmark = pytest.mark.usefixtures("as_users_start_them")
+
 
 @pytest.mark.parametrize("opened", ["c = hoplite_mp.Cluster(2)", "c = hoplite_mp.Executor(2)"])
 def test_ctrl_c_without_a_with_block_does_not_wait_for_tasks(opened: str) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import os
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -20,6 +19,7 @@ import pytest
 import hoplite_mp
 from hoplite_mp._cli.dump import collect, lines
 from hoplite_mp._node.tasks.worker_pools import STUCK_PATIENCE_S
+from tests.lan import forked
 from tests.support.waiting import PATIENCE_S, eventually
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def test_program_that_ends_by_an_exception_does_not_wait_for_the_delay(tmp_path:
             while not c.stats()["tasks_retried"]: pass
             raise SystemExit(7)
     """)
-    done = subprocess.run([sys.executable, "-c", program], timeout=PATIENCE_S, check=False)
+    done = forked.run([sys.executable, "-c", program], timeout=PATIENCE_S)
     assert done.returncode == 7
 
 

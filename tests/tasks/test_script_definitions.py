@@ -6,12 +6,13 @@ The standard pool sends classes and functions of a script by name. Here they tra
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.lan import forked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -577,9 +578,7 @@ def t_node():
 
 
 def _run(path: Path, pool: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, str(path), pool], capture_output=True, text=True, timeout=180, check=False
-    )
+    done = forked.run([sys.executable, str(path), pool], timeout=180)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.lan import forked
 from tests.support.processes import ROOT
 
 PROGRAM = Path(__file__).with_name("thread_stress.py")
@@ -18,13 +18,7 @@ SEEDS = 1 << 30
 
 def run(seconds: float) -> None:
     seed = random.randrange(SEEDS)
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(seconds), str(seed)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
+    done = forked.run([sys.executable, str(PROGRAM), str(seconds), str(seed)], cwd=ROOT)
     said = f"seed {seed}: {done.stdout[-4000:]}\n{done.stderr[-4000:]}"
     assert done.returncode == 0, said
     assert done.stderr == "", said

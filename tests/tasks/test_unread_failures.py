@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import subprocess
 import sys
 import textwrap
 import time
@@ -19,6 +18,7 @@ import pytest
 import hoplite_mp
 from hoplite_mp._client import failures
 from hoplite_mp._client.closing import Unread
+from tests.lan import forked
 from tests.support.waiting import PATIENCE_S, eventually, wait_for
 
 if TYPE_CHECKING:
@@ -176,10 +176,8 @@ def test_failure_that_can_still_be_read_is_reported_when_the_program_ends(
         pool.submit(fail, 3)
         pool.submit(abs, fail)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)],
-        capture_output=True, text=True, timeout=PATIENCE_S * 2, check=True,
-    )  # fmt: skip
+    done = forked.run([sys.executable, "-c", textwrap.dedent(program)], timeout=PATIENCE_S * 2)
+    done.check_returncode()
     assert done.stderr.count("WARNING hoplite_mp") == 2
     assert "1 task failed, and the program has not read the error:" in done.stderr
     assert "ValueError: 2" in done.stderr
@@ -300,11 +298,9 @@ def output_of(program: str) -> str:
         from tests.tasks.test_unread_failures import READS, Fails, eventually, fail, quiet
         c = hoplite_mp.Cluster(workers=2, memory="256MiB")
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(beginning) + textwrap.dedent(program)],
-        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=PATIENCE_S * 2,
-        check=True,
-    )  # fmt: skip
+    command = [sys.executable, "-c", textwrap.dedent(beginning) + textwrap.dedent(program)]
+    done = forked.run(command, cwd=Path(__file__).parents[2], timeout=PATIENCE_S * 2)
+    done.check_returncode()
     return done.stderr
 
 
