@@ -82,13 +82,16 @@ class Template:
         self,
         constants: dict[str, float] | None = None,
         prepare: Callable[[], None] | None = None,
+        modules: Iterable[str] = (),
     ) -> None:
         """constants: values that its supervisors and their children have for these names of limits
         ("hoplite_mp._supervisor.manager_process.PATIENCE_S"). prepare: is called in the new process
-        before its program is executed."""
+        before its program is executed. modules: what it imports beside MODULES, for workers that
+        would each import it."""
         self.line, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.conditions = conditions()
         self.constants = constants or {}
+        self.modules = tuple(modules)
         self._lock = threading.Lock()
         with other:
             self.begin(other, prepare)
@@ -96,7 +99,7 @@ class Template:
     def begin(self, line: socket.socket, prepare: Callable[[], None] | None) -> None:
         """Makes the process that serves this line."""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.prefork", str(line.fileno())],
+            [sys.executable, "-m", "tests.prefork", str(line.fileno()), *self.modules],
             pass_fds=[line.fileno()],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -149,13 +152,15 @@ def offer(template: Template) -> None:
 
 @contextlib.contextmanager
 def preforked(
-    constants: dict[str, float] | None = None, prepare: Callable[[], None] | None = None
+    constants: dict[str, float] | None = None,
+    prepare: Callable[[], None] | None = None,
+    modules: Iterable[str] = (),
 ) -> Iterator[None]:
     """All clusters that this process starts meanwhile have a supervisor of a template that is made
     with these arguments."""
     from hoplite_mp._client import launch
 
-    template, before = Template(constants, prepare), launch.run_boot
+    template, before = Template(constants, prepare, modules), launch.run_boot
     offer(template)
     try:
         yield
@@ -246,5 +251,5 @@ def answer(line: socket.socket) -> None:
 if __name__ == "__main__":
     gc.disable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    import_all(MODULES)
+    import_all((*MODULES, *sys.argv[2:]))
     answer(socket.socket(fileno=int(sys.argv[1])))

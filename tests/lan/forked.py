@@ -69,7 +69,9 @@ made: Programs | None = None
 class Programs:
     """The process that forks, as pytest sees it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *modules: str) -> None:
+        """modules: what it imports beside MODULES."""
+        self.modules = modules
         self.line, self._other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.conditions = prefork.conditions()
         self.process: subprocess.Popen[bytes] | None = None  # until the first program
@@ -78,7 +80,7 @@ class Programs:
     def _begin(self) -> None:
         with self._other as other:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", f"{SERVE}({other.fileno()})"],
+                [sys.executable, "-c", f"{SERVE}{other.fileno(), *self.modules}"],
                 pass_fds=[other.fileno()],
                 cwd=prefork.ROOT,
                 env={**os.environ, "PYTHONPATH": str(prefork.ROOT)},
@@ -128,10 +130,10 @@ class Programs:
 
 
 @contextlib.contextmanager
-def programs() -> Iterator[None]:
-    """Programs on emulated hosts are forked meanwhile."""
+def programs(*modules: str) -> Iterator[None]:
+    """Programs are forked meanwhile, with MODULES and these modules."""
     global made
-    before, made = made, Programs()
+    before, made = made, Programs(*modules)
     try:
         yield
     finally:
@@ -141,7 +143,7 @@ def programs() -> Iterator[None]:
 
 @contextlib.contextmanager
 def executed() -> Iterator[None]:
-    """Programs on emulated hosts are executed meanwhile, as those of users."""
+    """Programs are executed meanwhile, as those of users."""
     global made
     before, made = made, None
     try:
@@ -337,12 +339,12 @@ def execute(arguments: list[str]) -> int:
     return int(code or 0)
 
 
-def serve(fd: int) -> None:
+def serve(fd: int, *modules: str) -> None:
     """Forks for the parent until it closes its end of this socket."""
     gc.disable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = socket.socket(fileno=fd)
-    prefork.import_all(MODULES)
+    prefork.import_all((*MODULES, *modules))
     while True:
         data, received, _, _ = socket.recv_fds(line, prefork.MESSAGE_BYTES_MAX, prefork.FDS_MAX)
         if not data:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -18,12 +18,26 @@ from sklearn.utils.estimator_checks import check_estimator
 import hoplite_mp
 from hoplite_mp import ml
 from hoplite_mp.ml import _host_tasks, decision_trees
+from tests.prefork import preforked
 from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 EQUIVALENCE = "check_sample_weight_equivalence_on_dense_data"
 # As in scikit-learn's own list for its RandomForestClassifier.
 DRAWN_ROWS = {EQUIVALENCE: "rows are drawn at random, and a weight counts for each row"}
 EQUAL_GAINS = {EQUIVALENCE: "which of two splits of equal gain is taken depends on the rows"}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[hoplite_mp.Cluster]:
+    """Its workers find what each of them would import for seconds."""
+    with (
+        preforked(modules=["hoplite_mp.ml._tree_tasks"]),
+        hoplite_mp.Cluster(workers=3, memory="256MiB") as made,
+    ):
+        yield made
 
 
 @pytest.fixture

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.lan import forked
 from tests.support.lan_programs import run_with_losses
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 # `count` is the number of the answer, or of the pass, in whose place a host is killed.
@@ -58,6 +60,13 @@ Parts.sum = sum_
 found = ml.GroupBy(ml.Logistic(), strategy="accumulate").fit(x, y, groups)
 print(np.allclose(coefficients(found), expected, rtol=1e-9), count < 0)
 """
+
+
+@pytest.fixture(autouse=True, scope="module")
+def imported() -> Iterator[None]:
+    """Drivers and workers find what each of them would import for seconds."""
+    with forked.programs("hoplite_mp.ml._tree_tasks", "hoplite_mp.ml._group_by_parts"):
+        yield
 
 
 @pytest.mark.usefixtures("lan_permitted")
