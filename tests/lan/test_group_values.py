@@ -24,7 +24,8 @@ VALUES = """
     from tests.support.values import same_value, samples
     names = list(samples())
     for at, name in enumerate(names):
-        drawn = [samples()[names[(at + r) % len(names)]] for r in range(size)]
+        made = samples()  # other ones for each name, because receivers may change theirs
+        drawn = [made[names[(at + r) % len(names)]] for r in range(size)]
         mine = drawn[rank]
         def check(kind, got, expected):
             if not all(map(same_value, got, expected)):
