@@ -14,7 +14,7 @@ import pytest
 from tests.support.processes import ROOT
 
 PROGRAM = Path(__file__).with_name("first_pickled.py")
-FRESH = 3
+FRESH = 1
 AT_A_TIME = 2
 SEEDS = 1 << 30
 SOAK_PROGRAMS, SOAK_FORKS = 2000, 20  # programs in all; those of one interpreter
