@@ -12,10 +12,7 @@ import functools
 import inspect
 import types
 import weakref
-from operator import is_
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from hoplite_mp import _serialize
 from hoplite_mp._client.captured_arrays import CapturedArrays
@@ -23,13 +20,13 @@ from hoplite_mp._client.chunks import rows_of
 from hoplite_mp._client.memory import whole
 from hoplite_mp._common.object_states import CONCURRENCY_MAX, TASK_ASYNC
 from hoplite_mp._serialize import code
-from hoplite_mp._serialize.code import UNBOUND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from hoplite_mp._client.memory import Memory
     from hoplite_mp._common.ref import ObjectRef
+    from hoplite_mp._serialize.captured_globals import Read
 
 __all__ = [
     "Caught",
@@ -123,20 +120,25 @@ def _inner(fn: Any) -> Any:
 
 
 _BY_IDENTITY = {types.FunctionType, types.BuiltinFunctionType, type}
-_IMMUTABLE = {
-    int, float, complex, str, bytes, bool, type(None), types.BuiltinFunctionType,
-}  # fmt: skip
 # For a task that holds nothing for its function, but whose function's object should be freed soon
 # after the task is done.
 NOTHING = object()
-# Function -> (the object that was last sent, the captured values, the digest of the bytes). None in
-# place of the captured values: a comparison could miss a change.
-Known = weakref.WeakKeyDictionary[Any, tuple["ObjectRef[Any]", "list[Any] | None", bytes]]
 # Exceptions after which a task is retried, as after the death of its worker.
 Exceptions: TypeAlias = tuple[type[Exception], ...]
 # One list for each argument, all of the same length.
 Columns: TypeAlias = "Sequence[list[Any]]"
-FORMS_MAX = 64  # maximum number of tables for (chunked, exceptions, catches)
+# How a function is sent: whether as a Chunked; exceptions after which it is retried; whether the
+# Chunked catches exceptions.
+Form: TypeAlias = tuple[bool, Exceptions, bool]
+
+
+class _Sent(NamedTuple):
+    """A function as it was sent last."""
+
+    ref: ObjectRef[Any]
+    reads: list[Read] | None  # as `Scan.reads`
+    digest: bytes  # of its bytes
+    by_name: list[Any]  # `code.by_name` at that time
 
 
 class Functions:
@@ -144,25 +146,17 @@ class Functions:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._known: Known = weakref.WeakKeyDictionary()
-        # Tables for functions that are sent as a Chunked or a RetryingFunction.
-        self._in_form: dict[tuple[bool, Exceptions, bool], Known] = {}
+        self._known: weakref.WeakKeyDictionary[Any, dict[Form, _Sent]]
+        self._known = weakref.WeakKeyDictionary()
         self._arrays = arrays = CapturedArrays(memory)
         memory.scan = lambda: _serialize.Scan(arrays)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return sum(map(len, self._known.values()))
 
     def close(self) -> None:
         """Ends the tracking of captured arrays, at the end of the cluster."""
         self._arrays.close()
-
-    def _table(self, chunked: bool, again: Exceptions, catches: bool) -> Known:
-        if not chunked and not again:
-            return self._known
-        if len(self._in_form) > FORMS_MAX:
-            self._in_form.clear()
-        return self._in_form.setdefault((chunked, again, catches), weakref.WeakKeyDictionary())
 
     def send(
         self, fn: Any, chunked: bool = False, again: Exceptions = (), catches: bool = False
@@ -182,36 +176,35 @@ class Functions:
                 sent = fn.sent = self.send(fn.fn, fn.chunked, fn.again, fn.catches)
             return sent
         by_identity = kind in _BY_IDENTITY  # other callables may have state, and their own equality
-        table = self._table(chunked, again, catches)
-        known = table.get(fn) if by_identity else None
+        form = chunked, again, catches
+        forms = self._known.get(fn) if by_identity else None
+        known = None if forms is None else forms.get(form)
         by_name = code.by_name  # the current list; a registration starts a new one
-        if known is not None and known[1] is by_name:
-            return known[0], None
-        scan = _serialize.Scan(self._arrays)
-        if known is not None:
-            now, constant = _carried(fn, scan)
-            if constant and known[1] and _same(now, known[1]):
-                return known[0], None
-        if by_identity and (known is None or known[1] == []) and code.importable(fn):
-            now, constant = by_name, True
-        else:
-            now, constant = _carried(fn, scan, record=True)
+        scan = None
+        if known is not None and known.reads is not None and known.by_name is by_name:
+            if known.reads:
+                scan = _serialize.Scan(self._arrays)
+            if scan is None or scan.unchanged(known.reads):
+                return known.ref, None
+        scan = _serialize.Scan(self._arrays) if scan is None else scan
+        if by_identity and (kind is not type or code.importable(fn)):
+            scan.reads = []
         sending = _in_form(fn, chunked, again, catches)
         encoded, beside, refs = _serialize.encode_out_of_band(sending, scan)
         scan.hold(fn)
-        if not by_identity:
-            return self._put(encoded, beside), fn if refs else NOTHING
-        digest = _serialize.digest(b"".join((encoded, *[one._id for one in beside])))
-        same = known is not None and known[2] == digest
-        ref = known[0] if known is not None and same else self._put(encoded, beside)
-        if constant and now is not by_name:
-            # Another thread may have changed a closure meanwhile. The function was then sent in an
-            # unknown state, so the entry must not match any state.
-            constant = _same(now, _carried(fn, scan)[0])
-        table[fn] = ref, now if constant else None, digest
-        if constant:
-            return ref, None if now is by_name else NOTHING
-        return ref, (fn, now) if refs else NOTHING
+        ref = None
+        if by_identity:
+            digest = _serialize.digest(b"".join((encoded, *[one._id for one in beside])))
+            if known is not None and known.digest == digest:
+                ref = known.ref
+        if ref is None:
+            ref = self._put(encoded, beside)
+        if by_identity:
+            made = _Sent(ref, scan.reads, digest, by_name)
+            self._known.setdefault(fn, {})[form] = made
+            if scan.reads == []:
+                return ref, None
+        return ref, (fn, scan.values) if refs else NOTHING
 
     def _put(self, encoded: bytes, beside: list[ObjectRef[Any]]) -> ObjectRef[Any]:
         """Puts the function together with refs to its out-of-band objects, which therefore live as
@@ -371,68 +364,3 @@ class Tries(Protocol):
 
 def _is_kind(error: BaseException, kind: type[BaseException]) -> bool:
     return issubclass(type(error), kind)
-
-
-def _same(now: list[Any], before: list[Any]) -> bool:
-    return len(now) == len(before) and all(map(is_, now, before))
-
-
-def _carried(fn: Any, scan: _serialize.Scan, record: bool = False) -> tuple[list[Any], bool]:
-    """The captured values of a function, and whether a comparison of these would reveal every
-    change. `record`: the scan records the globals and closures, which are sent with these
-    values."""
-    if type(fn) is not types.FunctionType:
-        return [], False
-    found: list[Any] = []
-    constant = True
-    seen, ahead = {fn}, [fn]
-    while ahead:
-        function = ahead.pop()
-        constant = constant and not function.__dict__
-        found.append(function.__code__)
-        for value in _values(function, scan.snapshot if record else None):
-            kind = type(value)
-            if kind is types.FunctionType:
-                found.append(weakref.ref(value))  # a function always gives the same weakref object
-                if value not in seen and not code.importable(value):
-                    seen.add(value)
-                    ahead.append(value)
-            elif (
-                value is UNBOUND
-                or kind in _IMMUTABLE
-                or (isinstance(value, type) and code.importable(value))
-            ):
-                found.append(value)
-            elif isinstance(value, np.ndarray) and scan.keeps(value):
-                found += scan.copy_of(value)
-            elif kind is types.ModuleType:
-                found += value, code.by_name  # a registration may change how it is sent
-                if record:  # otherwise the earlier, constant state is valid
-                    constant = constant and code.module_travels(value.__name__)
-            else:
-                found.append(value)
-                constant = False
-    return found, constant
-
-
-def _values(
-    function: types.FunctionType, snapshot: dict[tuple[int, str], Any] | None
-) -> Iterator[Any]:
-    """Yields the defaults, the closure's values, and the globals that the code names."""
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    for cell in function.__closure__ or ():
-        value = (*code.cell_contents(cell), UNBOUND)[0]
-        if snapshot is not None:
-            value = snapshot.setdefault((id(cell), ""), value)
-        yield value
-    scope = function.__globals__
-    codes = [function.__code__]
-    while codes:
-        one = codes.pop()
-        for name in one.co_names:
-            value = scope.get(name, UNBOUND)
-            if snapshot is not None:
-                value = snapshot.setdefault((id(scope), name), value)
-            yield value
-        codes += [const for const in one.co_consts if type(const) is types.CodeType]

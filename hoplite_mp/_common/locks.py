@@ -62,7 +62,7 @@ ORDER: dict[str, bool] = {
     "sync.first_life": False,
     "sync.life": True,
     "actors.numbered_calls": True,
-    "serial.namespaces": False,
+    "serial.globals": False,
     "serial.hooks": False,
     "client.written_pages": True,
     # completions

@@ -15,9 +15,8 @@ exports names for other packages. The modules:
     reducers       reductions of objects by class
     reading        the functions used in streams, and their state
     code           functions and classes by name or by value
-    by_value       functions by value, with the globals that they use
-    namespaces     the globals of functions by value
-    fingerprints   whether a value has changed
+    by_value       functions by value
+    captured_globals  which globals of such functions are sent and written
     classes        classes by value
     sources        source text of functions by value
     mains          the `__main__` of a worker
@@ -38,9 +37,6 @@ from hoplite_mp._serialize.arrays import (
     encode_array_head,
     read_contributors,
 )
-from hoplite_mp._serialize.by_value import (
-    Scan,
-)
 from hoplite_mp._serialize.calls import (
     EncodedCall,
     decode_call,
@@ -51,6 +47,14 @@ from hoplite_mp._serialize.calls import (
     encode_out_of_band,
     function_name,
     read_dependencies,
+)
+from hoplite_mp._serialize.captured_globals import (
+    BroughtGlobals,
+    Run,
+    Scan,
+    begin_run,
+    digest,
+    end_run,
 )
 from hoplite_mp._serialize.code import (
     set_readers_path,
@@ -69,9 +73,6 @@ from hoplite_mp._serialize.errors import (
     portable_error,
     short_error,
     with_text,
-)
-from hoplite_mp._serialize.fingerprints import (
-    digest,
 )
 from hoplite_mp._serialize.layout import (
     ARGS_ONLY,
@@ -109,11 +110,6 @@ from hoplite_mp._serialize.mains import (
 )
 from hoplite_mp._serialize.mains import (
     refuse_in_children,
-)
-from hoplite_mp._serialize.namespaces import (
-    BroughtGlobals,
-    begin_run,
-    end_run,
     turn_to_output_owner,
 )
 from hoplite_mp._serialize.out_of_band import (
@@ -180,6 +176,7 @@ __all__ = [
     "NotPicklable",
     "RemoteTraceback",
     "ResolveRef",
+    "Run",
     "Scan",
     "begin_main",
     "begin_run",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common.ref import ObjectRef
 from hoplite_mp._common.signals import is_interruption
-from hoplite_mp._serialize.by_value import Scan
+from hoplite_mp._serialize.captured_globals import BroughtGlobals, Scan
 from hoplite_mp._serialize.errors import blamed, decode_error
 from hoplite_mp._serialize.layout import (
     ARGS_ONLY,
@@ -25,7 +25,6 @@ from hoplite_mp._serialize.layout import (
     read_refs,
     unpack_head,
 )
-from hoplite_mp._serialize.namespaces import BroughtGlobals
 from hoplite_mp._serialize.picklers import LightPickler, MakeScan, heavy_pickler, write_stream
 from hoplite_mp._serialize.reading import Reading, load_foreign, load_stream
 from hoplite_mp._serialize.reducers import RefMet, Resolve, ref_types

@@ -27,7 +27,7 @@ from hoplite_mp._serialize.mains import MAIN_NAMES
 from hoplite_mp._serialize.reading import OWN_IDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 
 by_value_modules: dict[str, types.ModuleType] = {}
@@ -95,12 +95,41 @@ def reduce_code(pickler: Any, obj: Any) -> Reduced:
     return pickler.reduce_by_value(obj)
 
 
+class ModuleVariable:
+    """Stands for a global of a module that readers can import, and is read as their value."""
+
+    def __init__(self, module: Any, name: str) -> None:
+        self._place = module, name
+
+    def __reduce__(self) -> Reduced:
+        return getattr, self._place
+
+
 def cell_contents(cell: types.CellType) -> tuple[Any, ...]:
     """A tuple with the value of a closure's variable; an empty tuple if it has no value."""
     try:
         return (cell.cell_contents,)
     except ValueError:
         return ()
+
+
+def parts_of(function: types.FunctionType) -> tuple[Any, ...]:
+    """The code, defaults, keyword defaults and attributes of a function."""
+    return function.__code__, function.__defaults__, function.__kwdefaults__, function.__dict__
+
+
+def captured_values(
+    parts: tuple[Any, ...], cells: Iterable[tuple[Any, ...]], found: list[Any]
+) -> list[Any]:
+    """The parts of a function, its closure and the globals in `found`, in one list."""
+    code, defaults, *named = parts
+    values = [code, *(defaults or ())]
+    for one in named:
+        if one:
+            values += [*one, *one.values()]
+    for contents in cells:
+        values += contents or (UNBOUND,)
+    return values + found
 
 
 def note_native(cls: type) -> None:

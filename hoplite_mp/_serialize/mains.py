@@ -58,8 +58,10 @@ class _Mains:
         self.of_output_owner: dict[int, Main] = {}
         self.template: Any = None  # keeps the globals of the functions that have started the worker
 
-    def install(self, module: Main) -> None:
-        """Installs the module as `__main__`."""
+    def install(self, module: Main | None) -> None:
+        """Installs the module as `__main__`; None: no change."""
+        if module is None or module is self.current:
+            return
         self.current = sys.modules["__main__"] = module
         if module.__name__ == "__mp_main__":  # the driver was itself spawned by multiprocessing
             sys.modules["__mp_main__"] = module
@@ -87,6 +89,12 @@ def begin(output_owner: int) -> None:
     mains.install(mains.empty)
 
 
+def turn_to_output_owner(output_owner: int) -> None:
+    """Switches `__main__` to the module of that driver."""
+    mains.output_owner = output_owner
+    mains.install(mains.of_output_owner.get(output_owner, mains.empty))
+
+
 # -- names that code does not load as globals --------------------------------------------------
 
 # Code -> the names in its strings that may be annotations, and the names that it may look up in
@@ -102,15 +110,24 @@ def hidden_names(
     """Yields the globals that code or annotations name without loading them: in the text of an
     annotation, or as an attribute of `__main__`."""
     in_texts: set[str] = set()
+    if code is not None:
+        in_texts |= _names_of(code)[0]
+        yield from (name for name in named_in_main(code) if name in scope)
     if type(annotations) is dict:
         in_texts.update(*(_in_text(text) for text in annotations.values() if type(text) is str))
-    if code is not None:
-        known = _names.get(code)
-        if known is None:
-            known = _names[code] = _names_in(code)
-        in_texts |= known[0]
-        yield from (name for name in known[1] if name in scope)
     yield from (name for name in in_texts if name in scope and _annotates(scope[name]))
+
+
+def named_in_main(code: types.CodeType) -> frozenset[str]:
+    """The names that code may look up as attributes of `__main__`."""
+    return _names_of(code)[1]
+
+
+def _names_of(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    known = _names.get(code)
+    if known is None:
+        known = _names[code] = _names_in(code)
+    return known
 
 
 def _names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:

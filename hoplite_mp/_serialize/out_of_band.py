@@ -18,6 +18,7 @@ from hoplite_mp._common.reduction import dtype_name, named_dtype, raw_bytes
 from hoplite_mp._serialize.reading import now
 
 if TYPE_CHECKING:
+    import types
     from collections.abc import Callable
 
     from hoplite_mp._common.reduction import Array
@@ -75,6 +76,26 @@ def own_array(
     flat = np.frombuffer(raw_bytes(stored).raw(), np.uint8).copy()
     array: Array = np.ndarray.__new__(cls, shape, named_or_given(dtype), flat, 0, None, order)
     return array
+
+
+class ArrayStore(Protocol):
+    """Stores the large arrays of functions by value as objects, each value once."""
+
+    nbytes_min: int
+
+    def copy_of(self, array: Array) -> tuple[KeptArray, Any]:
+        """The object that contains the array, and the array's state, which keeps the object
+        up to date as long as it is held."""
+
+    def hold(self, fn: Any, known: list[Any]) -> None:
+        """Holds the states of arrays as long as that function lives."""
+
+    def bound(self, module: types.ModuleType, name: str, value: Any, known: list[Any]) -> None:
+        """Holds the states of a variable's arrays as long as the variable has this value, so that
+        the arrays keep their marks."""
+
+    def warn(self, module: str, name: str, array: Array) -> None:
+        """Warns that the value of a global variable is a large array."""
 
 
 class GlobalArray:

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hoplite_mp._common.signals import is_interruption
-from hoplite_mp._serialize.by_value import Scan, reduce_by_value
+from hoplite_mp._serialize.by_value import reduce_by_value
+from hoplite_mp._serialize.captured_globals import Scan
 from hoplite_mp._serialize.code import by_value_modules
 from hoplite_mp._serialize.layout import PickleStream
 from hoplite_mp._serialize.reducers import RefMet, reducer_override

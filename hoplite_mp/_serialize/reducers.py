@@ -25,7 +25,6 @@ import numpy as np
 from hoplite_mp._common.reduction import Array, dtype_name, raw_bytes
 from hoplite_mp._common.ref import ByRef, ObjectRef, named
 from hoplite_mp._serialize.code import (
-    UNBOUND,
     NeedCloudpickle,
     Reduced,
     importable,
@@ -151,18 +150,13 @@ def _reduce_global_array(pickler: Any, marker: GlobalArray) -> Reduced:
 
 
 def _reduce_cell(pickler: Any, cell: types.CellType) -> Reduced:
-    """Reduces a variable of a closure to the value that the scan of the function has compared."""
+    """Reduces a variable of a closure to the value that the scan has read."""
     if not pickler.by_value:
         raise NeedCloudpickle
-    if pickler.scan is None:
-        return NotImplemented  # cloudpickle's dispatch table has an entry for it
-    if (value := pickler.scan.snapshot.get((id(cell), ""), cell)) is cell:
-        return NotImplemented  # the scan has not recorded its value
     from cloudpickle import cloudpickle
 
-    if value is UNBOUND:
-        return cloudpickle._make_empty_cell, ()
-    return cloudpickle._make_cell, (value,)
+    contents = pickler.scan.cell(cell)
+    return (cloudpickle._make_cell if contents else cloudpickle._make_empty_cell), contents
 
 
 def _reduce_view(pickler: Any, view: memoryview) -> Reduced:

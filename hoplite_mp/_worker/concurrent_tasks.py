@@ -70,7 +70,7 @@ class ConcurrentTasks:
         self._ended: queue.SimpleQueue[tuple[_Running, Any, bool]] = queue.SimpleQueue()
         self._deadlines: dict[int, int] = {}
         self._lock = locks.lock("worker.deadlines")  # guards `_deadlines`
-        self._brought = 0
+        self._brought: _serialize.Run = 0, None
 
     @property
     def loop(self) -> EventLoop:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from hoplite_mp import _serialize
-from hoplite_mp._serialize.fingerprints import fingerprint
+from hoplite_mp._serialize.captured_globals import fingerprint
 from tests.support.payloads import Tagged, function_trip
 
 if TYPE_CHECKING:

@@ -108,7 +108,7 @@ def test_other_module_registered_leaves_functions_sent_by_name(tmp_path: Path) -
         m.state = "as in the program"
         known = c._runtime.submitter._functions._known
         for _ in range(2):
-            say(c.submit(m.look).result(), known[m.look][1])
+            say(c.submit(m.look).result(), known[m.look][False, (), False].reads)
         c.shutdown()
         """,
         tmp_path,

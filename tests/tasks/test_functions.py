@@ -14,6 +14,7 @@ import pytest
 
 import hoplite_mp
 from hoplite_mp import _serialize
+from hoplite_mp._serialize import captured_globals
 from tests.support.functions import add
 from tests.support.processes import run_program
 from tests.support.waiting import PATIENCE_S, eventually
@@ -146,46 +147,71 @@ def test_globals_of_a_script_change(cluster: Cluster) -> None:
     assert out.split() == ["21", "31", "-9", "-9"]
 
 
-def test_global_toggled_while_its_function_is_pickled_is_sent_as_at_the_call(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another thread binds it and binds it back; what was sent does not stand for either state."""
-    scope: dict[str, Any] = {"flag": False, "__name__": "a script"}
-    exec("def look(): return flag", scope)
-    original = _serialize.encode_out_of_band
-
-    def toggled(*args: Any) -> Any:
-        scope["flag"] = True
-        encoded = original(*args)
-        scope["flag"] = False
-        return encoded
-
-    with monkeypatch.context() as patch:
-        patch.setattr(_serialize, "encode_out_of_band", toggled)
-        assert cluster.submit(scope["look"]).result(PATIENCE_S) is False
-    assert cluster.submit(scope["look"]).result(PATIENCE_S) is False
-
-
-def test_closure_toggled_while_its_function_is_pickled_is_sent_as_at_the_call(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state = False
+def closure(state: bool) -> tuple[Callable[[], bool], Callable[[bool], None]]:
+    """A function that returns the variable of its closure, and one that binds the variable."""
 
     def look() -> bool:
         return state
 
+    def bind(value: bool) -> None:
+        nonlocal state
+        state = value
+
+    return look, bind
+
+
+def toggled(where: str) -> tuple[Callable[[], bool], Callable[[bool], None]]:
+    """A function that reads a variable, which is False, and one that binds the variable."""
+    if where == "its closure":
+        return closure(False)
+    scope: dict[str, Any] = {"flag": False, "__name__": "a script"}
+    exec("def look(): return flag\ndef look_through(): return helper()", scope)
+    if where == "a global":
+        return scope["look"], functools.partial(operator.setitem, scope, "flag")
+    scope["helper"], bind = closure(False)
+    return scope["look_through"], bind
+
+
+TOGGLED = "a global", "its closure", "the closure of a global"
+
+
+@pytest.mark.parametrize("where", TOGGLED)
+def test_variable_bound_while_its_function_is_pickled_is_sent_with_the_next_call(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Another thread binds it and binds it back; what was sent does not stand for either state."""
+    look, bind = toggled(where)
     original = _serialize.encode_out_of_band
 
-    def changed(*args: Any) -> Any:
-        nonlocal state
-        state = True
+    def meanwhile(*args: Any) -> Any:
+        bind(True)
         encoded = original(*args)
-        state = False
+        bind(False)
         return encoded
 
     with monkeypatch.context() as patch:
-        patch.setattr(_serialize, "encode_out_of_band", changed)
+        patch.setattr(_serialize, "encode_out_of_band", meanwhile)
+        cluster.submit(look).result(PATIENCE_S)
+    assert cluster.submit(look).result(PATIENCE_S) is False
+
+
+@pytest.mark.parametrize("where", TOGGLED)
+def test_variable_bound_after_it_was_read_is_sent_as_it_was_read(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    look, bind = toggled(where)
+    with monkeypatch.context() as patch:
+        for name in ("variable" if where == "a global" else "cell", "mark_of"):
+            original = getattr(captured_globals.Scan, name)
+
+            def read(*args: Any, original: Any = original) -> Any:
+                found = original(*args)
+                bind(True)
+                return found
+
+            patch.setattr(captured_globals.Scan, name, read)
         assert cluster.submit(look).result(PATIENCE_S) is False
+    bind(False)
     assert cluster.submit(look).result(PATIENCE_S) is False
 
 

@@ -289,7 +289,7 @@ def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[mains._Mains]:
     """As if this process were a worker."""
     fresh = mains._Mains()
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    for module in (mains, _serialize.namespaces):
+    for module in (mains, _serialize.captured_globals):
         monkeypatch.setattr(module, "mains", fresh)
     mains.begin(1)
     yield fresh

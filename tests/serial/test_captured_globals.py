@@ -18,8 +18,8 @@ import pytest
 
 from hoplite_mp import _serialize
 from hoplite_mp._common.ref import ObjectRef
-from hoplite_mp._serialize import fingerprints, namespaces
-from hoplite_mp._serialize.fingerprints import TooLarge, fingerprint
+from hoplite_mp._serialize import captured_globals
+from hoplite_mp._serialize.captured_globals import TooLarge, fingerprint
 from tests.support.processes import ROOT
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ def quick_switches() -> Iterator[None]:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Reads as another process would, with namespaces of its own."""
-    monkeypatch.setattr(namespaces, "_received", {})
-    monkeypatch.setattr(namespaces, "_by_place", {})
+    monkeypatch.setattr(captured_globals, "_received", {})
+    monkeypatch.setattr(captured_globals, "_by_place", {})
 
     def read(data: bytes) -> tuple[Any, _serialize.BroughtGlobals]:
         with monkeypatch.context() as patch:
-            patch.setattr(namespaces._state, "process", b"elsewher")
+            patch.setattr(captured_globals._state, "process", b"elsewher")
             function, carried = _serialize.decode_with_carried(data)
             carried.check()
             return function, carried
@@ -70,7 +70,7 @@ class TestFingerprints:
     def test_the_same_as_long_as_nothing_changes(self, value: Any) -> None:
         assert fingerprint(value) == fingerprint(value)
         assert fingerprint(value) != fingerprint([value])
-        assert fingerprint(value)[0] != namespaces.ABSENT
+        assert fingerprint(value)[0] != captured_globals.ABSENT
 
     def test_types_and_values_differ(self) -> None:
         values: list[Any] = [1, True, 1.0, "1", b"1", 0.0, -0.0, [1], (1,), {1}, {1: 1}]
@@ -178,12 +178,12 @@ class TestWriting:
     def test_what_is_gone_for_long_is_forgotten(
         self, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(namespaces, "NAMESPACES_MAX", 3)
+        monkeypatch.setattr(captured_globals, "NAMESPACES_MAX", 3)
         looks = [elsewhere(_serialize.encode_function(make(x=x)["look"]))[0] for x in range(10)]
         assert [look() for look in looks] == list(range(10))
-        assert len(namespaces._received) == len(namespaces._by_place) == 3
-        monkeypatch.setattr(namespaces, "SENDERS_MAX", 3)
-        variable = namespaces.Variable()
+        assert len(captured_globals._received) == len(captured_globals._by_place) == 3
+        monkeypatch.setattr(captured_globals, "SENDERS_MAX", 3)
+        variable = captured_globals.Variable()
         for sender in range(10):
             variable.note(b"%d" % sender, b"1")
         assert list(variable.marks) == [b"7", b"8", b"9"]
@@ -203,7 +203,7 @@ class TestWriting:
 
     def test_a_forked_process_is_another_sender(self) -> None:
         code = (
-            "import os\nfrom hoplite_mp._serialize.namespaces import process\n"
+            "import os\nfrom hoplite_mp._serialize.captured_globals import process\n"
             "mine = process()\n"
             "if os.fork() == 0: os._exit(process() == mine)\n"
             "print(os.waitstatus_to_exitcode(os.wait()[1]), process() == mine)\n"
@@ -225,7 +225,7 @@ def test_threads_that_are_first_to_send_find_one_number(monkeypatch: pytest.Monk
 
             def find(barrier: threading.Barrier, scope: dict[str, Any]) -> Any:
                 barrier.wait()
-                return namespaces.namespace_of(scope).key
+                return captured_globals.namespace_of(scope).key
 
             with ThreadPoolExecutor(4) as pool:
                 found = [pool.submit(find, barrier, module.__dict__) for _ in range(4)]
@@ -238,7 +238,7 @@ def test_process_name_asked_for_by_many_threads_at_first_is_one() -> None:
 import os, threading, time
 chosen, slowly = os.urandom, lambda n: (time.sleep(0.05), chosen(n))[1]
 os.urandom = slowly
-from hoplite_mp._serialize.namespaces import process
+from hoplite_mp._serialize.captured_globals import process
 
 def names():
     found, barrier = [], threading.Barrier(4)
@@ -285,7 +285,7 @@ def test_function_fingerprinted_by_many_threads_at_first_has_one_fingerprint(
                 met.once = barrier.wait()
             return super().setdefault(key, default)
 
-    monkeypatch.setattr(fingerprints, "_functions", Slow())
+    monkeypatch.setattr(captured_globals, "_numbered", Slow())
     with ThreadPoolExecutor(4) as pool:
         function = lambda: 0  # noqa: E731
         found = [pool.submit(fingerprint, function) for _ in range(4)]
@@ -308,7 +308,7 @@ def test_entry_written_by_two_threads_keeps_the_value_of_a_task() -> None:
                 scope["x"] = "set by the task"
             return found
 
-    variable = namespaces.Variable(scope, "x")
+    variable = captured_globals.Variable(scope, "x")
     variable.marks = Slow()
     variable.receive(entry)
     assert scope == {"x": "set by the task"}
@@ -319,7 +319,7 @@ def test_carried_checked_while_another_thread_writes_is_checked_again(elsewhere:
     look, carried = elsewhere(_serialize.encode_function(scope["look"]))
     scope["x"] = 2
     late = _serialize.encode_function(scope["look"])
-    original = namespaces.look_at_fresh
+    original = captured_globals.look_at_fresh
 
     def meanwhile() -> None:
         original()
@@ -327,9 +327,9 @@ def test_carried_checked_while_another_thread_writes_is_checked_again(elsewhere:
 
     carried.check()
     elsewhere(_serialize.encode_function(scope["other"]))
-    namespaces._state.fresh.append((namespaces.Variable(), 1))
+    captured_globals._state.fresh.append((captured_globals.Variable(), 1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(namespaces, "look_at_fresh", meanwhile)
+        patch.setattr(captured_globals, "look_at_fresh", meanwhile)
         carried.check()
     assert look() == 2
     carried.check()
