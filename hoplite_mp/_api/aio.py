@@ -92,11 +92,13 @@ def connect(*args: Any, **kwargs: Any) -> Connecting:
     RuntimeError
         The result was awaited or entered twice.
 
-    Notes ----- The end of `async with` waits in a thread for all submitted tasks, like the end of
-    `with`. If the block ends with an exception, or this wait is cancelled, waiting tasks are
-    cancelled and running tasks are interrupted. Close a cluster from `c = await
-    hoplite_mp.connect()` with `await asyncio.to_thread(c.shutdown)`; interpreter exit closes it,
-    too. If the opening is cancelled, the cluster is closed as soon as it is open.
+    Notes
+    -----
+    The end of `async with` waits in a thread for all submitted tasks, like the end of `with`. If
+    the block ends with an exception, or this wait is cancelled, waiting tasks are cancelled and
+    running tasks are interrupted. Close a cluster from ``c = await hoplite_mp.connect()`` with
+    ``await asyncio.to_thread(c.shutdown)``; interpreter exit closes it, too. If the opening is
+    cancelled, the cluster is closed as soon as it is open.
 
     Examples
     --------

@@ -112,7 +112,9 @@ class Cluster(
     NodeLostError
         `hosts`: a node could not be started.
 
-    Notes ----- The end of the `with` block waits for all submitted tasks. If the block ends with
+    Notes
+    -----
+    The end of the `with` block waits for all submitted tasks. If the block ends with
     an exception, waiting tasks are cancelled and running tasks are interrupted; workers whose
     tasks are still running after `Config.cancel_grace_s` are killed. Actor calls are not
     interrupted: an actor whose call is still running after this time is killed, without running

@@ -361,7 +361,9 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         RuntimeError
             The cluster has no workers.
 
-        Notes ----- A task whose worker or host dies is retried up to `options(retries=)` times, so
+        Notes
+        -----
+        A task whose worker or host dies is retried up to `options(retries=)` times, so
         it may run more than once. After an exception it is retried only if the exception is listed
         in `options(retry_exceptions=)`. `options(retry_delay=)` is the pause before each retry.
 

@@ -303,7 +303,9 @@ class NodeCalls:
         RuntimeError
             The cluster is already being traced. Only one trace can run at a time.
 
-        Notes ----- Each node keeps the latest `Config.trace_events_max` events. The file contains
+        Notes
+        -----
+        Each node keeps the latest `Config.trace_events_max` events. The file contains
         the number of dropped events, the lost nodes, and the errors of the nodes' clocks.
 
         Examples

@@ -70,7 +70,9 @@ class StreamCalls(TaskExecutor):
         TypeError
             `fn` is an async function that does not yield.
 
-        Notes ----- After the death of its worker or host the generator runs again, up to `retries`
+        Notes
+        -----
+        After the death of its worker or host the generator runs again, up to `retries`
         times, and recomputes the items that it had yielded before. Of these, items that were lost
         before they were taken are replaced, and the others are discarded. The generator must
         therefore yield the same items in each run, or have `options(retries=0)`.

@@ -152,7 +152,7 @@ class Aim:
         self.world.stop(host.place)
         self.late(seconds, self.resume, host)
 
-    def go_on(self, host: Any) -> None:
+    def resume(self, host: Any) -> None:
         """A stopped host continues."""
         self.world.resume(host.place)
 

@@ -202,7 +202,7 @@ MUTANTS = (
         "lan-restart-does-not-report-holdings",
         "hoplite_mp/_node/runtime/cluster_node.py",
         (
-            "        for number in gone:  # the manager may wait for this report\n"
+            "        for number in gone:  # the manager may be waiting for this report\n"
             "            self.recovery.report(number)\n"
         ),
         "",

@@ -123,7 +123,7 @@ def test_a_size_that_is_missing_is_the_usual_one(tmp_path: Path) -> None:
         ({"rank": 1}, "of ranks up to 1: trace a single worker"),
         ({"calls": [("alltoall g", 4)] * 9}, "alltoall cannot be played"),
         ({"cat": "task"}, "no calls of a Group or an actor"),
-        ({"bytes_in": "many"}, "no trace of hoplite_mp"),
+        ({"bytes_in": "many"}, "is not a trace of hoplite_mp"),
     ],
 )
 def test_what_cannot_be_played_is_refused(
@@ -137,7 +137,7 @@ def test_what_cannot_be_played_is_refused(
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"traceEvents": [3], "otherData": {}}', "\x00"])
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text)
-    with pytest.raises(NotRecorded, match="it is no trace of hoplite_mp"):
+    with pytest.raises(NotRecorded, match="is not a trace of hoplite_mp"):
         read(tmp_path / "run.json")
 
 

@@ -43,7 +43,7 @@ def _thread_of(work: Workload, target: Callable[[], None]) -> Any:
 
     def start() -> None:
         made.append(work.world.hosts[main.host].run(f"rounds of {main.name}", target))
-        main.has_thread(made[0])
+        main.add_thread(made[0])
 
     def join(seconds: float) -> None:
         running = work.world.processes.running

@@ -407,7 +407,7 @@ class MultiHostCalls:
         if not on_board:
             state.known.board.commit(message.call, oid)
         if go is not None:
-            self.attempt_bytes.drop(go)  # after the commit, for which members are waiting
+            self.attempt_bytes.drop(go)  # after the commit: members wait for it
         if prepared is not None:
             self.results.let_go(prepared)
         if not given.error:

@@ -93,20 +93,7 @@ class VirtualHost:
         self.programs: dict[VirtualProcess, Callable[[], None]] = {}  # program -> called at its end
         self._request_at = 0.0
         network, descriptors = environment.network, environment.descriptors
-        self.control_fd, self.store_fd = os.memfd_create("control"), os.memfd_create("store")
-        self.event_fd = os.eventfd(0, os.EFD_NONBLOCK)
-        _shm.create(
-            self.control_fd,
-            self.store_fd,
-            host_id,
-            store_bytes=environment.sizes.store,
-            cores=2,
-            spin_us_max=0,  # spinning in virtual time would never end
-            small_object_bytes_max=config.small_object_bytes_max,
-            span_bytes=config.span_bytes,
-        )
-        self.client = _shm.NodeClient(self.control_fd, self.store_fd, NODE_SLOT, self.event_fd)
-        self.tasks = _tasks.Tasks(self.client)
+        self._open_store(host_id)
         environment.processes.map(self.client, host_id)
         self.loop = VirtualLoop(environment.timeline, network, place, descriptors, self._turn)
         if manager is not None:
@@ -145,6 +132,23 @@ class VirtualHost:
         self.node = HostNode(start, config, ports, self.client, self.tasks, output, node_events)
         self._watch_memory()
         self.loop.run(self._begin)
+
+    def _open_store(self, host_id: int) -> None:
+        """Creates the shared memory of the host."""
+        self.control_fd, self.store_fd = os.memfd_create("control"), os.memfd_create("store")
+        self.event_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        _shm.create(
+            self.control_fd,
+            self.store_fd,
+            host_id,
+            store_bytes=self.environment.sizes.store,
+            cores=2,
+            spin_us_max=0,  # spinning in virtual time would never end
+            small_object_bytes_max=self.config.small_object_bytes_max,
+            span_bytes=self.config.span_bytes,
+        )
+        self.client = _shm.NodeClient(self.control_fd, self.store_fd, NODE_SLOT, self.event_fd)
+        self.tasks = _tasks.Tasks(self.client)
 
     def _start(self, leads: bool) -> Start:
         config, environment = self.config, self.environment
