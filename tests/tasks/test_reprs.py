@@ -87,7 +87,7 @@ def test_cluster_and_node(cluster: hoplite_mp.Cluster) -> None:
     (node,) = cluster.nodes
     assert repr(node).startswith(f"Node(h0 at 127.0.0.1, {os.uname().nodename}: 1 worker, ")
     assert repr(node).endswith(" of 64 MiB used)")
-    assert "as worker " in cluster.submit(lambda: repr(hoplite_mp.current())).result()
+    assert "in worker " in cluster.submit(lambda: repr(hoplite_mp.current())).result()
     view = cluster.options(retries=1)
     cluster.shutdown()
     assert repr(cluster) == repr(view) == "<hoplite_mp.Cluster: closed>"

@@ -404,7 +404,7 @@ def test_two_threads_cannot_read_at_once(cluster: Cluster, tmp_path: Path) -> No
     thread = threading.Thread(target=lambda: found.append(next(stream)))
     thread.start()
     eventually(stream._lock.locked)
-    with pytest.raises(ValueError, match="read already"):
+    with pytest.raises(ValueError, match="already reading"):
         next(stream)
     (tmp_path / "go").touch()
     thread.join()
