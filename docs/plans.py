@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from svg import COLOURS, EDGE, GREY, INK, Drawing
 
-from hoplite_mp._simulation.scale.node import WantedCollective
+from hoplite_mp._simulation.scale.node import CollectiveRequest
 from hoplite_mp._simulation.scale.scale import ScaleWorld
 from hoplite_mp._simulation.scale.streams import ScaleStream
 
@@ -61,11 +61,11 @@ def play(nodes: int, ready: Sequence[float] = (), num: int = 1) -> Played:
 
     world = ScaleWorld(nodes, RATE)
     asker = world.nodes[ASKER]
-    wanted = WantedCollective("broadcast", (world.put(asker, NBYTES),), 1)
+    wanted = CollectiveRequest("broadcast", (world.put(asker, NBYTES),), 1)
     if ready:
         parts = zip(world.nodes, ready, strict=True)
         sources = tuple(world.put(node, NBYTES, late) for node, late in parts)
-        wanted = WantedCollective("reduce", sources, num, (world.result(asker, NBYTES),))
+        wanted = CollectiveRequest("reduce", sources, num, (world.result(asker, NBYTES),))
     with mock.patch.object(ScaleStream, "arrive", arrived):
         ended = world.run([asker.begin(wanted)])
     return Played(nodes, ready, ended, blocks)

@@ -79,7 +79,7 @@ LEVELS = {
     # Parts of a node, compiled modules and simulated hosts in this process, or with a child.
     "component": (
         "cext", "collectives/test_member_interrupted.py", "fuzz/test_coverage_guided.py", "node",
-        "serial/test_main.py", "serial/test_namespaces.py", "serial/test_open_files.py",
+        "serial/test_main.py", "serial/test_captured_globals.py", "serial/test_open_files.py",
         "simulation", "store/test_arena.py", "tasks/test_line_to_node.py", "tasks/test_taking.py",
         "transport",
     ),

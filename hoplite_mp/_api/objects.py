@@ -332,8 +332,7 @@ class ObjectCalls:
         return [node_id(number) for number in self._runtime.channel.call(Locate(oid)).value]
 
     def explain(self, ref: Any) -> Explanation:
-        """Explains how an object, or the result of a collective, is moving or has moved between
-        hosts.
+        """Explains how an object or the result of a collective moves, or has moved, between hosts.
 
         The manager records transfers as part of its work, so nothing is measured or sent until
         this method is called. The method does not wait for the object.

@@ -46,7 +46,7 @@ def let_in(a: Aim) -> None:
 
     def ask(c: Any) -> None:
         a.stop(Q, 1.2)
-        a.lose_manager()
+        a.kill_manager()
         time.sleep(0.1)
         port = a.world.network.ports[0]
         newcomer = a.world.add_host(port.up, port.down)

@@ -302,7 +302,7 @@ def reopened(a: Aim) -> None:
             if rank == 0:
                 for host in (B, C):
                     a.cut(a.hosts[0], host, 0.6)
-                a.lose_manager()
+                a.kill_manager()
             time.sleep(1.5)
             got = g.allreduce(np.ones(1))
             if g.contributors != (0, 1) or got[0] != 2:

@@ -31,7 +31,7 @@ def packed(a: Aim) -> None:
         for other in others:
             if one is not other:
                 a.world.network.narrow_path(one.place, other.place, NARROW)
-                tell = partial(other.lan.plan_runner.cells.pairs.tell, one.number, NARROW)
+                tell = partial(other.cluster_node.plan_runner.cells.pairs.tell, one.number, NARROW)
                 other.loop.run(tell)
     leaves = [a.leaf(ITEMS) for _ in range(SPREADS)]
 

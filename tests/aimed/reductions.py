@@ -283,7 +283,7 @@ def in_chunks(a: Aim) -> None:
         value = a.work.value(c, total, "in chunks")
         a.work.oracle.check_result(op, 0, 1, np.asarray(value), total.contributors or ())
 
-    has_room = a.world.around.sizes.disk > 6 * 8 * items  # else the store may be full
+    has_room = a.world.environment.sizes.disk > 6 * 8 * items  # else the store may be full
     a.run(A, "ask", ask, has_room)
 
 

@@ -44,7 +44,7 @@ def test_what_a_fold_reads_is_used_while_it_runs() -> None:
     memory.free(100, 300)
 
 
-@pytest.mark.parametrize("end", ["fold_is_over", "closed"])
+@pytest.mark.parametrize("end", ["fold_ended", "closed"])
 def test_a_fold_that_ends_early_reads_nothing(end: str) -> None:
     memory = CellMemory()
     memory.make(1, 100, 200, served=False, whole=True)

@@ -121,7 +121,7 @@ def test_random_faults(first: int) -> None:
     assert sum(one["reads"] for one in outcomes) > 12
     assert sum(one["groups"] for one in outcomes) > 0
     assert len({kind for one in outcomes for kind in one["faults"]}) > 3
-    assert first or any(one["taken_over"] for one in outcomes)
+    assert first or any(one["takeovers"] for one in outcomes)
 
 
 # All others are played with the tests that run for minutes.

@@ -122,7 +122,7 @@ def test_a_pull_from_another_place_is_seen() -> None:
     engine, other = engines()
     other.cell(KEY, 64, 100, "here", 100)
     engine.pull(engine.cell(None, 0, 100), other, KEY)
-    with pytest.raises(WrongPlace, match="comes to"):
+    with pytest.raises(WrongPlace, match="arrives at"):
         engine.network.timeline.run(100, 1.0)
 
 
@@ -138,7 +138,7 @@ def test_a_pull_of_more_than_there_will_be_is_seen() -> None:
 def test_a_fold_of_different_places_is_seen(place: tuple[int, int]) -> None:
     engine, _ = engines()
     sources = [engine.cell(None, 0, 64, "here", 64), engine.cell(None, *place, "there", place[1])]
-    with pytest.raises(WrongPlace, match="different places"):
+    with pytest.raises(WrongPlace, match="different offsets"):
         engine.fold(engine.cell(None, 0, 64), sources)
 
 
