@@ -256,7 +256,7 @@ class Cluster(
             face._join(runtime)
             if runtime.is_actor and runtime.demands.common_workers():
                 face._pool = COMMON_POOL  # tasks that an actor submits are not calls of the actor
-            runtime.face = lambda: face  # a worker's Cluster lives as long as the worker
+            runtime.face = lambda: face  # a worker's Cluster exists as long as the worker
         found = runtime.face()
         if found is None:
             raise ClosedError(

@@ -199,7 +199,7 @@ def open_pool(
         alone = all(number == own for number, _ in places)
         ref = put_setup(runtime, initializer, tuple(initargs), inheritance if alone else None)
         oid = runtime.memory.local_id(ref)
-        setup = ref, initargs  # locks and queues live as long as the object that was passed
+        setup = ref, initargs  # locks and queues exist as long as the object that was passed
 
     def own_it(pool: int) -> PoolExecutor:
         runtime.pool_sizes[pool] = count
@@ -309,7 +309,7 @@ def spmd(
             left[0] -= 1
             if left[0]:
                 return
-        with suppress_closed():  # otherwise the pool has ended with its cluster
+        with suppress_closed():  # otherwise, the pool was closed with its cluster
             _end_pool(runtime, peers._pool)
 
     for future in futures:

@@ -227,7 +227,7 @@ class _EndRequest:
         self.asked = True
 
     def sleep(self, seconds: float) -> None:
-        """Sleeps for the given time, or until the command is told to stop."""
+        """Sleeps for the given time, or until the command must stop."""
         end = clock.monotonic() + seconds
         while not self.asked and (left := end - clock.monotonic()) > 0:
             watched = [self._read, *([self._keys] if self._keys >= 0 else [])]

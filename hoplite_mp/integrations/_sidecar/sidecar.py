@@ -168,7 +168,7 @@ class SidecarMember:
 
     def end(self) -> None:
         """Ends the membership, even if some callers have not left. In the process that called
-        `begin`, this ends the cluster."""
+        `begin`, this shuts the cluster down."""
         with _lock:
             if _members.get(self.place.name) is not self:
                 return

@@ -88,7 +88,7 @@ def _keep(cluster: Cluster, idle_s: float, leads: bool, ending: StopRequest) -> 
     assert host is not None
     used_at = clock.monotonic()
     draining: float | None = None
-    with contextlib.suppress(HopliteError):  # the node has ended
+    with contextlib.suppress(HopliteError):  # the node has exited
         while not host.ended.wait(POLL_S) and not ending.is_set():
             now = clock.monotonic()
             if draining is not None:

@@ -2,8 +2,8 @@
 
 Dask starts, restarts and retires its workers, and sets up its plugins in each worker, including
 workers that start later. So plugins find, start and leave the nodes. The scheduler's process
-starts the cluster, because the Dask cluster also ends with that process. The cluster's secret is
-part of the plugins' state, and is sent over Dask's own connections.
+starts the cluster, because the Dask cluster also shuts down with that process. The cluster's
+secret is part of the plugins' state, and is sent over Dask's own connections.
 """
 
 from __future__ import annotations

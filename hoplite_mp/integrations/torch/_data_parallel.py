@@ -224,7 +224,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             init_sync=False,
             forward_sync_buffers=False,
             # Otherwise torch would rebuild the buckets after the first step of each rank, and a
-            # rejoining rank would have other buckets than the survivors.
+            # rejoining rank's buckets would differ from the survivors' buckets.
             find_unused_parameters=True,
             **kwargs,
         )
