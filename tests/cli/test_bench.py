@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -14,21 +13,17 @@ import pytest
 from hoplite_mp._cli import main
 from hoplite_mp._cli.bench.host import _Fresh, show
 from hoplite_mp._cli.bench.tasks import BenchRow, Effort, in_turns, percentile
+from tests.lan import forked
 from tests.support.clusters import PATIENCE_S, ROOT, TOKEN
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
 
 def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hoplite_mp", "bench", "--quick", *words],
-        env={**os.environ, **environment},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    command = [sys.executable, "-m", "hoplite_mp", "bench", "--quick", *words]
+    return forked.run(command, env={**os.environ, **environment}, cwd=ROOT, timeout=PATIENCE_S)
 
 
 def test_turns() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hoplite_mp._cli import main
+from tests.lan import forked
 from tests.support.clusters import PATIENCE_S, ROOT, TOKEN
 
 if TYPE_CHECKING:
@@ -21,14 +22,7 @@ def run(*words: str, before: str = "", **environment: str) -> subprocess.Complet
     command = [sys.executable, "-m", "hoplite_mp", "doctor", *words]
     if before:
         command = ["sh", "-c", f'{before}; exec "$@"', "sh", *command]
-    return subprocess.run(
-        command,
-        env={**os.environ, **environment},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    return forked.run(command, env={**os.environ, **environment}, cwd=ROOT, timeout=PATIENCE_S)
 
 
 def here(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:

@@ -70,6 +70,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.terminate()
 
 
+@pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program(name: str, address: str, tmp_path: Path) -> None:
     page, text = PROGRAMS[name]

@@ -65,12 +65,12 @@ def test_a_host_is_killed_while_it_trains(
     text = EXAMPLE_ADDRESS.sub(address, programs[0])
     assert text.count(step) == 1
     program.write_text(text.replace(step, waits + "            __import__('time').sleep(0.01)\n"))
-    with subprocess.Popen(
+    with forked.popen(
         [sys.executable, str(program), "1500"],
+        {**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
     ) as training:
         assert training.stdout is not None
         lines = []

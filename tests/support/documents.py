@@ -7,7 +7,6 @@ import importlib.util
 import inspect
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -116,23 +115,9 @@ PUBLIC = dict(public_names())
 def run_file(path: Path, *arguments: str, cwd: Path, **env: str) -> tuple[int, str, str]:
     """Runs a program as `python path arguments` would, forked from a process that has imported
     the library (tests/lan/forked.py). Returns its exit code, stdout and stderr."""
-    run = (
-        f"__file__ = {str(path)!r}\n"
-        f"__import__('sys').argv[:] = {[str(path), *arguments]!r}\n"
-        f"__import__('sys').path[0] = {str(path.parent)!r}\n"
-        "exec(compile(open(__file__).read(), __file__, 'exec', dont_inherit=True))\n"
-    )
-    with forked.popen(
-        [sys.executable, "-c", run],
+    done = forked.run(
+        [sys.executable, str(path), *arguments],
         env={**os.environ, "PYTHONPATH": str(ROOT), **env},
         cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            out, err = process.communicate()
-        except BaseException:
-            process.kill()
-            raise
-    return process.returncode, out, err
+    )
+    return done.returncode, done.stdout, done.stderr
