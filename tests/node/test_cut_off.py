@@ -6,7 +6,6 @@ import contextlib
 import os
 import resource
 import socket
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -68,13 +67,21 @@ def test_a_request_whose_descriptors_did_not_come_is_refused() -> None:
     assert "ulimit -n" in reply.error
 
 
+class RefusingSupervisor(Supervisor):
+    """Has no host, and starts nothing."""
+
+    def __init__(self) -> None:
+        self.refused: list[tuple[int, list[int], str]] = []
+
+    def spawn(self, *about: Any) -> None:
+        pytest.fail("it was started")
+
+    def not_spawned(self, slot: int, fds: list[int], why: str) -> None:
+        self.refused.append((slot, fds, why))
+
+
 def test_a_worker_whose_descriptors_did_not_come_is_not_started() -> None:
-    told: list[tuple[int, list[int], str]] = []
-    supervisor: Any = SimpleNamespace(
-        spawn=lambda ask, fds: pytest.fail("it was started"),
-        take_standby=lambda ask, fds: pytest.fail("it was started"),
-        not_spawned=lambda slot, fds, why: told.append((slot, fds, why)),
-    )
-    Supervisor.take(supervisor, Spawn(5, 0, 0, 0), [11, 12, 13], True)
-    assert told == [(5, [11, 12, 13], "Too many open files")]
-    Supervisor.take(supervisor, StartStandby(1, [], b"", b""), [], True)
+    supervisor = RefusingSupervisor()
+    supervisor.take(Spawn(5, 0, 0, 0), [11, 12, 13], True)
+    assert supervisor.refused == [(5, [11, 12, 13], "Too many open files")]
+    supervisor.take(StartStandby(1, [], b"", b""), [], True)

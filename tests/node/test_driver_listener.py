@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import os
 import socket
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import pytest
 
 from hoplite_mp._node.io.driver_listener import DriverListener
+from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.local import Attached, AttachRefused
+from hoplite_mp._transport.conversation import Admission
+from hoplite_mp._transport.stream import TcpStream
+from hoplite_mp.config import Config
+from tests.support.node_harness import start_message
 from tests.support.node_ports import ManualLoop
 
 if TYPE_CHECKING:
@@ -55,19 +59,14 @@ class Meeting:
     def __init__(self) -> None:
         self.loop = ManualLoop()
         self.files = [os.memfd_create(name) for name in ("control", "store", "event")]
-        start: Any = SimpleNamespace(
-            memory_bytes=1 << 30,
-            config={"small_object_bytes_max": 4096, "span_bytes": 1 << 20},
-            control_fd=self.files[0],
-            store_fd=self.files[1],
-            event_fd=self.files[2],
-        )
+        config = Config(small_object_bytes_max=4096, span_bytes=1 << 20)
+        start = start_message(self.files, config, memory_bytes=1 << 30)
         self.listener = DriverListener(self.loop, start, cast("Any", None))
         self.life, self.theirs = socket.socketpair()
         self.life.setblocking(False)
 
     def let_in(self, drivers: Drivers) -> None:
-        admission: Any = SimpleNamespace(stream=SimpleNamespace(detach=lambda: self.life))
+        admission = Admission(TcpStream(self.life), "driver", b"", Introduction(1, {}), "10.0.0.9")
         self.listener._admit(cast("AttachedDrivers", drivers), admission)
 
     def told(self) -> tuple[Attached | AttachRefused, list[int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_args
 from unittest.mock import Mock
 
@@ -17,9 +16,11 @@ from hoplite_mp._node.manager_link.connection import (
     ManagerConnection,
 )
 from hoplite_mp._node.manager_link.failover import ALONE_S, CALL_S, PROMOTE_WAIT_S, Failover
+from hoplite_mp._node.peers.peers import Suspects
 from hoplite_mp._node.roster import NodeLifecycle
 from hoplite_mp._protocol import terms as t
 from hoplite_mp._protocol.codec import BEAT, encode, manager_decoder
+from hoplite_mp._protocol.greetings import Introduction
 from hoplite_mp._protocol.local import LanStart
 from hoplite_mp._protocol.membership import NodeReturned
 from hoplite_mp._protocol.messages import (
@@ -30,7 +31,9 @@ from hoplite_mp._protocol.messages import (
     NodeLeaving,
 )
 from hoplite_mp._protocol.secret import Secret
+from hoplite_mp._transport.conversation import Admission
 from hoplite_mp._transport.stream import TcpStream
+from tests.support.shm_host import HostMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -107,6 +110,17 @@ def connection(*built_from: Any) -> ManagerConnection:
     return management
 
 
+class StageMembership:
+    """The members are those of LISTS."""
+
+    start = LAN
+
+    def __init__(self) -> None:
+        self.members = {node: None for _, nodes in LISTS for node in nodes}
+
+    def manager_is_at(self, at: Any) -> None: ...
+
+
 class StageNetwork:
     """In place of calls over the network."""
 
@@ -145,13 +159,13 @@ class Stage:
         self.manager_calls: list[Callable[[Any], None]] = []
         self.lifecycle = NodeLifecycle(False)
         self.lifecycle.joined = True
-        client: Any = SimpleNamespace(number=1, host_id=5)
+        self.memory = HostMemory(host_id=5)
+        self.memory.node.set_number(1)
         self.events = StageAbove()
-        self.management = connection(self.loop, client, self.lifecycle, None, self.events)
+        self.management = connection(self.loop, self.memory.node, self.lifecycle, None, self.events)
         peers: Any = None  # the standby is at none of this host's addresses
-        members: Any = {node: None for _, nodes in LISTS for node in nodes}
-        membership: Any = SimpleNamespace(start=LAN, members=members, manager_is_at=lambda at: None)
-        self.members, self.suspects = members, SimpleNamespace(members={})
+        membership: Any = StageMembership()
+        self.suspects = Suspects(SILENCE_S, self.loop, Mock(), lambda: 1, Mock())
         self.management.network = StageNetwork(self, membership, peers)
         self.manager = self.open()
         self.management.other_host_id = 4
@@ -180,9 +194,8 @@ class Stage:
         return self.opened[-1]
 
     def admission(self, who: Other, host_id: int) -> Any:
-        return SimpleNamespace(
-            stream=TcpStream(who.nodes_end), peer=SimpleNamespace(host_id=host_id)
-        )
+        stream = TcpStream(who.nodes_end)
+        return Admission(stream, "node", b"", Introduction(host_id, {}), "10.0.0.9")
 
     def close(self) -> None:
         if self.management.heartbeat_sender is not None:
@@ -190,6 +203,7 @@ class Stage:
         for other in self.opened:
             other.sock.close()
             other.nodes_end.close()
+        self.memory.close()
 
     def turn(self) -> None:
         self.loop.serve(self.loop.wait(0))
@@ -437,7 +451,7 @@ def test_a_host_that_is_cut_off_votes_for_nobody(stage: Stage) -> None:
 @pytest.mark.parametrize("comes_at", [None, MANAGER_ABSENT_S / 2])
 def test_a_manager_of_this_host_is_waited_for(stage: Stage, comes_at: float | None) -> None:
     """Each time for as long."""
-    client: Any = SimpleNamespace(number=1, host_id=5)
+    client = stage.memory.node
     lifecycle = NodeLifecycle(False)
     lifecycle.joined = True
     first = stage.open()
@@ -462,7 +476,7 @@ def test_a_node_that_is_turned_away_calls_again_until_its_time_is_over(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long it has heard beats: a manager that cannot let it in ends its wait."""
-    client: Any = SimpleNamespace(number=1, host_id=5)
+    client = stage.memory.node
     lifecycle, network = NodeLifecycle(False), stage.management.network
     first, second = stage.open(), stage.open()
     monkeypatch.setattr(stage.events, "joining", lambda lives: NodeJoined(5, lives, 1))

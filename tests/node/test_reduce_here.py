@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
@@ -15,6 +14,7 @@ from hoplite_mp._common.reduction import fold
 from hoplite_mp._node.collectives import chunked_reduce
 from hoplite_mp._node.collectives.chunked_reduce import ChunkedReduce
 from hoplite_mp._node.execution.local_reduce import PlanError, prepare, slices_of
+from hoplite_mp._protocol import messages as m
 from hoplite_mp._protocol.local import Collective
 from tests.support.shm_host import ShmHost
 
@@ -50,7 +50,10 @@ class Reduction:
             True,
         )
         order = tuple(range(len(arrays)))
-        self.plan: Any = SimpleNamespace(order=order, members=order)
+        self.plan = m.ExecuteReduce(
+            1, 1, order, order, (m.Stripe(0, 0, m.SHARES),), "fold", "reduce", op, 0,
+            (bytes(16),) * len(arrays), (0,) * len(arrays), (0,),
+        )  # fmt: skip
 
     def _put(self, array: Any) -> tuple[int, Any]:
         encoded = _serialize.encode(array)

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 
+from hoplite_mp._common.reduction import result_dtype
 from hoplite_mp._node.execution.folding import StripeLayout
+from hoplite_mp._planner.program import program_of
+from hoplite_mp._protocol import messages as m
+
+# One stripe of arrays on nodes 0 and 2, which are folded on node 1, where the result is to be.
+MEMBERS = (0, 1)
 
 
 @pytest.mark.parametrize("op", ["sum", "max", "mean", "min", "prod"])
-@pytest.mark.parametrize("wide", [False, True])
-def test_a_sum_is_not_yet_a_mean(op: str, wide: bool) -> None:
+@pytest.mark.parametrize("dtype", ["<f4", "<i4"])
+def test_a_sum_is_not_yet_a_mean(op: str, dtype: str) -> None:
     """The quotient is made where a cell becomes final; all else is copied as it is, but into
     another dtype."""
-    layout: Any = SimpleNamespace(
-        plan=SimpleNamespace(op=op),
-        is_final=lambda cell: cell == "result",
-        dtype=lambda cell: "<f8" if wide and cell == "result" else "<f4",
-    )
-    for one in ("part", "result"):
-        for other in ("part", "result"):
-            same = one == other or (op != "mean" and not wide)
-            assert StripeLayout.same_bytes(layout, one, other) is same  # type: ignore[arg-type]
+    plan = m.ExecuteReduce(
+        9, 1, MEMBERS, MEMBERS, (m.Stripe(1, 0, m.SHARES),), "fold", "reduce", op, 0,
+        (bytes(16),) * 2, (0, 2), (1,), (bytes(16),), 400,
+        f"shape (100,) and dtype {dtype}".encode(),
+    )  # fmt: skip
+    program = program_of(plan, 1)
+    layout = StripeLayout(plan, program)
+    part, (result,) = program.pulls[0].cell, program.result
+    assert layout.same_bytes(part, part)
+    assert layout.same_bytes(result, result)
+    same = op != "mean" and result_dtype(op, dtype) == dtype
+    assert layout.same_bytes(part, result) is layout.same_bytes(result, part) is same

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import itertools
 import random
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hoplite_mp._node.peers import links as links_room
 from hoplite_mp._node.peers.links import Links
+from hoplite_mp._protocol.greetings import Introduction
+from hoplite_mp._transport.conversation import Admission
+from tests.support.node_harness import NodeHarness, RecordedEngine, member
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 SEEDS = 400
 REST_MAX = 200  # events after the last fault
@@ -38,7 +43,7 @@ class Pairing:
     world: World
 
     def __init__(self, engine: Any, number: int, answers: int = 0) -> None:
-        self.side: Side = engine.side
+        self.side = engine.side
         self.answers = answers
         self.link = next(self.world.numbers)
         self.receiving = False
@@ -78,20 +83,21 @@ class Pairing:
         self.side.links._lost(self.link, 1 - self.side.number, "its end")
 
 
+class PairEngine(RecordedEngine):
+    """Knows the side to which it belongs."""
+
+    def __init__(self, side: Side) -> None:
+        super().__init__()
+        self.side = side
+
+
 class Side:
-    def __init__(self, world: World, number: int) -> None:
-        self.number, self.world = number, world
-        self.member: Any = SimpleNamespace(node=1 - number)
-        client: Any = SimpleNamespace(host_id=number, number=number)
-        loop: Any = SimpleNamespace(watch=lambda fd, call: None)
-        host: Any = SimpleNamespace(
-            client=client, loop=loop, trace_events=SimpleNamespace(on=False)
-        )
-        peers: Any = SimpleNamespace(
-            start=SimpleNamespace(tls=True), is_near=lambda number: False, call=self.call
-        )
-        engine: Any = SimpleNamespace(side=self, fileno=lambda: 0, disconnect=lambda link: None)
-        self.links = Links(host, peers, engine)
+    def __init__(self, world: World, node: NodeHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.number, self.world = node.number, world
+        peers = node.cluster.peers
+        monkeypatch.setattr(peers, "call", self.call)
+        self.peer = peers.by_number[1 - self.number]
+        self.links = Links(node.parts.host, peers, PairEngine(self))  # type: ignore[arg-type]
 
     @property
     def pairing(self) -> Any:
@@ -102,28 +108,38 @@ class Side:
         mine, theirs = End(), End()
         mine.other, theirs.other = theirs, mine
         other = self.world.sides[1 - self.number]
-        peer: Any = SimpleNamespace(member=SimpleNamespace(node=self.number))
+        self.world.later(lambda: done(self.admission(mine, link)))
+        self.world.later(lambda: other.links.admitted(other.peer, self.admission(theirs, link)))
 
-        def admission(end: End) -> Any:
-            stream = SimpleNamespace(detach=lambda: end, close=lambda: self.world.shut(end))
-            return SimpleNamespace(
-                stream=stream, peer=SimpleNamespace(link=link[0], answers=link[1])
-            )
-
-        self.world.later(lambda: done(admission(mine)))
-        self.world.later(lambda: other.links.admitted(peer, admission(theirs)))
+    def admission(self, end: End, link: tuple[int, int]) -> Admission:
+        stream: Any = EndStream(self.world, end)
+        peer = Introduction(1000 + self.number, {}, link=link[0], answers=link[1])
+        return Admission(stream, "data", b"", peer, "10.0.0.9")
 
     def need(self) -> None:
-        self.links._driven(self.member)
+        self.links._driven(self.peer.member)
+
+
+class EndStream:
+    """See `ByteStream`."""
+
+    def __init__(self, world: World, end: End) -> None:
+        self.world, self.end = world, end
+
+    def detach(self) -> End:
+        return self.end
+
+    def close(self) -> None:
+        self.world.shut(self.end)
 
 
 class World:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, nodes: list[NodeHarness], patch: pytest.MonkeyPatch) -> None:
         self.dice = random.Random(seed)
         self.numbers = itertools.count(1)
         self.waiting: list[Any] = []
         Pairing.world = self
-        self.sides = [Side(self, 0), Side(self, 1)]
+        self.sides = [Side(self, node, patch) for node in nodes]
 
     def later(self, event: Any) -> None:
         self.waiting.append(event)
@@ -166,11 +182,22 @@ class World:
                 assert one.sends.other is other.receives
 
 
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[NodeHarness]]:
+    """Both nodes; each seed makes their links anew."""
+    made = [NodeHarness([member(1 - at)], number=at, host_id=1000 + at, tls=True) for at in (0, 1)]
+    yield made
+    for node in made:
+        node.close()
+
+
 @pytest.mark.parametrize("first", range(0, SEEDS, 100))
-def test_they_come_to_rest(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_come_to_rest(
+    first: int, nodes: list[NodeHarness], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(links_room, "TlsLink", Pairing)
     for seed in range(first, first + 100):
         try:
-            World(seed).play()
+            World(seed, nodes, monkeypatch).play()
         except AssertionError as error:
             raise AssertionError(f"seed {seed}") from error

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
     from hoplite_mp._transport.addresses import Address, Endpoint
+    from hoplite_mp.config import Config
 
 CLUSTER = b"c" * 16
 LAN = LanStart(
@@ -82,6 +83,41 @@ def member(number: int, workers: int = 4, **about: Any) -> Member:
         **about,
     }  # fmt: skip
     return Member(number, 1, workers=workers, **about)
+
+
+def start_message(
+    files: Sequence[int],
+    config: Config,
+    *,
+    memory_bytes: int,
+    host_id: int = 0,
+    workers: int = 0,
+    lan: LanStart | None = None,
+) -> Start:
+    """What a supervisor tells a new node. files: the descriptors of both memories and of the
+    event."""
+    control, store, event = files
+    slots = range(FIRST_SLOT, FIRST_SLOT + workers)
+    return Start(
+        sys_path=[],
+        control_fd=control,
+        store_fd=store,
+        event_fd=event,
+        supervisor_fd=-1,
+        rpc_fd=-1,
+        output_fd=-1,
+        driver_pid=FIRST_PID + DRIVER_SLOT,
+        workers=workers,
+        cores=2,
+        memory_bytes=memory_bytes,
+        config=asdict(config),
+        host_id=host_id,
+        inherited_settings=InheritedContext(
+            pid=1, authkey=b"", argv=[], faulthandler=False, start_method=""
+        ),
+        lan=lan,
+        first_workers=[(slot, -1, -1, -1) for slot in slots],
+    )
 
 
 class PlayedLoop(ManualLoop):
@@ -497,7 +533,14 @@ class NodeHarness(HostMemory):
         )
         lan = None if alone else msgspec.structs.replace(LAN, host_id=host_id, tls=tls)
         self.host_node = HostNode(
-            self._start(workers, lan),
+            start_message(
+                self.fds,
+                self.config,
+                memory_bytes=self.length // 2,
+                host_id=host_id,
+                workers=workers,
+                lan=lan,
+            ),
             self.config,
             ports,
             self.node,
@@ -511,31 +554,6 @@ class NodeHarness(HostMemory):
         if joined and not alone:
             self.admit(*others)
         self.reports.clear()
-
-    def _start(self, workers: int, lan: LanStart | None) -> Start:
-        settings = InheritedContext(
-            pid=1, authkey=b"", argv=[], faulthandler=False, start_method=""
-        )
-        control, store, event = self.fds
-        slots = range(FIRST_SLOT, FIRST_SLOT + workers)
-        return Start(
-            sys_path=[],
-            control_fd=control,
-            store_fd=store,
-            event_fd=event,
-            supervisor_fd=-1,
-            rpc_fd=-1,
-            output_fd=-1,
-            driver_pid=FIRST_PID + DRIVER_SLOT,
-            workers=workers,
-            cores=2,
-            memory_bytes=self.length // 2,
-            config=asdict(self.config),
-            host_id=self.host_id,
-            inherited_settings=settings,
-            lan=lan,
-            first_workers=[(slot, -1, -1, -1) for slot in slots],
-        )
 
     @property
     def cluster(self) -> ClusterNode:
