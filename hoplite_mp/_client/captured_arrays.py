@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import _pages, _shm
-from hoplite_mp._client.memory import Memory
 from hoplite_mp._common import locks
 from hoplite_mp._common.clock import FOREVER_NS
 from hoplite_mp._common.machine_limits import format_bytes
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CapturedArrays",
-    "Lending",
     "StoredCopy",
     "TrackedArray",
     "WriteWatch",
@@ -49,17 +47,14 @@ __all__ = [
 #
 # A global array is checked at each submit of a function that uses the array, and comparing 100 MB
 # takes longer than the task. The kernel reports written pages (`_pages`), but only whole pages of
-# private anonymous memory, and each write only once: `look` protects the pages again. The result of
-# one watch must therefore be recorded for all other watches over the same memory. A watch reports
-# bytes as written if it cannot exclude a write.
+# private anonymous memory, and each write only once: `look` protects the pages again. If `look`
+# finds writes, they are therefore unknown to all other watches over the same memory. A watch
+# reports bytes as written if it cannot exclude a write.
 
 
 PAGE_BYTES = 4096
 MAPS, STATUS = "/proc/self/maps", "/proc/self/status"
 ANONYMOUS = ("", "[heap]")
-# Maximum number of ranges recorded for a watch between two calls of its `look`; with more ranges,
-# all of its memory is compared.
-UNREAD_RANGES_MAX = 4096
 
 Ranges = list[tuple[int, int]]
 
@@ -107,16 +102,16 @@ class WriteWatch:
     """A watch over memory with a fixed address; to be used under `lock`.
 
     `look` returns the ranges that may have been written since the last `settle`. Until the next
-    `settle`, it returns them again, so no range is lost if the caller is interrupted.
+    `settle`, everything counts as written, so nothing is lost if the caller is interrupted.
     """
 
-    __slots__ = ("begin", "end", "found", "nbytes", "start", "watched")
+    __slots__ = ("begin", "end", "nbytes", "settled", "start", "watched")
 
     def __init__(self, start: int, nbytes: int) -> None:
         self.start, self.nbytes = start, nbytes
         self.begin = -(-start // PAGE_BYTES) * PAGE_BYTES  # the whole pages in it
         self.end = (start + nbytes) // PAGE_BYTES * PAGE_BYTES
-        self.found: Ranges | None = None  # by all calls of look since settle(); None: unknown
+        self.settled = False  # all writes before the last `look` of this memory were handled
         self.watched = False
 
     def open(self) -> None:
@@ -129,7 +124,7 @@ class WriteWatch:
         with contextlib.suppress(OSError):
             _pages.watch(self.begin, self.end)
             self.watched = True
-            self.found = None
+            self.settled = False
             _state.watches.append(self)
 
     def close(self) -> None:
@@ -138,9 +133,8 @@ class WriteWatch:
         if not self.watched:
             return
         self.watched = False
-        self.found = None
         _state.watches.remove(self)
-        if not self._concerned():
+        if not self._others():
             _pages.unwatch(self.begin, self.end)
 
     def look(self) -> Ranges | None:
@@ -148,36 +142,38 @@ class WriteWatch:
         written."""
         if not self.watched:
             return None
-        concerned = self._concerned()
-        known = [watch.found for watch in concerned]
-        for watch in concerned:  # stays unknown if an exception interrupts this method
-            watch.found = None
+        watches = [self, *self._others()]
+        settled = [watch.settled for watch in watches]
+        for watch in watches:  # stays so if an exception interrupts this method
+            watch.settled = False
         try:
             found = _pages.look(self.begin, self.end)
         except OSError:  # the memory was replaced, for example: unmapped, moved, mapped again
             self.close()
             self.open()
             return None
-        for watch, before in zip(concerned, known, strict=True):
-            full = watch is not self and len(before or ()) + len(found) > UNREAD_RANGES_MAX
-            watch.found = None if before is None or full else before + found
-        if self.found != [] and _pinned():
-            self.close()  # devices may continue to write there, unseen by page tables
-        if self.found is None:
+        if not found:
+            for watch, before in zip(watches[1:], settled[1:], strict=True):
+                watch.settled = before
+        elif _pinned():
+            self.close()  # devices may also write there, unseen by page tables
+            return None
+        if not settled[0]:
             return None
         start, begin, end = self.start, self.begin, self.end
         edges = [(start, begin), (end, start + self.nbytes)]
-        ranges = edges + [(max(low, begin), min(high, end)) for low, high in self.found]
-        return [(low - start, high - start) for low, high in ranges if low < high]
+        return [(low - start, high - start) for low, high in edges + found if low < high]
 
     def settle(self) -> None:
         """Records that the ranges returned by the last `look` have been compared."""
-        self.found = []
+        self.settled = True
 
-    def _concerned(self) -> list[WriteWatch]:
-        """The watches that overlap with this watch, which is among them."""
+    def _others(self) -> list[WriteWatch]:
+        """The other watches that overlap with this watch."""
         return [
-            watch for watch in _state.watches if watch.begin < self.end and self.begin < watch.end
+            watch
+            for watch in _state.watches
+            if watch is not self and watch.begin < self.end and self.begin < watch.end
         ]
 
 
@@ -210,7 +206,6 @@ def _pinned() -> bool:
 # closed. After as many checks in which an unwatched array was unchanged, the array is watched
 # again.
 POLLS_IN_VAIN = 3
-NAMED_MAX = 1000  # maximum number of warnings about global variables
 SAME_POLLS_MAX = 8  # copies of the same size with which a new array is compared
 
 _log = logging.getLogger("hoplite_mp")
@@ -220,12 +215,12 @@ _numbers = itertools.count(1)
 class StoredCopy:
     """The stored value of an array: an object with the bytes, and a unique mark."""
 
-    __slots__ = ("__weakref__", "mark", "nbytes", "ref")
+    __slots__ = ("mark", "nbytes", "ref")
 
-    def __init__(self, ref: ObjectRef[Any], nbytes: int, number: int) -> None:
+    def __init__(self, ref: ObjectRef[Any], nbytes: int) -> None:
         self.ref = ref
         self.nbytes = nbytes
-        self.mark = b"copy %d" % number
+        self.mark = b"copy %d" % next(_numbers)
 
 
 class TrackedArray:
@@ -234,13 +229,12 @@ class TrackedArray:
     resize an array with other references. The memory is watched and compared, not the array object,
     so no reference is needed."""
 
-    __slots__ = ("__weakref__", "copy", "frozen", "gone", "looks", "number", "place", "watch")
+    __slots__ = ("__weakref__", "copy", "frozen", "gone", "looks", "place", "watch")
 
     def __init__(self, place: Any, watch: WriteWatch | None, gone: list[Any]) -> None:
         self.place = place  # address, shape, strides, dtype and class
         self.watch = watch
         self.gone = gone
-        self.number = next(_numbers)
         self.copy: StoredCopy | None = None
         # Consecutive checks at which the opposite choice (to watch or not to watch) would have been
         # cheaper.
@@ -261,8 +255,6 @@ class CapturedArrays:
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
         self._kept: weakref.WeakValueDictionary[int, TrackedArray] = weakref.WeakValueDictionary()
-        # By number, the newest last.
-        self._copies: weakref.WeakValueDictionary[int, StoredCopy] = weakref.WeakValueDictionary()
         self._gone: list[WriteWatch] = []
         self._users: dict[int, tuple[weakref.ref[Any], list[TrackedArray]]] = {}
         # (id of a module, name) -> the module, the id of the variable's value, its arrays.
@@ -308,7 +300,7 @@ class CapturedArrays:
     def warn(self, module: str, name: str, array: Array) -> None:
         """Warns about the cost of a captured array, once for each global variable."""
         key = module, name
-        if key in self._named or len(self._named) >= NAMED_MAX:
+        if key in self._named:
             return
         self._named.add(key)
         _log.warning(
@@ -391,18 +383,16 @@ class CapturedArrays:
 
     def _same(self, array: Array) -> StoredCopy | None:
         """Another array's copy that happens to have the same bytes; None if there is none."""
-        alike = [copy for copy in self._copies.values() if copy.nbytes == array.nbytes]
-        for copy in alike[: -SAME_POLLS_MAX - 1 : -1]:
+        copies = [kept.copy for kept in self._kept.values() if kept.copy is not None]
+        alike = dict.fromkeys(copy for copy in copies if copy.nbytes == array.nbytes)
+        for copy in list(alike)[: -SAME_POLLS_MAX - 1 : -1]:
             ready = self._memory.client.state(self._memory.local_id(copy.ref)) == STATE["SEALED"]
             if ready and not self._differs(array, copy, None):
                 return copy
         return None
 
     def _put(self, array: Array) -> StoredCopy:
-        number = next(_numbers)
-        made = StoredCopy(self._memory.put(_flat(array)), array.nbytes, number)
-        self._copies[number] = made
-        return made
+        return StoredCopy(self._memory.put(_flat(array)), array.nbytes)
 
 
 def _flat(array: Array) -> Array:
@@ -427,64 +417,3 @@ def _immutable(array: Array) -> bool:
     if isinstance(base, memoryview):
         base = base.obj
     return type(base) in (bytes, _shm.View)
-
-
-# Large arrays that a series of calls passes repeatedly are stored once.
-#
-# A library such as joblib sends the same array with every task, and its tasks only read the array,
-# so one stored copy serves all tasks. Copies are made as for the globals of functions: the kernel
-# watches an array's memory, so a changed array, or a new array at the same address, is not mistaken
-# for the stored array. If the kernel cannot watch the memory, the array is compared once for each
-# call of the library.
-
-
-class Lending:
-    """Stores arrays, and keeps each one stored as long as the array lives or until `end()`."""
-
-    def __init__(self, memory: Memory, nbytes_min: float) -> None:
-        self._nbytes_min = nbytes_min
-        self._memory = memory
-        # Id of an array -> (weak reference to the array, its copy, its TrackedArray). An entry is
-        # removed with its array, so the id never identifies another array.
-        self._held: dict[int, tuple[weakref.ref[Array], StoredCopy, TrackedArray]] = {}
-        self._compared: set[int] = set()  # ids of arrays that were compared during the present call
-        self._call: object = None
-
-    def begin(self, call: object) -> None:
-        """Begins another call of the library. Arrays may have changed since the previous call."""
-        if call != self._call:
-            self._call = call
-            self._compared.clear()
-
-    def end(self) -> None:
-        """Releases all copies. Running tasks may still hold them."""
-        self._held.clear()
-        self._compared.clear()
-
-    def takes(self, array: Array) -> bool:
-        return array.nbytes >= self._nbytes_min
-
-    def copy_of(self, array: Array) -> tuple[StoredCopy, TrackedArray]:
-        key = id(array)
-        known = self._held.get(key)
-        if known is not None and key in self._compared and not _watched(known[2]):
-            return known[1:]
-        scan: Any = self._memory.scan
-        copy, kept = scan().copy_of(array)
-        if known is None:
-            held, compared = self._held, self._compared
-
-            def forget(_: object) -> None:  # the garbage collector may call this anywhere
-                held.pop(key, None)
-                compared.discard(key)
-
-            self._held[key] = weakref.ref(array, forget), copy, kept
-        else:
-            self._held[key] = known[0], copy, kept
-        self._compared.add(key)
-        return copy, kept
-
-
-def _watched(kept: TrackedArray) -> bool:
-    """Whether a check of the array is cheap, because the kernel reports its written pages."""
-    return kept.frozen is not None or (kept.watch is not None and kept.watch.watched)

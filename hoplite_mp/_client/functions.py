@@ -137,6 +137,7 @@ class _Sent(NamedTuple):
 
     ref: ObjectRef[Any]
     reads: list[Read] | None  # as `Scan.reads`
+    arrays: list[Any]  # the states of its captured arrays
     digest: bytes  # of its bytes
     by_name: list[Any]  # `code.by_name` at that time
 
@@ -191,19 +192,19 @@ class Functions:
             scan.reads = []
         sending = _in_form(fn, chunked, again, catches)
         encoded, beside, refs = _serialize.encode_out_of_band(sending, scan)
-        scan.hold(fn)
-        ref = None
         if by_identity:
             digest = _serialize.digest(b"".join((encoded, *[one._id for one in beside])))
             if known is not None and known.digest == digest:
                 ref = known.ref
-        if ref is None:
-            ref = self._put(encoded, beside)
-        if by_identity:
-            made = _Sent(ref, scan.reads, digest, by_name)
+            else:
+                ref = self._put(encoded, beside)
+            made = _Sent(ref, scan.reads, scan.states(), digest, by_name)
             self._known.setdefault(fn, {})[form] = made
             if scan.reads == []:
                 return ref, None
+        else:
+            ref = self._put(encoded, beside)
+            scan.hold(fn)
         return ref, (fn, scan.values) if refs else NOTHING
 
     def _put(self, encoded: bytes, beside: list[ObjectRef[Any]]) -> ObjectRef[Any]:

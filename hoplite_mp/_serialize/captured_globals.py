@@ -164,10 +164,7 @@ class Namespace:
 
     def variable(self, name: str) -> Variable:
         """The variable of that name."""
-        found = self.variables.get(name)
-        if found is None:
-            found = self.variables.setdefault(name, Variable(self.scope, name))
-        return found
+        return self.variables.setdefault(name, Variable(self.scope, name))
 
 
 class _State:
@@ -275,8 +272,7 @@ def namespace_at(key: Key, attributes: Scope) -> Namespace:
 
 def variable_of_class(cls: type) -> Variable:
     """The variable of a class by value."""
-    found = _classes.get(cls)
-    return _classes.setdefault(cls, Variable()) if found is None else found
+    return _classes.setdefault(cls, Variable())
 
 
 # -- marks -------------------------------------------------------------------------------------
@@ -417,10 +413,15 @@ class Scan:
         self._met.append(found[1][1])
         return found[1]
 
+    def states(self) -> list[Any]:
+        """The states of all arrays so far. While they are held, unchanged arrays keep their
+        marks."""
+        return [known for _, (_, known) in self._arrays.values()]
+
     def hold(self, fn: Any) -> None:
         """Holds the states of all arrays so far, as long as this function lives."""
         if self.store is not None:
-            self.store.hold(fn, [known for _, (_, known) in self._arrays.values()])
+            self.store.hold(fn, self.states())
 
     def reduce(self, array: Array) -> Reduced:
         """Reduces an array to an out-of-band object."""

@@ -42,7 +42,6 @@ from joblib.parallel import (
 
 from hoplite_mp._api.cluster import Cluster, current
 from hoplite_mp._api.nodes import WORKERS_MAX
-from hoplite_mp._client.captured_arrays import Lending
 from hoplite_mp._client.futures import Future
 from hoplite_mp._serialize import Lender, NotPicklable, failure_within
 from hoplite_mp.errors import ClosedError
@@ -58,7 +57,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hoplite_mp._api.executor import TaskExecutor
+    from hoplite_mp._client.captured_arrays import StoredCopy, TrackedArray
+    from hoplite_mp._client.memory import Memory
     from hoplite_mp._client.waiting import Waiting
+    from hoplite_mp._serialize import Array
 
 __all__ = ["HopliteBackend", "shutdown"]
 
@@ -83,7 +85,7 @@ class _Call:
     def __init__(self, workers: PoolLease, nbytes_min: float, mode: str | None) -> None:
         self.workers = workers
         memory = workers.executor._runtime.memory
-        self.lending = Lending(memory, math.inf if mode is BY_VALUE else nbytes_min)
+        self.lending = _Lending(memory, math.inf if mode is BY_VALUE else nbytes_min)
         self.lender = Lender(self.lending, workers.here, mode == PRIVATE)
         self.futures: set[Future[Any]] = set()
         self.over = threading.Event()  # set when the call has no running or queued tasks
@@ -101,6 +103,66 @@ class _Call:
         """Returns the workers, and releases the shared arrays."""
         self.lending.end()
         self.workers.end()
+
+
+class _Lending:
+    """Stores the large arrays of a series of calls, each as long as the array lives or until
+    `end()`.
+
+    joblib sends the same array with every task, and its tasks only read the array, so one stored
+    copy serves all tasks. Copies are made as for the globals of functions: the kernel watches an
+    array's memory, so a changed array, or a new array at the same address, is not mistaken for the
+    stored array. If the kernel cannot watch the memory, the array is compared once for each call of
+    the library.
+    """
+
+    def __init__(self, memory: Memory, nbytes_min: float) -> None:
+        self._nbytes_min = nbytes_min
+        self._memory = memory
+        # Id of an array -> (weak reference to the array, its copy, its TrackedArray). An entry is
+        # removed with its array, so the id never identifies another array.
+        self._held: dict[int, tuple[weakref.ref[Array], StoredCopy, TrackedArray]] = {}
+        self._compared: set[int] = set()  # ids of arrays that were compared during the present call
+        self._call: object = None
+
+    def begin(self, call: object) -> None:
+        """Begins another call of the library. Arrays may have changed since the previous call."""
+        if call != self._call:
+            self._call = call
+            self._compared.clear()
+
+    def end(self) -> None:
+        """Releases all copies. Running tasks may still hold them."""
+        self._held.clear()
+        self._compared.clear()
+
+    def takes(self, array: Array) -> bool:
+        return array.nbytes >= self._nbytes_min
+
+    def copy_of(self, array: Array) -> tuple[StoredCopy, TrackedArray]:
+        key = id(array)
+        known = self._held.get(key)
+        if known is not None and key in self._compared and not _watched(known[2]):
+            return known[1:]
+        scan: Any = self._memory.scan
+        copy, kept = scan().copy_of(array)
+        if known is None:
+            held, compared = self._held, self._compared
+
+            def forget(_: object) -> None:  # the garbage collector may call this anywhere
+                held.pop(key, None)
+                compared.discard(key)
+
+            self._held[key] = weakref.ref(array, forget), copy, kept
+        else:
+            self._held[key] = known[0], copy, kept
+        self._compared.add(key)
+        return copy, kept
+
+
+def _watched(kept: TrackedArray) -> bool:
+    """Whether a check of the array is cheap, because the kernel reports its written pages."""
+    return kept.frozen is not None or (kept.watch is not None and kept.watch.watched)
 
 
 class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc,unused-ignore]
