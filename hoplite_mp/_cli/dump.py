@@ -185,7 +185,7 @@ def _collective(item: dict[str, Any]) -> str:
         text += f"; missing: {_needs(item)}"
     if item["planned"] is not None:
         text += f"; plan {item['epoch']} runs{_for(item['planned'])}"
-        if item["no_room"]:
+        if item["waits_for_space"]:
             text += ", and waits for space in the store"
         if item["not_reported"]:
             text += f"; not reported: {', '.join(item['not_reported'])}"
@@ -208,11 +208,11 @@ def _group(item: dict[str, Any]) -> str:
     joined = [
         f"{member['rank']} (" + (f"pid {member['pid']} at " if member["pid"] else "at ")
         + f"{node_id(member['node'])})"
-        for member in item["came"]
+        for member in item["joined"]
     ]  # fmt: skip
     text = f"group {item['name']!r} of {item['size']}: ranks {', '.join(joined) or 'none'} joined"
     if not item["formed"]:
-        present = {member["rank"] for member in item["came"]}
+        present = {member["rank"] for member in item["joined"]}
         absent = [rank for rank in range(item["size"]) if rank not in present]
         return f"{text}; waiting for {_ranks(absent)}"
     for box in item["unread"]:
@@ -225,8 +225,8 @@ def _group(item: dict[str, Any]) -> str:
         text += f", waiting for {_ranks(item['awaited'])}" if item["awaited"] else ""
     else:
         text += " not made by any rank of this host"
-    if item["moving"]:
-        nodes = ", ".join(node_id(node) for node in item["moving"])
+    if item["transferring"]:
+        nodes = ", ".join(node_id(node) for node in item["transferring"])
         text += f"; transfers are incomplete on {nodes}"
     elif item["leader"] and not item["awaited"]:
         text += f"; {item['leader']} decides"

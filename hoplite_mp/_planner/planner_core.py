@@ -203,15 +203,15 @@ class Planner:
                 return [(node, self._admitted(node, message.incarnation))]
             return []
         # If a host comes back before its loss is noticed, the loss is handled first.
-        went: tuple[int, ...] = ()
+        removed: tuple[int, ...] = ()
         sends: list[Send] = []
         if membership.is_living(node):
-            went = (node,)
+            removed = (node,)
             sends = self._end(node, now)
         member = membership.join(message)
         admitted = self._admitted(node, message.incarnation)
-        if went:
-            told = self._tell_others(node, (member,), went)
+        if removed:
+            told = self._tell_others(node, (member,), removed)
             self.announcements.knows_all(node)
         else:
             others = [other for other in membership.nodes if other != node]
@@ -225,10 +225,10 @@ class Planner:
     def _node_lost(self, message: NodeLost, now: float) -> list[Send]:
         if not self.membership.is_living(message.node, message.incarnation):
             return []
-        went = (message.node,)
-        left = went if message.node in self.membership.leaving else ()
+        removed = (message.node,)
+        left = removed if message.node in self.membership.leaving else ()
         sends = self._end(message.node, now)
-        return [*self._tell_others(message.node, (), went, left), *sends]
+        return [*self._tell_others(message.node, (), removed, left), *sends]
 
     def _peer_lost(self, message: PeerLost, now: float) -> list[Send]:
         """These two living nodes cannot reach each other, so they cannot both stay members. The
@@ -243,14 +243,14 @@ class Planner:
     def _tell_others(
         self,
         node: int,
-        came: tuple[Member, ...],
-        went: tuple[int, ...],
+        added: tuple[Member, ...],
+        removed: tuple[int, ...],
         left: tuple[int, ...] = (),
     ) -> list[Send]:
         others = [other for other in self.membership.nodes if other != node]
         if not others:
             return []
-        changed = MembersChanged(came, went, left)
+        changed = MembersChanged(added, removed, left)
         return [(other, changed) for other in others]
 
     def _end(self, node: int, now: float) -> list[Send]:

@@ -136,16 +136,14 @@ def _refused_fetch(m: FetchRefused) -> list[str]:
     return [f"fetch of {_object(m.object)} refused, {m.error}: {m.message}"]
 
 
-def _owners_named(m: OwnersReassigned) -> list[str]:
+def _owners_reassigned(m: OwnersReassigned) -> list[str]:
     found = zip(m.objects, m.owners, strict=True)
-    at = [
-        (_object(one), "nobody" if owner == NODES_MAX else f"node {owner}") for one, owner in found
-    ]
+    at = [(_object(one), "none" if owner == NODES_MAX else f"node {owner}") for one, owner in found]
     return [f"owners after node {m.lost}", *(f"{one} at {owner}" for one, owner in at)]
 
 
-def _owner_told(m: OwnerReport) -> list[str]:
-    owner = "nobody" if m.owner == NODES_MAX else f"node {m.owner}"
+def _owner_report(m: OwnerReport) -> list[str]:
+    owner = "none" if m.owner == NODES_MAX else f"node {m.owner}"
     return [f"owner of {_object(m.object)}: {owner}"]
 
 
@@ -160,16 +158,16 @@ def _credentials(m: Credentials) -> list[str]:
 
 def _admitted(m: NodeAdmitted) -> list[str]:
     nodes = _numbers(member.node for member in m.members)
-    return [f"you are node {m.node} in life {m.incarnation}, nodes {nodes}"]
+    return [f"admitted as node {m.node}, incarnation {m.incarnation}; nodes {nodes}"]
 
 
 def _changed(m: MembersChanged) -> list[str]:
-    came = _numbers(member.node for member in m.came) or "-"
-    return [f"nodes went: {_numbers(m.went) or '-'}, came: {came}"]
+    added = _numbers(member.node for member in m.added) or "-"
+    return [f"nodes removed: {_numbers(m.removed) or '-'}, added: {added}"]
 
 
 def _leave(m: Leave) -> list[str]:
-    return [f"node {m.node} in life {m.incarnation} may end"]
+    return [f"node {m.node}, incarnation {m.incarnation}, may leave"]
 
 
 def _commit(m: Commit) -> list[str]:
@@ -209,20 +207,20 @@ def _closed(m: GroupClosed) -> list[str]:
     return [f"board {m.board}: {m.name!r} #{m.generation} is closed"]
 
 
-def _tasks_asked(m: GroupTasksQuery) -> list[str]:
-    return [f"say when these tasks are over: {' '.join(map(_object, m.tasks))}"]
+def _tasks_query(m: GroupTasksQuery) -> list[str]:
+    return [f"report the end of these tasks: {' '.join(map(_object, m.tasks))}"]
 
 
-def _given_up(m: GroupMemberRemoved) -> list[str]:
-    return [f"board {m.board}: rank {m.rank} of {m.name!r} #{m.generation} waits in vain"]
+def _member_removed(m: GroupMemberRemoved) -> list[str]:
+    return [f"board {m.board}: rank {m.rank} of {m.name!r} #{m.generation} is removed"]
 
 
-def _name_held(m: ActorNameReport) -> list[str]:
-    holder = "nobody" if m.identity is None else _object(m.identity)
-    return [f"request {m.request}: {m.name!r} is the name of {holder}"]
+def _name_report(m: ActorNameReport) -> list[str]:
+    owner = "none" if m.identity is None else _object(m.identity)
+    return [f"request {m.request}: owner of {m.name!r}: {owner}"]
 
 
-def _plans_told(m: PlansReported) -> list[str]:
+def _plans_report(m: PlansReported) -> list[str]:
     rows = [f"{one.kind} by {one.shape or 'no plan'}, {one.state}" for one in m.plans]
     return [f"request {m.request}: {len(rows)} plans", *rows]
 
@@ -232,13 +230,13 @@ _DRAWN: dict[type, Callable[..., list[str]]] = {
     Credentials: _credentials,
     NodeAdmitted: _admitted,
     MembersChanged: _changed,
-    DeclaredDead: lambda m: [f"you are given up, after a silence of {m.silent_s:.1f} s"],
+    DeclaredDead: lambda m: [f"declared dead after a silence of {m.silent_s:.1f} s"],
     Leave: _leave,
     Distribute: _distribute,
     Withdraw: _withdraw,
     FetchRefused: _refused_fetch,
-    OwnersReassigned: _owners_named,
-    OwnerReport: _owner_told,
+    OwnersReassigned: _owners_reassigned,
+    OwnerReport: _owner_report,
     ExecuteReduce: _execute,
     Commit: _commit,
     OperationFailed: _failed,
@@ -247,8 +245,8 @@ _DRAWN: dict[type, Callable[..., list[str]]] = {
     GroupJoined: _joined,
     GroupRefused: _refused,
     GroupClosed: _closed,
-    GroupTasksQuery: _tasks_asked,
-    GroupMemberRemoved: _given_up,
-    ActorNameReport: _name_held,
-    PlansReported: _plans_told,
+    GroupTasksQuery: _tasks_query,
+    GroupMemberRemoved: _member_removed,
+    ActorNameReport: _name_report,
+    PlansReported: _plans_report,
 }

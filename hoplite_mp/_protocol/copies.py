@@ -169,7 +169,7 @@ class FetchRefused(Message, frozen=True, tag="FetchRefused"):
 
 # Messages about objects of a dead owner: their holders and new owners.
 #
-#   MembersChanged(went) ─► OrphansReported, by each remaining node
+#   MembersChanged(removed) ─► OrphansReported, by each remaining node
 #                           OwnersReassigned, after all reports, to each node that named an object
 #   OwnerQuery ─► OwnerReport
 #

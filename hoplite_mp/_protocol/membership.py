@@ -215,18 +215,18 @@ class Credentials(Message, frozen=True, tag="Credentials"):
 
 
 class MembersChanged(Message, frozen=True, tag="MembersChanged"):
-    """First the nodes `went` are removed, then the nodes `came` are added. A node in both has a new
-    incarnation. `left`: nodes of `went` that left rather than were lost."""
+    """Nodes in `removed` are removed before nodes in `added` are added. A node in both has a new
+    incarnation. `left`: nodes of `removed` that left rather than were lost."""
 
-    came: tuple[Member, ...]
-    went: tuple[int, ...]
+    added: tuple[Member, ...]
+    removed: tuple[int, ...]
     left: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        numbers("went", self.went, NODES_MAX - 1)
+        numbers("removed", self.removed, NODES_MAX - 1)
         numbers("left", self.left, NODES_MAX - 1)
-        if not self.came and not self.went:
-            raise ValueError("came and went are both empty")
+        if not self.added and not self.removed:
+            raise ValueError("added and removed are both empty")
 
 
 class DeclaredDead(Message, frozen=True, tag="GivenUp"):

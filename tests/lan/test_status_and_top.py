@@ -365,7 +365,7 @@ def test_dump_of_tasks_and_a_group_over_hosts(cluster: UpCluster, lan: Lan, tmp_
     assert (operation["sources"], operation["missing"], operation["num"]) == (3, 3, 3)
     (group,) = driver["groups"]["first"]
     assert (group["name"], group["formed"]) == ("short", False)
-    assert [member["rank"] for member in group["came"]] == [1]
+    assert [member["rank"] for member in group["joined"]] == [1]
     text = dump(cluster, lan[2], "--stacks").stdout
     assert f"h{driver['node']} (h2)\n" in text
     assert "waiting for ranks 0, 2" in text
@@ -411,14 +411,14 @@ def test_a_node_that_hangs_and_then_is_gone(lan_permitted: None, tmp_path: Path)
                 one
                 for node in values(cluster, lan[1])["nodes"]
                 for one in node["transfers"]["first"]
-                if one["object"] == oid and one["come"]
+                if one["object"] == oid and one["received"]
             ]
             return bool(moving)
 
         eventually(begun, within=PATIENCE_S)
         assert {one["from"] for one in moving} == {holder}
         assert 0 <= sum(one["bytes"] for one in moving) - 64_000_000 < 1024
-        assert sum(one["come"] for one in moving) < 64_000_000
+        assert sum(one["received"] for one in moving) < 64_000_000
         entered = psutil.Process(cluster.joined[1].pid)
         outer = entered.children()  # with that one nsenter itself would stop, and reap nobody
         for process in entered.children(recursive=True):

@@ -115,7 +115,7 @@ def test_members_of_a_group_here_and_elsewhere(node: NodeHarness) -> None:
         board.set_client(rank, slot)
         node.node_tasks.set_pid(slot, FIRST_PID + slot)
     (found,) = node.parts.waits.gather()["groups"]["first"]
-    assert found["came"] == [
+    assert found["joined"] == [
         {"rank": 0, "node": NUMBER, "pid": FIRST_PID + DRIVER_SLOT},
         {"rank": 1, "node": 1, "pid": 0},
         {"rank": 3, "node": NUMBER, "pid": FIRST_PID + slot},

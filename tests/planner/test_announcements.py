@@ -39,8 +39,8 @@ class Nodes:
             if isinstance(message, m.NodeAdmitted):
                 self.knows[node] = {member.node for member in message.members}
             elif isinstance(message, m.MembersChanged):
-                self.knows[node] -= set(message.went)
-                self.knows[node] |= {member.node for member in message.came}
+                self.knows[node] -= set(message.removed)
+                self.knows[node] |= {member.node for member in message.added}
         return list(plan.sends)
 
     def join(self, count: int, now: float = 0.0, life: int = 1) -> None:

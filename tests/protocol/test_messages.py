@@ -87,7 +87,7 @@ def test_numbers(kind: type, name: str, bad: Any) -> None:
         (m.NodeJoined, {"addresses": ["10.0.0.1:1"]}),
         (m.NodeAdmitted, {"members": ()}),
         (m.NodeAdmitted, {"given": 0}),
-        (m.MembersChanged, {"came": (), "went": ()}),
+        (m.MembersChanged, {"added": (), "removed": ()}),
         (m.LinkMeasured, {"latency_s": -1.0}),
         (m.LinkMeasured, {"bytes_per_s": 0.0}),
         (m.HostMeasured, {"up_bytes_per_s": float("inf")}),

@@ -214,6 +214,6 @@ VERBS: dict[str, Callable[[Words, Named], Any]] = {
     "actor-claims": lambda w, n: m.ActorNameClaimed(
         int(n.get("request", "0")), _number(n, "node"), w[0], letter_id(w[1])
     ),
-    "actor-asked": lambda w, n: m.ActorNameQuery(int(n["request"]), _number(n, "node"), w[0]),
+    "actor-query": lambda w, n: m.ActorNameQuery(int(n["request"]), _number(n, "node"), w[0]),
     "actor-ended": lambda w, n: m.ActorNameReleased(_number(n, "node"), w[0], letter_id(w[1])),
 }

@@ -106,7 +106,7 @@ class Walk(RuleBasedStateMachine):
         if node == len(self.joined):
             self.joined.append(HOST_IDS[node])
         self.lives += 1
-        went = (node,) if node in self.living else ()
+        removed = (node,) if node in self.living else ()
         self.living.pop(node, None)
         self.living[node] = self.lives
         self.leaving.discard(node)
@@ -118,9 +118,9 @@ class Walk(RuleBasedStateMachine):
         assert (answer.node, answer.incarnation) == (node, self.lives)
         assert [one.node for one in answer.members] == list(self.living)
         others = [other for other in self.living if other != node]
-        self.check_members_changed(sends[: len(others)], others, (node,), went)
+        self.check_members_changed(sends[: len(others)], others, (node,), removed)
         sends = sends[len(others) :]
-        if went:
+        if removed:
             self.end(node, sends)
         else:
             assert sends == []
@@ -129,14 +129,14 @@ class Walk(RuleBasedStateMachine):
         self,
         sends: list[tuple[int, m.ManagerToNode]],
         others: list[int],
-        came: tuple[int, ...],
-        went: tuple[int, ...],
+        added: tuple[int, ...],
+        removed: tuple[int, ...],
     ) -> None:
         assert [node for node, _ in sends] == others
         for _, message in sends:
             assert isinstance(message, m.MembersChanged)
-            assert tuple(one.node for one in message.came) == came
-            assert message.went == went
+            assert tuple(one.node for one in message.added) == added
+            assert message.removed == removed
 
     @rule(node=NODES, late=st.booleans(), rarely=RARELY)
     def lose(self, node: int, late: bool, rarely: bool) -> None:

@@ -155,9 +155,9 @@ def test_a_group_that_does_not_fill(cluster: Cluster, tmp_path: Path) -> None:
     found = until(cluster, "groups", lambda found: len(found) == 1)
     (group,) = found
     assert (group["name"], group["size"], group["formed"]) == ("alone", 3, False)
-    assert [(m["rank"], m["node"]) for m in group["came"]] == [(1, 0)]
+    assert [(m["rank"], m["node"]) for m in group["joined"]] == [(1, 0)]
     line = next(line for line in text(cluster).split("\n") if "group" in line)
-    pid = group["came"][0]["pid"]
+    pid = group["joined"][0]["pid"]
     assert line == (
         f"  group 'alone' of 3: ranks 1 (pid {pid} at h0) joined; waiting for ranks 0, 2"
     )
@@ -310,7 +310,7 @@ def test_who_has_not_reported() -> None:
     operation = {
         "operation": 9, "kind": "reduce", "op": "sum", "seconds": 2.0, "by": "the driver (pid 1)",
         "sources": 3, "num": 3, "missing": 0, "needs": [], "planned": 1.5, "epoch": 2,
-        "waits_for": [1, 2], "no_room": False, "to": [],
+        "waits_for": [1, 2], "waits_for_space": False, "to": [],
     }  # fmt: skip
 
     def part(reported: bool, epoch: int = 2) -> dict[str, Any]:

@@ -278,7 +278,7 @@ class WaitReports:
                 "planned": self._seconds(operation.planned_ns) if operation.planned_ns else None,
                 "epoch": operation.epoch,
                 "waits_for": list(operation.waits_for),
-                "no_room": operation.plan is not None,
+                "waits_for_space": operation.plan is not None,
                 "to": list(ask.to),
             }
 

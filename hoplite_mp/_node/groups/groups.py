@@ -439,13 +439,13 @@ def group_waits(
             "name": known.name[:NAME_CHARS],
             "size": known.shown.size,
             "formed": formed,
-            "came": [_member(client.number, tasks, known, state, rank) for rank in members],
+            "joined": [_member(client.number, tasks, known, state, rank) for rank in members],
             "call": call,
             "kind": "",
             "made": [],
             "awaited": [],
             "leader": "",
-            "moving": [],
+            "transferring": [],
             "unread": [
                 {"rank": rank, "messages": count}
                 for rank, count in messages.unread(known.generation)
@@ -479,7 +479,7 @@ def _over_hosts(number: int, state: GroupState, found: dict[str, Any]) -> None:
                 made |= set(part.ranks)
                 kinds.add(part.kind)
         if state.leading.attempt is not None:
-            found["moving"] = sorted(state.leading.attempt.waiting)
+            found["transferring"] = sorted(state.leading.attempt.waiting)
     found["kind"] = " or ".join(sorted(kinds))
     found["made"] = sorted(made)
     found["awaited"] = sorted(known - made)
@@ -493,7 +493,7 @@ def _in_engine(
     knows."""
     call = max(state.calls, board.done())
     here = state.ranks_of(number)
-    found["call"], found["kind"], found["moving"] = call, "", []
+    found["call"], found["kind"], found["transferring"] = call, "", []
     found["made"] = [rank for rank in here if board.given(rank) > call]
     found["awaited"] = [rank for rank in here if board.given(rank) <= call]
 

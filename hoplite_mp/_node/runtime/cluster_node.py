@@ -378,14 +378,14 @@ class ClusterNode:
         self.probing.begin(m for m in message.members if m.node != message.node)
 
     def _members_changed(self, message: MembersChanged) -> None:
-        self.suspects.confirm(message.went)
-        for number in message.went:
+        self.suspects.confirm(message.removed)
+        for number in message.removed:
             self._went(number)
             if number in message.left:
                 self.membership.has_left(number)
             self.recovery.report(number)
-        self.backups.are_gone(message.went)
-        for member in message.came:
+        self.backups.are_gone(message.removed)
+        for member in message.added:
             self._came(member)
 
     def _leave(self, _: Leave) -> None:

@@ -173,7 +173,7 @@ class ScaleNode:
                 self.executions.commit(message)
                 if message.operation == self.operation and self._collective is not None:
                     self._end(self._collective, message)
-            case MembersChanged(went=()):
+            case MembersChanged(removed=()):
                 pass  # an announcement of new nodes
             case _:
                 raise WrongCompletion(f"unexpected message without a fault: {message!r}")
