@@ -78,7 +78,7 @@ def test_a_block_that_is_still_written_is_not_free(blocks: Any) -> None:
 
 def test_who_may_not_give_or_write(blocks: Any) -> None:
     for slot, payload, nbytes, written in ((8, 1000, 80, 10), (SLOT, 2000, 80, 10)):
-        with pytest.raises(ValueError, match="not the member's"):
+        with pytest.raises(ValueError, match="not leased to this member"):
             blocks.take(slot, payload, nbytes, written)
     for nbytes, written in ((101, 10), (80, 81), (80, 0)):
         with pytest.raises(ValueError, match="bytes"):

@@ -44,7 +44,7 @@ from hoplite_mp._protocol.messages import Member, MembersChanged, NodeAdmitted
 from hoplite_mp._protocol.peers import Acquire, ObjectReport, PeerMessage, RunTask
 from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._protocol.spawning import Exited, InheritedContext, LanStart, Spawn, StartStandby
-from hoplite_mp._simulation.virtual.host_ports import NoDoor, NoStacks
+from hoplite_mp._simulation.virtual.host_ports import NoDriverListener, NoStacks
 from hoplite_mp._transport.conversation import Admission
 from hoplite_mp._transport.stream import TcpStream
 from tests.support.node_ports import ManualLoop
@@ -529,7 +529,7 @@ class NodeHarness(HostMemory):
             manager,
             self.connections,  # type: ignore[arg-type]
             self.engine,
-            NoDoor(),
+            NoDriverListener(),
         )
         lan = None if alone else msgspec.structs.replace(LAN, host_id=host_id, tls=tls)
         self.host_node = HostNode(
