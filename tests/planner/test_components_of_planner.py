@@ -38,7 +38,7 @@ def test_which_node_owns_an_object_is_drawn() -> None:
     assert lines[0].endswith(": node 3")
     assert lines[1].endswith(": none")
     assert "after node 2" in lines[2]
-    assert [line.split(" at ")[1] for line in lines[3:]] == ["node 1", "nobody"]
+    assert [line.split(" at ")[1] for line in lines[3:]] == ["node 1", "none"]
 
 
 def test_every_transition_belongs_to_a_state() -> None:
