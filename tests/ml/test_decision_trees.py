@@ -243,7 +243,7 @@ def test_bad_input_is_a_value_error(params: Any, weights: Any, message: str) -> 
 
 
 def test_max_samples_beyond_the_rows_is_a_value_error() -> None:
-    with pytest.raises(ValueError, match="there are 2 rows"):
+    with pytest.raises(ValueError, match="there are only 2 rows"):
         ml.RandomForestClassifier(max_samples=3).fit([[0.0], [1.0]], [0, 1])
 
 

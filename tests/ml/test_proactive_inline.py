@@ -50,8 +50,8 @@ def test_without_a_cluster_the_result_is_the_same(
     ("change", "text"),
     [
         ({"shards": []}, "at least one shard"),
-        ({"shards": [np.zeros((0, 3))]}, "has rows"),
-        ({"shards": [(ROWS, ROWS[:5])]}, "as many"),
+        ({"shards": [np.zeros((0, 3))]}, "at least one, not"),
+        ({"shards": [(ROWS, ROWS[:5])]}, "the same number of rows"),
         ({"period": -1}, "period"),
         ({"period": float("nan")}, "period"),
         ({"block": 0}, "block"),
