@@ -42,7 +42,7 @@ def decoder(frame_bytes_max: int = codec.FRAME_BYTES_MAX) -> codec.Decoder[Anyth
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, len(WIRE)), max_size=12))
-def test_any_cuts(cuts: list[int]) -> None:
+def test_frames_cut_anywhere_decode_equally(cuts: list[int]) -> None:
     places = sorted([0, *cuts, len(WIRE)])
     d = decoder()
     got = [x for a, b in pairwise(places) for x in d.feed(WIRE[a:b])]
@@ -50,7 +50,7 @@ def test_any_cuts(cuts: list[int]) -> None:
     assert d.buffered == 0
 
 
-def test_byte_by_byte_and_what_is_left() -> None:
+def test_frames_fed_byte_by_byte_decode_with_remainder() -> None:
     d = decoder()
     got = [x for i in range(len(WIRE)) for x in d.feed(WIRE[i : i + 1])]
     assert got == list(SAMPLES)
@@ -58,14 +58,14 @@ def test_byte_by_byte_and_what_is_left() -> None:
     assert d.buffered == 7
 
 
-def test_the_largest_request_fits_into_a_frame() -> None:
+def test_largest_request_fits_into_a_frame() -> None:
     many = 1 << 18
     request = m.ReduceRequested(1, 0, 0, (ID,) * many, "sum", many, ready=tuple(range(many)))
     assert decoder().feed(codec.encode(request)) == [request]
 
 
 @given(st.binary(max_size=64))
-def test_noise_is_a_protocol_error_or_nothing(noise: bytes) -> None:
+def test_noise_decoded_raises_protocol_error_or_nothing(noise: bytes) -> None:
     try:
         decoder().feed(frame(noise))
     except ProtocolError:
@@ -74,7 +74,7 @@ def test_noise_is_a_protocol_error_or_nothing(noise: bytes) -> None:
         msgspec.msgpack.decode(noise, type=Anything)
 
 
-def test_a_beat_is_no_message() -> None:
+def test_heartbeat_decoded_is_no_message() -> None:
     beaten = codec.BEAT + codec.encode(m.Forget(1)) + codec.BEAT * 3 + codec.encode(m.Forget(2))
     one = decoder()
     assert one.feed(beaten + codec.BEAT[:3]) == [m.Forget(1), m.Forget(2)]
@@ -84,7 +84,7 @@ def test_a_beat_is_no_message() -> None:
 
 
 @pytest.mark.parametrize("begins_with", [b"", codec.BEAT])
-def test_every_flipped_bit_is_noticed_where_it_stands(begins_with: bytes) -> None:
+def test_flipped_bit_in_a_frame_raises_protocol_error(begins_with: bytes) -> None:
     """In a head at once, whatever length it then says: nobody may wait for that."""
     whole = begins_with + codec.encode(SAMPLES[0]) + codec.BEAT
     for bit in range(8 * len(whole)):
@@ -113,7 +113,7 @@ def test_every_flipped_bit_is_noticed_where_it_stands(begins_with: bytes) -> Non
         b"GET / HTTP/1.1\r\n",
     ],
 )
-def test_malformed(data: bytes) -> None:
+def test_malformed_frames_raise_protocol_error(data: bytes) -> None:
     d = decoder()
     with pytest.raises(ProtocolError):
         d.feed(data)
@@ -122,12 +122,12 @@ def test_malformed(data: bytes) -> None:
     assert d.buffered == 0
 
 
-def test_a_length_is_refused_before_its_bytes_come() -> None:
+def test_frame_with_excessive_length_is_refused_immediately() -> None:
     with pytest.raises(ProtocolError, match="frame of 33 bytes"):
         decoder(frame_bytes_max=32).feed(head(33))
 
 
-def test_each_side_accepts_only_the_others_messages() -> None:
+def test_decoder_accepts_only_messages_of_the_peer() -> None:
     lost, forget = m.NodeLost(0, 1), m.Forget(1)
     assert codec.manager_decoder().feed(codec.encode(lost)) == [lost]
     assert codec.node_decoder().feed(codec.encode(forget)) == [forget]
@@ -137,7 +137,7 @@ def test_each_side_accepts_only_the_others_messages() -> None:
         codec.node_decoder().feed(codec.encode(lost))
 
 
-def test_a_message_that_no_peer_would_accept_is_ours_to_refuse(
+def test_message_over_the_frame_limit_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(codec, "FRAME_BYTES_MAX", 8)

@@ -68,7 +68,7 @@ class Run:
         return b"".join(data for who, data in self.said if who == name)
 
 
-def test_both_sides_end_up_knowing_each_other() -> None:
+def test_handshake_completed_identifies_both_sides() -> None:
     run = Run(client(cluster=CLUSTER), server())
     assert run.errors == {}
     assert run.client.result == HandshakeOutcome("node", "manager", CLUSTER, SERVER)
@@ -79,7 +79,7 @@ def test_both_sides_end_up_knowing_each_other() -> None:
 @pytest.mark.parametrize(
     ("role", "service"), [("tool", "manager"), ("peer", "node"), ("data", "node")]
 )
-def test_every_role_has_its_service(role: str, service: str) -> None:
+def test_handshake_of_each_role_needs_its_service(role: str, service: str) -> None:
     assert Run(client(role=role), server(service=service)).errors == {}
     other = "node" if service == "manager" else "manager"
     run = Run(client(role=role), server(service=other))
@@ -87,7 +87,7 @@ def test_every_role_has_its_service(role: str, service: str) -> None:
     assert "server" in run.errors
 
 
-def test_no_secret_and_no_reuse_in_what_is_said() -> None:
+def test_handshake_bytes_contain_no_secret_and_no_reuse() -> None:
     first, second = Run(client(), server()), Run(client(), server())
     for run in (first, second):
         assert KEY.reveal() not in run.by("client") + run.by("server")
@@ -111,7 +111,9 @@ UP, DOWN, TWIN_SERVER, TWIN_CLIENT = recorded()
 
 
 @given(st.lists(st.integers(0, len(UP)), max_size=12), st.binary(max_size=20))
-def test_any_cuts_at_the_server_and_what_follows_is_returned(cuts: list[int], more: bytes) -> None:
+def test_handshake_cut_anywhere_at_the_server_returns_the_rest(
+    cuts: list[int], more: bytes
+) -> None:
     twin = TWIN_SERVER()
     said = b""
     rest = b""
@@ -125,7 +127,7 @@ def test_any_cuts_at_the_server_and_what_follows_is_returned(cuts: list[int], mo
 
 
 @given(st.lists(st.integers(0, len(DOWN)), max_size=12))
-def test_any_cuts_at_the_client(cuts: list[int]) -> None:
+def test_handshake_cut_anywhere_at_the_client_completes(cuts: list[int]) -> None:
     twin = TWIN_CLIENT()
     said = twin.outgoing()
     for begin, end in pairwise(sorted([0, *cuts, len(DOWN)])):
@@ -135,7 +137,7 @@ def test_any_cuts_at_the_client(cuts: list[int]) -> None:
     assert twin.result is not None
 
 
-def test_wanted_leads_exactly_to_the_end() -> None:
+def test_handshake_wanted_bytes_end_at_completion() -> None:
     twin, place = TWIN_SERVER(), 0
     while twin.wanted:
         wanted = twin.wanted
@@ -147,7 +149,7 @@ def test_wanted_leads_exactly_to_the_end() -> None:
 
 
 @given(st.integers(0, len(UP) - 1), st.integers(1, 255))
-def test_any_changed_byte_lets_nobody_in(place: int, change: int) -> None:
+def test_handshake_with_a_changed_byte_fails(place: int, change: int) -> None:
     """But for the last message: it is the introduction of one who is known by then."""
     proved = UP.rindex(b"Introduction")
     forged = bytearray(UP)
@@ -165,7 +167,7 @@ def test_any_changed_byte_lets_nobody_in(place: int, change: int) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_noise(noise: bytes) -> None:
+def test_handshake_with_noise_fails(noise: bytes) -> None:
     for twin in (server(), client()):
         for prefix in (b"", g.PREAMBLE):
             try:
@@ -187,11 +189,11 @@ def refused(run: Run, code_text: str, kind: type[HopliteError]) -> None:
     assert code_text in str(run.errors["client"])
 
 
-def test_a_wrong_token() -> None:
+def test_handshake_with_a_wrong_token_is_refused() -> None:
     refused(Run(client(key=Secret(b"x" * 32)), server()), "token is not the cluster's", AuthError)
 
 
-def test_a_server_without_the_token_is_not_believed() -> None:
+def test_server_without_the_token_is_rejected_by_the_client() -> None:
     """One that accepts whatever the client proves still cannot prove itself."""
     impostor = server(key=Secret(b"x" * 32))
     victim = client()
@@ -204,7 +206,7 @@ def test_a_server_without_the_token_is_not_believed() -> None:
     assert victim.outgoing() == b""  # not even its name
 
 
-def test_a_role_that_is_not_served_now() -> None:
+def test_role_currently_refused_gets_a_reason() -> None:
     """Only who has the token hears so; other roles are let in."""
     now = {"not_now": frozenset({"node"})}
     refused(Run(client(), server(**now)), "does not lead the cluster", ProtocolError)
@@ -212,7 +214,7 @@ def test_a_role_that_is_not_served_now() -> None:
     assert not Run(client(role="voter"), server(**now)).errors
 
 
-def test_no_token_at_all() -> None:
+def test_client_without_a_token_is_refused() -> None:
     """Straight to the introduction, or a proof of nothing."""
     for message in (CLIENT, g.Proof(bytes(32))):
         twin = server()
@@ -222,7 +224,7 @@ def test_no_token_at_all() -> None:
         assert twin.result is None
 
 
-def test_a_recording_is_worth_nothing_later() -> None:
+def test_recorded_handshake_replayed_is_refused() -> None:
     twin = server()
     with pytest.raises(AuthError):
         twin.feed(UP)
@@ -233,20 +235,20 @@ def test_a_recording_is_worth_nothing_later() -> None:
     assert later.result is None
 
 
-def test_a_relay_with_another_certificate() -> None:
+def test_relay_with_another_certificate_is_refused() -> None:
     """Somebody between two TLS connections passes everything on, unchanged."""
     run = Run(client(certificate_sha256=b"M" * 32), server())
     refused(run, "token is not the cluster's", AuthError)
 
 
 @pytest.mark.parametrize("plain_side", ["client", "server"])
-def test_a_relay_that_takes_tls_away_from_one_side(plain_side: str) -> None:
+def test_relay_stripping_tls_from_one_side_is_refused(plain_side: str) -> None:
     sees = {"client": CERTIFICATE, "server": CERTIFICATE} | {plain_side: PLAIN}
     run = Run(client(certificate_sha256=sees["client"]), server(certificate_sha256=sees["server"]))
     refused(run, "token is not the cluster's", AuthError)
 
 
-def test_a_proof_sent_back_to_its_maker() -> None:
+def test_proof_reflected_to_its_sender_is_refused() -> None:
     """The client's own proof as the server's, and the server's challenge thrown back at it."""
     victim = client()
     hello = g.decode_body(victim.outgoing()[len(g.PREAMBLE) + 2 :])
@@ -259,7 +261,7 @@ def test_a_proof_sent_back_to_its_maker() -> None:
         victim.feed(g.encode_frame(g.Welcome(proof.mac)))
 
 
-def test_a_welcome_serves_no_client() -> None:
+def test_welcome_replayed_as_proof_is_refused() -> None:
     """A server's proof, won by a true client, is no proof for a second connection."""
     run = Run(TWIN_CLIENT(), TWIN_SERVER())
     down, frames = run.by("server")[len(g.PREAMBLE) :], []
@@ -283,7 +285,7 @@ def test_a_welcome_serves_no_client() -> None:
         {"nonce": b"n" * 32},
     ],
 )
-def test_a_hello_changed_on_the_way(change: dict[str, Any]) -> None:
+def test_hello_modified_in_transit_is_refused(change: dict[str, Any]) -> None:
     victim, twin = client(), server()
     hello = g.decode_body(victim.outgoing()[len(g.PREAMBLE) + 2 :])
     twin.feed(g.PREAMBLE + g.encode_frame(msgspec.structs.replace(hello, **change)))
@@ -293,7 +295,7 @@ def test_a_hello_changed_on_the_way(change: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("change", [{"cluster": b"d" * 16}, {"nonce": b"n" * 32}])
-def test_a_challenge_changed_on_the_way(change: dict[str, Any]) -> None:
+def test_challenge_modified_in_transit_is_refused(change: dict[str, Any]) -> None:
     victim, twin = client(), server()
     twin.feed(victim.outgoing())
     challenge = g.decode_body(twin.outgoing()[len(g.PREAMBLE) + 2 :])
@@ -302,7 +304,7 @@ def test_a_challenge_changed_on_the_way(change: dict[str, Any]) -> None:
         twin.feed(victim.outgoing())
 
 
-def test_another_cluster() -> None:
+def test_client_of_another_cluster_is_refused() -> None:
     run = Run(client(cluster=b"d" * 16), server())
     refused(run, "another cluster", ProtocolError)
     victim = client(cluster=b"d" * 16)  # a server that does not care
@@ -311,7 +313,7 @@ def test_another_cluster() -> None:
         victim.feed(g.PREAMBLE + g.encode_frame(challenge))
 
 
-def test_another_version_of_the_protocol_is_said_to_both() -> None:
+def test_other_protocol_version_is_reported_on_both_sides() -> None:
     number = g.PROTOCOL_VERSION + 1
     other = g.MAGIC + bytes((number,))
     for twin in (client(), server()):
@@ -322,7 +324,7 @@ def test_another_version_of_the_protocol_is_said_to_both() -> None:
     assert twin.outgoing() == g.PREAMBLE  # so the other side learns ours
 
 
-def test_other_software_gets_a_table_on_both_sides() -> None:
+def test_other_software_versions_are_listed_on_both_sides() -> None:
     mine = g.Introduction(11, {"python": "3.12.1", "numpy": "2.4.0"})
     run = Run(client(mine=mine), server())
     refused(run, "software does not match", ProtocolError)
@@ -330,7 +332,7 @@ def test_other_software_gets_a_table_on_both_sides() -> None:
     assert str(run.errors["server"]).split()[-3:] == ["python", "3.11.7", "3.12.1"]
 
 
-def test_a_stranger_only_chooses_among_our_own_words() -> None:
+def test_refusal_text_of_an_unproved_server_is_not_shown() -> None:
     victim = client()
     with pytest.raises(ProtocolError) as caught:
         victim.feed(g.PREAMBLE + g.encode_frame(g.Refused("software", "\x1b[2J run rm -rf /")))
@@ -338,7 +340,7 @@ def test_a_stranger_only_chooses_among_our_own_words() -> None:
 
 
 @pytest.mark.parametrize("code", g.REFUSALS)
-def test_every_refusal_has_its_words(code: str) -> None:
+def test_refusal_codes_have_texts(code: str) -> None:
     with pytest.raises(AuthError if code == "token" else ProtocolError) as caught:
         client().feed(g.refusal(code))
     assert len(str(caught.value)) > 20
@@ -347,14 +349,14 @@ def test_every_refusal_has_its_words(code: str) -> None:
 @pytest.mark.parametrize(
     "opening", [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01\x02\x00", b"\0", b"HOPE"]
 )
-def test_garbage_gets_no_answer(opening: bytes) -> None:
+def test_garbage_at_the_server_gets_no_reply(opening: bytes) -> None:
     twin = server()
     with pytest.raises(ProtocolError, match="does not use the protocol"):
         twin.feed(opening)
     assert twin.outgoing() == b""
 
 
-def test_a_length_is_refused_before_its_bytes_come() -> None:
+def test_greeting_with_excessive_length_is_refused_immediately() -> None:
     twin = server()
     with pytest.raises(ProtocolError, match="greeting of 65535 bytes"):
         twin.feed(g.PREAMBLE + struct.pack("<H", 65535))
@@ -375,7 +377,7 @@ def test_a_length_is_refused_before_its_bytes_come() -> None:
         7,
     ],
 )
-def test_a_malformed_hello(body: Any) -> None:
+def test_malformed_hello_is_refused(body: Any) -> None:
     data = msgspec.msgpack.encode(body)
     with pytest.raises(ProtocolError):
         server().feed(g.PREAMBLE + struct.pack("<H", len(data)) + data)
@@ -392,12 +394,12 @@ def test_a_malformed_hello(body: Any) -> None:
         (1, VERSIONS, -1),
     ],
 )
-def test_a_malformed_introduction(fields: tuple[Any, ...]) -> None:
+def test_malformed_introduction_is_refused(fields: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match=r"host|version|node"):
         g.Introduction(*fields)
 
 
-def test_the_largest_greetings_fit() -> None:
+def test_largest_greetings_fit_into_the_limit() -> None:
     """ASCII as long as the checks allow; nobody reads more than GREETING_BYTES_MAX."""
     many = {f"{n:064}": "9" * 64 for n in range(16)}
     assert len(g.encode_frame(g.Introduction(1, many))) <= g.GREETING_BYTES_MAX

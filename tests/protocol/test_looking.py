@@ -30,7 +30,7 @@ SAMPLES = (
 
 
 @pytest.mark.parametrize("message", SAMPLES, ids=lambda message: type(message).__name__)
-def test_there_and_back(message: Any) -> None:
+def test_diagnostics_messages_encoded_decode_equally(message: Any) -> None:
     (got,) = Decoder(PeerMessage).feed(encode(message))
     assert got == message
 
@@ -47,6 +47,6 @@ def test_there_and_back(message: Any) -> None:
         lambda: DiagnosticsResponse(1, error="x" * (1 << 20)),
     ],
 )
-def test_what_cannot_be(make: Callable[[], Any]) -> None:
+def test_diagnostics_messages_with_illegal_fields_raise(make: Callable[[], Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
         make()

@@ -17,7 +17,7 @@ def sample(kind: type) -> Any:
     return one
 
 
-def test_there_is_a_sample_of_every_message() -> None:
+def test_samples_include_every_message() -> None:
     assert {type(message) for message in SAMPLES} == set(MESSAGES)
     assert not set(get_args(m.NodeToManager)) & set(get_args(m.ManagerToNode))
 
@@ -46,7 +46,7 @@ COUNTS = [
     ("kind", "name"), COUNTS, ids=lambda value: getattr(value, "__name__", value)
 )
 @pytest.mark.parametrize("bad", [-(1 << 70), 1 << 70, True, "1", None])
-def test_numbers(kind: type, name: str, bad: Any) -> None:
+def test_numbers_out_of_range_raise(kind: type, name: str, bad: Any) -> None:
     if bad is None and kind is m.OperationFailed:
         return  # no source was the cause
     with pytest.raises(ValueError, match=name):
@@ -145,7 +145,7 @@ def test_numbers(kind: type, name: str, bad: Any) -> None:
     ],
     ids=str,
 )
-def test_illegal_fields(kind: type, changes: dict[str, Any]) -> None:
+def test_illegal_fields_raise(kind: type, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"."):
         msgspec.structs.replace(sample(kind), **changes)
 
@@ -164,18 +164,18 @@ def test_illegal_fields(kind: type, changes: dict[str, Any]) -> None:
         ((), "adjacent"),
     ],
 )
-def test_stripes_are_the_whole_object(stripes: tuple[m.Stripe, ...], why: str) -> None:
+def test_stripes_not_covering_the_object_raise(stripes: tuple[m.Stripe, ...], why: str) -> None:
     for kind in (m.ExecuteReduce, m.Distribute, m.GroupMembers):
         with pytest.raises(ValueError, match=why):
             msgspec.structs.replace(sample(kind), stripes=stripes)
 
 
-def test_a_user_may_ask_for_any_size_and_rank() -> None:
+def test_join_request_with_any_size_and_rank_is_legal() -> None:
     ask = msgspec.structs.replace(sample(m.GroupJoinRequested), size=-1, rank=-3)
     assert (ask.size, ask.rank) == (-1, -3)
 
 
-def test_shorten_makes_any_text_fit() -> None:
+def test_shorten_of_any_text_fits() -> None:
     long = "begin" + "x" * fields.TEXT_CHARS_MAX + "end"
     cut = m.SourceFailed(1, 0, m.shorten(long)).reason
     assert cut.startswith("begin")

@@ -14,7 +14,7 @@ from tests.support.messages import KNOWLEDGE, LISTS, TERMS_TO_MANAGER, TERMS_TO_
 
 
 @pytest.mark.parametrize("message", TERMS_TO_NODE, ids=lambda one: type(one).__name__)
-def test_to_a_node_and_nobody_else(message: Any) -> None:
+def test_terms_messages_to_nodes_are_refused_by_managers(message: Any) -> None:
     if isinstance(message, t.PromoteResponse):  # for the command alone
         with pytest.raises(ProtocolError):
             node_decoder().feed(encode(message))
@@ -26,13 +26,13 @@ def test_to_a_node_and_nobody_else(message: Any) -> None:
 
 
 @pytest.mark.parametrize("message", TERMS_TO_MANAGER, ids=lambda one: type(one).__name__)
-def test_to_a_manager_and_nobody_else(message: Any) -> None:
+def test_terms_messages_to_managers_are_refused_by_nodes(message: Any) -> None:
     assert manager_decoder().feed(encode(message)) == [message]
     with pytest.raises(ProtocolError):
         node_decoder().feed(encode(message))
 
 
-def test_what_comes_back_knows_what_it_knew() -> None:
+def test_knowledge_decoded_has_majorities() -> None:
     (knows,) = manager_decoder().feed(encode(t.VoterState(2, KNOWLEDGE)))
     assert knows.knowledge.latest == LISTS[1]
     assert knows.knowledge.latest.has_majority({0, 2})
@@ -60,6 +60,6 @@ def test_what_comes_back_knows_what_it_knew() -> None:
         (t.PromoteResponse, (True, "")),
     ],
 )
-def test_what_is_illegal(kind: type, values: tuple[Any, ...]) -> None:
+def test_terms_messages_with_illegal_fields_raise(kind: type, values: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match="must be"):
         kind(*values)

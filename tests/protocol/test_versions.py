@@ -17,7 +17,7 @@ HERE = {"python": "3.11.7", "hoplite_mp": "0.1.0", "numpy": "2.4.6", "byte order
 @pytest.mark.parametrize(
     "change", [{}, {"python": "3.11.0"}, {"numpy": "2.4.0rc1"}, {"hoplite_mp": "0.1.9"}]
 )
-def test_patches_may_differ(change: dict[str, str]) -> None:
+def test_versions_with_different_patches_match(change: dict[str, str]) -> None:
     assert compare_versions(HERE, HERE | change) is None
 
 
@@ -31,7 +31,7 @@ def test_patches_may_differ(change: dict[str, str]) -> None:
         ({"new": "1.0"}, "  new  -     1.0"),
     ],
 )
-def test_what_differs_is_in_the_table_and_nothing_else(change: dict[str, str], row: str) -> None:
+def test_versions_that_differ_are_listed(change: dict[str, str], row: str) -> None:
     table = compare_versions(HERE, HERE | change)
     assert table is not None
     head, *rows = table.splitlines()
@@ -41,11 +41,11 @@ def test_what_differs_is_in_the_table_and_nothing_else(change: dict[str, str], r
     assert all(line[column - 1] == " " and line[column] != " " for line in rows)
 
 
-def test_a_missing_name_differs() -> None:
+def test_version_missing_on_one_side_differs() -> None:
     assert "numpy" in str(compare_versions(HERE, {k: HERE[k] for k in HERE if k != "numpy"}))
 
 
-def test_what_runs_here() -> None:
+def test_versions_of_this_process_are_reported() -> None:
     found = software_versions()
     assert found["python"] == sys.version.split()[0]
     assert found["numpy"] == np.__version__
@@ -54,6 +54,8 @@ def test_what_runs_here() -> None:
     assert compare_versions(found, found) is None
 
 
-def test_what_is_not_loaded_is_asked_of_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_of_unimported_packages_are_read_from_metadata(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delitem(sys.modules, "cloudpickle")
     assert software_versions()["cloudpickle"] == cloudpickle.__version__

@@ -27,7 +27,7 @@ AT_A_TIME = 8
 
 @SEEDS
 @pytest.mark.parametrize("first", range(0, len(ALL), AT_A_TIME))
-def test_they_hold(first: int, seed: int) -> None:
+def test_aimed_runs_played_hold(first: int, seed: int) -> None:
     """In a process of their own, as all runs in virtual time."""
     names = [*ALL][first : first + AT_A_TIME]
     ended = subprocess.run(

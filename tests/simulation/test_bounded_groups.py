@@ -67,7 +67,7 @@ def begin(results: dict[Any, Any], work: Workload) -> None:
 
 
 @pytest.mark.parametrize("faults", [False, True])
-def test_ranks_that_are_late_or_die_change_no_other_result(faults: bool) -> None:
+def test_bounded_groups_with_late_or_dead_ranks_have_correct_results(faults: bool) -> None:
     late = 0
     for seed in range(4):
         results: dict[Any, Any] = {"late": 0, "lost": 0}

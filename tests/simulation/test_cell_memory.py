@@ -7,7 +7,7 @@ import pytest
 from hoplite_mp._simulation.virtual.engine import CellMemory
 
 
-def test_what_is_to_be_filled_is_used_until_it_is_full() -> None:
+def test_cell_memory_of_a_filling_cell_is_used_until_full() -> None:
     memory = CellMemory()
     memory.make(1, 100, 200, served=False, whole=False)
     memory.free(200, 300)  # beside it
@@ -18,7 +18,7 @@ def test_what_is_to_be_filled_is_used_until_it_is_full() -> None:
     memory.free(150, 160)
 
 
-def test_what_others_may_read_is_used_until_it_is_closed() -> None:
+def test_cell_memory_of_a_served_cell_is_used_until_closed() -> None:
     memory = CellMemory()
     memory.make(1, 100, 200, served=True, whole=True)
     with pytest.raises(AssertionError, match="memory of cell 1 is freed"):
@@ -27,7 +27,7 @@ def test_what_others_may_read_is_used_until_it_is_closed() -> None:
     memory.free(100, 200)
 
 
-def test_what_a_fold_reads_is_used_while_it_runs() -> None:
+def test_cell_memory_of_a_folds_source_is_used_during_the_fold() -> None:
     memory = CellMemory()
     memory.make(1, 100, 200, served=False, whole=False)
     memory.make(2, 200, 300, served=False, whole=True)
@@ -45,7 +45,7 @@ def test_what_a_fold_reads_is_used_while_it_runs() -> None:
 
 
 @pytest.mark.parametrize("end", ["fold_ended", "closed"])
-def test_a_fold_that_ends_early_reads_nothing(end: str) -> None:
+def test_cell_memory_after_a_failed_fold_is_unused(end: str) -> None:
     memory = CellMemory()
     memory.make(1, 100, 200, served=False, whole=True)
     memory.make(2, 200, 300, served=False, whole=False)
@@ -54,7 +54,7 @@ def test_a_fold_that_ends_early_reads_nothing(end: str) -> None:
     memory.free(100, 200)
 
 
-def test_what_was_freed_may_not_be_folded() -> None:
+def test_cell_memory_freed_before_a_fold_raises() -> None:
     memory = CellMemory()
     memory.make(1, 100, 200, served=False, whole=True)
     memory.make(2, 200, 300, served=False, whole=False)
@@ -63,7 +63,7 @@ def test_what_was_freed_may_not_be_folded() -> None:
         memory.fold(2, [1])
 
 
-def test_what_was_closed_half_full_is_used_until_the_engine_says_so() -> None:
+def test_cell_memory_closed_half_full_is_used_until_closed_event() -> None:
     memory = CellMemory()
     memory.make(1, 100, 200, served=True, whole=False)
     memory.close(1, 50)

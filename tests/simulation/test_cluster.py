@@ -116,7 +116,7 @@ def play(seeds: list[int]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("first", FIRST)
-def test_random_faults(first: int) -> None:
+def test_seeds_with_random_faults_hold(first: int) -> None:
     outcomes = play([*range(first, first + SEEDS_AT_A_TIME)])
     assert sum(one["reads"] for one in outcomes) > 12
     assert sum(one["groups"] for one in outcomes) > 0
@@ -128,16 +128,16 @@ def test_random_faults(first: int) -> None:
 LATEST = 6
 
 
-def test_seeds_that_have_failed_last_hold() -> None:
+def test_latest_failed_seeds_replayed_hold() -> None:
     play([*FOUND][-LATEST:])
 
 
 @pytest.mark.soak
-def test_seeds_that_have_failed_once_hold() -> None:
+def test_failed_seeds_replayed_hold() -> None:
     play([*FOUND][:-LATEST])
 
 
-def test_one_seed_is_one_run() -> None:
+def test_seed_played_repeatedly_gives_the_same_run() -> None:
     """Alone or after others, and in processes that hash in another order."""
     here = {one["seed"]: one["digest"] for one in play([*REPLAYED, *REPLAYED])}
     assert len(set(here.values())) == len(REPLAYED)
@@ -146,6 +146,6 @@ def test_one_seed_is_one_run() -> None:
 
 
 @pytest.mark.parametrize("name", SEEN_SOON)
-def test_a_mistake_is_seen(name: str) -> None:
+def test_mutant_played_is_detected(name: str) -> None:
     found = run(MUTANT.format(name=name, seeds=60))
     assert found["seen"], name

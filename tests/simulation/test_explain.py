@@ -48,7 +48,7 @@ def explained(monkeypatch: pytest.MonkeyPatch) -> dict[str, Explanation]:
     return found
 
 
-def test_each_way_of_moving_an_object_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_for_each_kind_of_transfer_returns_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     found = explained(monkeypatch)
     shapes = {name: [plan.shape for plan in one.plans] for name, one in found.items()}
     assert shapes == {

@@ -65,7 +65,7 @@ def transfers(monkeypatch: pytest.MonkeyPatch, late: Sequence[float]) -> list[fl
         pytest.param("the last rank", 8, marks=pytest.mark.soak),
     ],
 )
-def test_a_late_host_costs_one_transfer(
+def test_allreduce_with_a_late_host_ends_one_transfer_later(
     monkeypatch: pytest.MonkeyPatch, hosts: int, last: str
 ) -> None:
     """The other hosts own the stripes. The late host sends its array once and receives the result
@@ -75,7 +75,7 @@ def test_a_late_host_costs_one_transfer(
     assert max(taken) < 1.07, taken
 
 
-def test_a_call_begins_when_one_host_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_with_one_missing_host_starts_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three hosts exchange their stripes for 0.45 of a transfer before the last one calls. Each
     sends two thirds of its array and its result, a third, to three hosts."""
     taken = transfers(monkeypatch, [0.55 * rank for rank in range(4)])
@@ -83,7 +83,7 @@ def test_a_call_begins_when_one_host_is_missing(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("late", [[0, 0, 0, 0], [0, 0.03, 0.06, 0.09], [0, 0, 1, 1], [0, 1, 1, 1]])
-def test_members_that_call_together_reach_the_bound(
+def test_simultaneous_calls_reach_the_lower_bound(
     monkeypatch: pytest.MonkeyPatch, late: list[float]
 ) -> None:
     taken = transfers(monkeypatch, late)
@@ -91,7 +91,7 @@ def test_members_that_call_together_reach_the_bound(
 
 
 @pytest.mark.parametrize("hosts", [4, 8])
-def test_a_late_receiver_of_a_broadcast_costs_one_transfer(
+def test_broadcast_with_a_late_receiver_ends_one_transfer_later(
     monkeypatch: pytest.MonkeyPatch, hosts: int
 ) -> None:
     """Each owner of a stripe has a part of its link to spare, and all of them together serve the
@@ -115,7 +115,7 @@ def test_a_late_receiver_of_a_broadcast_costs_one_transfer(
     assert found[0] < 1.1
 
 
-def test_every_host_begins_to_read_where_a_section_begins() -> None:
+def test_section_bounds_of_each_kind_divide_the_array() -> None:
     assert section_bounds("allgather", 4, 400) == [0, 100, 200, 300, 400]
     assert section_bounds("broadcast", 4, 300) == [0, 100, 200, 300]
     assert section_bounds("allreduce", 4, 1200) == [0, 300, 400, 600, 800, 900, 1200]
@@ -124,7 +124,7 @@ def test_every_host_begins_to_read_where_a_section_begins() -> None:
     assert section_bounds("allreduce", 4, 2) == [0, 1, 2]
 
 
-def test_links_that_were_idle_while_a_member_was_late_count_as_fast(
+def test_links_idle_during_a_late_call_count_as_fast(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The second call's stripes are as wide as the first one's, whose hosts waited for the last."""
@@ -132,7 +132,7 @@ def test_links_that_were_idle_while_a_member_was_late_count_as_fast(
     assert second < 1.03 * first
 
 
-def test_a_host_without_room_waits_until_all_have_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_on_a_full_store_waits_for_all_members(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no room for a call that begins early for longer than a call waits for room, and has
     some when the others call."""
     found: list[float] = []
@@ -158,7 +158,7 @@ def test_a_host_without_room_waits_until_all_have_called(monkeypatch: pytest.Mon
     assert found == [10.0] * 4
 
 
-def test_what_moves_while_others_are_late_says_nothing_about_links(
+def test_transfers_before_late_calls_are_not_link_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two of eight exchange their stripes, and then nothing moves for a second."""

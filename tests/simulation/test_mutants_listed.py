@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("path", sorted({one.path for one in MUTANTS}))
-def test_each_mistake_can_be_made_in_one_place(path: str) -> None:
+def test_mutant_code_occurs_exactly_once(path: str) -> None:
     text = (ROOT / path).read_text()
     for one in (one for one in MUTANTS if one.path == path):
         assert text.count(one.before) == 1, one.name
@@ -30,7 +30,7 @@ def test_names_are_unique() -> None:
 
 
 @pytest.mark.parametrize("path", sorted({one.path for one in MUTANTS}))
-def test_the_lines_of_each_can_be_marked(path: str) -> None:
+def test_mutant_lines_can_be_marked(path: str) -> None:
     text = (ROOT / path).read_text()
     here = [one for one in MUTANTS if one.path == path]
     program = ast.unparse(marked(text, here))
@@ -39,13 +39,13 @@ def test_the_lines_of_each_can_be_marked(path: str) -> None:
         compile(program, path, "exec")
 
 
-def test_each_mistake_has_a_run_that_shows_it_or_a_reason() -> None:
+def test_mutant_has_a_known_run_or_a_reason() -> None:
     known, names = known_seeds(), {one.name for one in MUTANTS}
     assert names == known.keys() | ARGUED.keys()
     assert not known.keys() & ARGUED.keys()
 
 
-def test_runs_that_show_mistakes_can_be_played() -> None:
+def test_known_runs_of_mutants_can_be_played() -> None:
     """Whether they still show them is for `make mutants`, which takes minutes."""
     for name, run in known_seeds().items():
         aimed, _, seed = str(run).rpartition(" ")
@@ -53,12 +53,12 @@ def test_runs_that_show_mistakes_can_be_played() -> None:
         assert (aimed in ALL) == (aimed != "") == isinstance(run, str), name
 
 
-def test_a_table_of_a_module_is_run_once() -> None:
+def test_module_level_table_is_marked_once() -> None:
     once = [one.name for one in MUTANTS if is_run_once(one, (ROOT / one.path).read_text())]
     assert once == ["management-failed-fetch-is-not-repeated"]
 
 
-def test_a_line_that_is_changed_is_found() -> None:
+def test_changed_line_of_a_mutant_is_found() -> None:
     one = MUTANTS[0]
     text = (ROOT / one.path).read_text()
     lines = text.splitlines()

@@ -46,7 +46,7 @@ print(json.dumps([packed, failed]))
 """
 
 
-def test_random_faults_along_packed_trees() -> None:
+def test_packed_trees_with_random_faults_hold() -> None:
     environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", PLAY.format(seeds=SEEDS)]
     ended = subprocess.run(

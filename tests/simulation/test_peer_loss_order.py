@@ -67,7 +67,7 @@ def play(runs: list[tuple[str | int, list[str]]]) -> list[tuple[str, str]]:
     return [(failure, digest) for failure, digest in json.loads(ended.stdout)]
 
 
-def test_an_order_that_is_broken_is_seen() -> None:
+def test_peer_loss_phases_swapped_are_detected() -> None:
     assert SHOWN_BY.keys() == ORDERS.keys()
     runs: list[tuple[str | int, list[str]]] = []
     for (earlier, later), (run, _) in SHOWN_BY.items():
@@ -97,7 +97,7 @@ def swapped(first: int) -> list[str]:
         pytest.param(DEATHS, marks=[pytest.mark.soak, pytest.mark.timeout(600)], id="all"),
     ],
 )
-def test_the_order_of_other_neighbours_does_not_matter(deaths: tuple[str | int, ...]) -> None:
+def test_peer_loss_other_phases_swapped_hold(deaths: tuple[str | int, ...]) -> None:
     for earlier, later in pairwise(PHASES):
         both = [swapped(first).index(earlier) > swapped(first).index(later) for first in (0, 1)]
         assert sum(both) == ((earlier, later) not in ORDERS), (earlier, later)

@@ -58,7 +58,7 @@ def trace(
     return path
 
 
-def test_steps_of_a_member_are_the_shortest_sequence_that_repeats(tmp_path: Path) -> None:
+def test_steps_of_a_member_are_the_shortest_repeating_sequence(tmp_path: Path) -> None:
     layers = [("allreduce training", 400), ("allreduce training", 80), ("barrier training", 0)]
     calls = [("broadcast training", 400), *layers * 9, ("gather training", 8)]
     found = read(trace(tmp_path / "run.json", calls))
@@ -75,7 +75,7 @@ def test_steps_of_a_member_are_the_shortest_sequence_that_repeats(tmp_path: Path
     assert found.step_s == pytest.approx(3 * (GAP_US + CALL_US) / 1e6)
 
 
-def test_the_number_of_calls_in_a_step_can_be_given(tmp_path: Path) -> None:
+def test_steps_with_given_number_of_calls_have_that_length(tmp_path: Path) -> None:
     file = trace(tmp_path / "run.json", [("allreduce training", 400)] * 20)
     assert len(read(file).steps) == 19
     assert len(read(file, calls_per_step=2).steps) == 9
@@ -83,14 +83,14 @@ def test_the_number_of_calls_in_a_step_can_be_given(tmp_path: Path) -> None:
         read(file, calls_per_step=4)
 
 
-def test_calls_whose_sizes_vary_are_steps_by_their_names(tmp_path: Path) -> None:
+def test_steps_with_varying_sizes_are_found_by_name(tmp_path: Path) -> None:
     calls = [(name, 7 * at) for at in range(12) for name in ("allgather g", "allreduce g")]
     found = read(trace(tmp_path / "run.json", calls))
     assert len(found.steps) == 11
     assert {len(step) for step in found.steps} == {2}
 
 
-def test_steps_of_asynchronous_training_are_calls_of_the_actor(tmp_path: Path) -> None:
+def test_steps_of_asynchronous_training_are_actor_calls(tmp_path: Path) -> None:
     calls = [("size", 1), *[("pull", 1), ("push", 400)] * 8, ("pull", 1)]
     file = trace(
         tmp_path / "run.json", calls, cat="task", track="actor weights (Server)", bytes_out=90
@@ -105,7 +105,7 @@ def test_steps_of_asynchronous_training_are_calls_of_the_actor(tmp_path: Path) -
         read(file, server="Weights")
 
 
-def test_a_size_that_is_missing_is_the_usual_one(tmp_path: Path) -> None:
+def test_steps_with_missing_result_sizes_use_the_median(tmp_path: Path) -> None:
     """A result may have been released when the end of its task was recorded."""
     calls = [("pull", 1), ("push", 400)] * 8
     file = trace(tmp_path / "run.json", calls, cat="task", track="actor weights (Server)")
@@ -126,7 +126,7 @@ def test_a_size_that_is_missing_is_the_usual_one(tmp_path: Path) -> None:
         ({"bytes_in": "many"}, "is not a trace of hoplite_mp"),
     ],
 )
-def test_what_cannot_be_played_is_refused(
+def test_traces_with_unsupported_calls_are_refused(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     given: dict[str, Any] = {"calls": [("allreduce g", 4)] * 9} | change
@@ -135,13 +135,13 @@ def test_what_cannot_be_played_is_refused(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"traceEvents": [3], "otherData": {}}', "\x00"])
-def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
+def test_files_that_are_not_traces_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(NotRecorded, match="is not a trace of hoplite_mp"):
         read(tmp_path / "run.json")
 
 
-def test_a_trace_that_lacks_events_is_refused(tmp_path: Path) -> None:
+def test_trace_with_dropped_events_is_refused(tmp_path: Path) -> None:
     file = trace(tmp_path / "run.json", [("allreduce g", 4)] * 9)
     content = json.loads(file.read_text())
     content["otherData"]["dropped"] = {"h0": 3}
@@ -172,7 +172,7 @@ def worker(server: Any, steps: int) -> None:
         server.push(np.zeros(100_000, np.float32)).result()
 
 
-def test_traces_of_a_cluster_have_the_sizes(tmp_path: Path) -> None:
+def test_traces_of_a_cluster_contain_array_sizes(tmp_path: Path) -> None:
     with hoplite_mp.Cluster(workers=1) as c:
         with c.trace(tmp_path / "group.json"):
             c.submit(member, 9).result()
@@ -230,7 +230,7 @@ def test_threads_share_cores_evenly(
     assert sum(cores.used_s) == pytest.approx(sum(seconds for _, _, seconds in jobs))
 
 
-def test_an_engine_processes_blocks_one_after_the_other() -> None:
+def test_engine_processes_blocks_in_order() -> None:
     timeline, found = Timeline(0), []
     cores = Cores(timeline, 2, 4, None, 1e-9)
     for host in (0, 0, 1):
@@ -240,7 +240,7 @@ def test_an_engine_processes_blocks_one_after_the_other() -> None:
     assert [at for _, at in found] == pytest.approx([1, 1, 2])
 
 
-def test_a_transfer_takes_cpu_time() -> None:
+def test_transfer_measured_takes_cpu_time() -> None:
     assert 0 < measured_byte_s() < 1e-6
 
 
@@ -253,7 +253,7 @@ def steps(*calls: RecordedCall, name: str = "") -> RecordedTraining:
     return RecordedTraining(name, (calls,) * STEPS_MIN)
 
 
-def test_the_link_limits_synchronous_training_of_large_arrays() -> None:
+def test_synchronous_training_of_large_arrays_is_limited_by_the_link() -> None:
     recording = steps(RecordedCall("allreduce", 0.01, 0.0, 4 * MIB, 0))
     found = play(recording, dataclasses.replace(MACHINES, hosts=3), 6, 0)
     bound = 0.01 + 2 * 2 / 3 * 4 * MIB / LINK
@@ -263,7 +263,7 @@ def test_the_link_limits_synchronous_training_of_large_arrays() -> None:
     assert (found.hosts, found.workers) == (3, 3)
 
 
-def test_the_cores_limit_training_that_computes_long() -> None:
+def test_training_with_long_computation_is_limited_by_cores() -> None:
     recording = steps(RecordedCall("allreduce", 0.15, 0.05, MIB, 0))
     alone = play(recording, MACHINES, 6, 0)
     assert 0.2 < 1 / alone.steps_per_s < 0.23
@@ -273,7 +273,7 @@ def test_the_cores_limit_training_that_computes_long() -> None:
     assert shared.bottleneck == "shared cores"
 
 
-def test_engines_take_cpu_time_for_bytes() -> None:
+def test_engines_in_a_play_use_cpu_time_per_byte() -> None:
     """Of each byte of an allreduce on two hosts, each host sends and receives one."""
     recording = steps(RecordedCall("allreduce", 0.0, 0.0, 4 * MIB, 0))
     found = play(recording, dataclasses.replace(MACHINES, byte_s=40e-9), 4, 0)
@@ -282,7 +282,7 @@ def test_engines_take_cpu_time_for_bytes() -> None:
     assert found.bottleneck == "cores of a host"
 
 
-def test_the_link_of_the_server_limits_asynchronous_training() -> None:
+def test_asynchronous_training_is_limited_by_the_servers_link() -> None:
     recording = steps(
         RecordedCall("pull", 0.0, 0.0001, 0, 2 * MIB),
         RecordedCall("push", 0.002, 0.0001, 2 * MIB, 0),
@@ -294,7 +294,7 @@ def test_the_link_of_the_server_limits_asynchronous_training() -> None:
     assert found.bottleneck == "link"
 
 
-def test_the_server_limits_asynchronous_training_with_slow_updates() -> None:
+def test_asynchronous_training_with_slow_updates_is_limited_by_the_server() -> None:
     recording = steps(
         RecordedCall("pull", 0.0, 0.0, 0, 1000), RecordedCall("push", 0.01, 0.05, 1000, 0),
         name="server",
@@ -305,7 +305,7 @@ def test_the_server_limits_asynchronous_training_with_slow_updates() -> None:
     assert found.busy["link"] < 0.1
 
 
-def test_equal_seeds_play_equally_and_slow_steps_make_percentiles() -> None:
+def test_play_with_equal_seeds_gives_equal_percentiles() -> None:
     calls = [RecordedCall("allreduce", seconds, 0.0, 1000, 0) for seconds in (0.01, 0.01, 0.05)]
     recording = RecordedTraining("", tuple((call,) for call in calls))
     first, again = (play(recording, MACHINES, 20, 1) for _ in range(2))
@@ -316,7 +316,7 @@ def test_equal_seeds_play_equally_and_slow_steps_make_percentiles() -> None:
     assert play(recording, MACHINES, 20, 2) != first
 
 
-def test_a_failure_of_a_simulated_worker_is_reported() -> None:
+def test_play_with_a_failed_worker_raises_not_played() -> None:
     recording = steps(RecordedCall("no such call", 0.0, 0.0, 8, 0))
     with pytest.raises(playing.NotPlayed, match="no such call"):
         play(recording, MACHINES, 2, 0)
@@ -325,7 +325,7 @@ def test_a_failure_of_a_simulated_worker_is_reported() -> None:
 # ---- the command
 
 
-def test_the_command_shows_and_writes_a_table(
+def test_predict_command_prints_and_writes_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = trace(tmp_path / "run.json", [("allreduce g", MIB)] * 9)
@@ -356,7 +356,7 @@ def test_the_command_shows_and_writes_a_table(
         (["--server", "weights"], "no calls of the actor 'weights'"),
     ],
 )
-def test_wrong_options_are_one_line(
+def test_predict_command_with_wrong_options_prints_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     file = trace(tmp_path / "run.json", [("allreduce g", MIB)] * 9)
@@ -365,13 +365,15 @@ def test_wrong_options_are_one_line(
     assert message in line
 
 
-def test_a_missing_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_command_with_a_missing_file_prints_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main.main(["predict", str(tmp_path / "run.json")]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "No such file" in line
 
 
-def test_arrays_that_do_not_fit_into_memory_are_refused(
+def test_predict_command_with_too_large_arrays_refuses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = trace(tmp_path / "run.json", [("allreduce g", 1 << 50)] * 9)

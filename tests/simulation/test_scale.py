@@ -40,12 +40,12 @@ SIZES = [
 
 
 @pytest.mark.parametrize(("nodes", "nbytes"), SIZES)
-def test_what_is_planned_arrives(nodes: int, nbytes: int) -> None:
+def test_planned_operation_delivers_all_data(nodes: int, nbytes: int) -> None:
     for operation in OPERATIONS:
         assert 0 < played(operation, nodes, nbytes) < 1
 
 
-def test_more_nodes_are_judged_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_source_on_many_nodes_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     mistake(monkeypatch, _forget_a_source)
     with pytest.raises(WrongPlace, match="contributors"):
         played("reduce_scatter", 130, 16 << 10)
@@ -104,7 +104,7 @@ def _take_a_source_twice(program: Program) -> Program:
 
 @pytest.mark.parametrize("operation", FOLDS)
 @pytest.mark.parametrize("change", [_forget_a_source, _take_a_source_twice])
-def test_each_contributor_counts_once(
+def test_result_with_a_contributor_twice_is_detected(
     operation: str, change: Callable[[Program], Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mistake(monkeypatch, change)
@@ -114,7 +114,7 @@ def test_each_contributor_counts_once(
 
 # A get is one stripe here.
 @pytest.mark.parametrize("operation", [one for one in OPERATIONS if one != "get"])
-def test_a_stripe_that_is_pulled_as_another_one_is_seen(
+def test_stripe_pulled_with_a_wrong_key_is_detected(
     operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = node.ScalePart.key
@@ -129,7 +129,7 @@ def test_a_stripe_that_is_pulled_as_another_one_is_seen(
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_bytes_that_do_not_come_are_seen(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_bytes_are_detected(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(program: Program) -> Program:
         return dataclasses.replace(program, serves=program.serves[1:])
 

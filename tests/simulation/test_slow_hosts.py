@@ -70,7 +70,7 @@ def transfers(
 
 
 @pytest.mark.parametrize("slow_rank", [pytest.param(0, marks=pytest.mark.soak), 3])
-def test_it_is_relieved_of_its_stripe_within_the_call(
+def test_slow_host_loses_its_stripe_within_the_call(
     monkeypatch: pytest.MonkeyPatch, slow_rank: int
 ) -> None:
     """With a stripe it would have to move BOUND transfers, without one a single one, besides what
@@ -86,14 +86,16 @@ def test_it_is_relieved_of_its_stripe_within_the_call(
     assert max(taken[:SLOW_CALL]) < 1.03 * BOUND
 
 
-def test_it_keeps_its_stripe_if_most_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_host_late_in_the_call_keeps_its_stripe(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has received what it needs for its stripe, and others would need that again."""
     taken = transfers(monkeypatch, 2, 0.45)
     assert taken[SLOW_CALL] < 1.03 * BOUND * (0.45 + 0.55 / SLOW)
     assert taken[SLOW_CALL + 1] < 1.03 / SLOW
 
 
-def test_a_late_member_only_delays_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_host_with_a_late_member_loses_its_stripe_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The slow link is reported first while a member is still missing, and then again."""
     late_s = 0.7
     taken = transfers(monkeypatch, 3, 0.0, late_s)
@@ -101,7 +103,7 @@ def test_a_late_member_only_delays_that(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("fast", [4.0, pytest.param(10.0, marks=pytest.mark.soak)])
-def test_a_host_that_is_faster_than_the_others_is_not_slow(
+def test_fast_host_limited_by_others_is_not_slow(
     monkeypatch: pytest.MonkeyPatch, fast: float
 ) -> None:
     """Other kinds of calls have shown what its link can do, and the others' links take less."""
@@ -172,7 +174,7 @@ def transfers_of_results(monkeypatch: pytest.MonkeyPatch, slow_place: int) -> li
 
 
 @pytest.mark.parametrize("slow_place", [0, pytest.param(3, marks=pytest.mark.soak)])
-def test_it_is_relieved_of_its_stripe_of_results_too(
+def test_slow_host_loses_its_stripe_of_results(
     monkeypatch: pytest.MonkeyPatch, slow_place: int
 ) -> None:
     """The manager, which plans these, hears of the slow link as the leading node of a Group does,

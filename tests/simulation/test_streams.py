@@ -74,7 +74,7 @@ class Play:
 
 
 @pytest.mark.parametrize("first", range(0, len(SEEDS), 40))
-def test_simulated_streams_do_what_the_rule_says(first: int) -> None:
+def test_streams_simulated_follow_the_transfer_model(first: int) -> None:
     moved = 0
     for seed in SEEDS[first : first + 40]:
         play = Play(seed)
@@ -98,7 +98,7 @@ def test_simulated_streams_do_what_the_rule_says(first: int) -> None:
     assert moved > 500
 
 
-def test_a_part_of_a_cell_in_both() -> None:
+def test_partial_pull_in_model_and_simulation_is_equal() -> None:
     twin = transfer_model.TransferModel()
     twin.cell("whole", 100_000, filled=100_000)
     twin.cell("part", 70_000)
@@ -118,7 +118,7 @@ def engines() -> tuple[ScaleEngine, ScaleEngine]:
     return one, other
 
 
-def test_a_pull_from_another_place_is_seen() -> None:
+def test_pull_from_a_wrong_offset_is_detected() -> None:
     engine, other = engines()
     other.cell(KEY, 64, 100, "here", 100)
     engine.pull(engine.cell(None, 0, 100), other, KEY)
@@ -126,7 +126,7 @@ def test_a_pull_from_another_place_is_seen() -> None:
         engine.network.timeline.run(100, 1.0)
 
 
-def test_a_pull_of_more_than_there_will_be_is_seen() -> None:
+def test_pull_beyond_the_source_is_detected() -> None:
     engine, other = engines()
     other.cell(KEY, 0, 100, "here", 100)
     engine.pull(engine.cell(None, 0, 101), other, KEY)
@@ -135,14 +135,14 @@ def test_a_pull_of_more_than_there_will_be_is_seen() -> None:
 
 
 @pytest.mark.parametrize("place", [(0, 128), (64, 64)])
-def test_a_fold_of_different_places_is_seen(place: tuple[int, int]) -> None:
+def test_fold_of_different_offsets_is_detected(place: tuple[int, int]) -> None:
     engine, _ = engines()
     sources = [engine.cell(None, 0, 64, "here", 64), engine.cell(None, *place, "there", place[1])]
     with pytest.raises(WrongPlace, match="different offsets"):
         engine.fold(engine.cell(None, 0, 64), sources)
 
 
-def test_a_cell_that_is_let_go_too_early_is_seen() -> None:
+def test_cell_closed_too_early_is_detected() -> None:
     engine, other = engines()
     source = other.cell(KEY, 0, 100, "here", 100)
     cell = engine.cell(None, 0, 100)

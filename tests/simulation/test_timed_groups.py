@@ -27,7 +27,7 @@ def begin(work: Workload) -> None:
 
 
 @pytest.mark.parametrize("faults", [False, True])
-def test_members_that_leave_in_calls_harm_no_other_member(
+def test_members_leaving_during_calls_do_not_affect_others(
     monkeypatch: pytest.MonkeyPatch, faults: bool
 ) -> None:
     ends: Counter[str] = Counter()
