@@ -1,1 +1,1 @@
-"""Benchmarks: one file per question. `python -m benchmarks` runs them and prints one table."""
+"""Benchmarks, one module per subject. `python -m benchmarks` runs them and prints one table."""

@@ -1,7 +1,6 @@
-"""`python -m benchmarks [--quick] [-k EXPRESSION]`: run the benchmarks, print one table.
+"""`python -m benchmarks [--quick] [-k EXPRESSION]`: run the benchmarks and print one table.
 
-Everything found is left in benchmarks/results/latest.json.
-"""
+All results are written to benchmarks/results/latest.json."""
 
 from __future__ import annotations
 

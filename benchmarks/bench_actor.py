@@ -1,4 +1,4 @@
-"""What do calls of an actor cost beside tasks, and a queue beside the standard library's?"""
+"""The cost of actor calls compared with tasks, and of a Queue compared with multiprocessing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does it cost to hand a large array to a task?"""
+"""The cost of passing a large array to a task."""
 
 from __future__ import annotations
 

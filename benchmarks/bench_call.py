@@ -1,4 +1,4 @@
-"""How long does one small task take, there and back?"""
+"""The round-trip time of one small task."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""How near one pull over TCP comes to a plain loop of send and recv_into.
+"""One pull over TCP compared with a plain loop of send and recv_into.
 
-The bound: two processes on this host, one TCP connection over loopback; the sender sends from warm
-memory, the receiver receives into warm memory, each in pieces of 1 MiB, and nothing else. The
-engine's pull of the same bytes, between two processes too, stands beside it, without and with
-checksums. Rounds take turns: memory that others use is not equally fast all the time.
+The bound: two processes on this host and one TCP connection over loopback. The sender sends from
+warm memory, the receiver receives into warm memory, each in pieces of 1 MiB, and nothing else. The
+engine pulls the same bytes between two processes, without and with checksums. Rounds alternate,
+because the speed of shared memory varies over time.
 
     python benchmarks/bench_engine.py [--mebibytes 256] [--rounds 7]
 """

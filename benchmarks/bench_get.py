@@ -1,4 +1,4 @@
-"""What does it cost to look at a large object that another process has put?"""
+"""The cost of reading a large object that another process has put."""
 
 from __future__ import annotations
 

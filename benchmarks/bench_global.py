@@ -1,4 +1,4 @@
-"""What does a large global array of a script cost at each submit of a function that names it?"""
+"""The cost of a large global array of a script at each submit of a function that uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a call of a Group cost on one host, large and small?"""
+"""The cost of large and small calls of a Group on one host."""
 
 from __future__ import annotations
 

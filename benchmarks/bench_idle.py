@@ -1,4 +1,4 @@
-"""What does a cluster cost that has nothing to do?"""
+"""The CPU time of an idle cluster."""
 
 from __future__ import annotations
 

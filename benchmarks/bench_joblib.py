@@ -1,8 +1,7 @@
-"""What does joblib's Parallel cost on our workers, and what on those of loky?
+"""joblib's Parallel on workers of this library compared with those of loky.
 
-The same calls with both backends in turns, two workers each. What tasks compute is nothing, so the
-times are those of sending, receiving and waiting.
-"""
+Both backends make the same calls in turn, with two workers each. The tasks compute nothing, so the
+times are those of sending, receiving and waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do a storm of callers, and many idle hosts, cost the manager?"""
+"""The cost for the manager of a storm of callers, and of many idle hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a Future cost more if there are more of them?"""
+"""The cost per Future of many Futures."""
 
 from __future__ import annotations
 

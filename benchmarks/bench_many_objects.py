@@ -1,7 +1,6 @@
-"""Does the cost of one link, one call, one turn depend on how many others there are?
+"""The cost of one link, one call and one turn of the loop with many others open.
 
-Each row is the cost with 100 000 of them over the cost with 1 000, in the same process.
-"""
+Each row is the cost with 100 000 of them divided by the cost with 1 000, in the same process."""
 
 from __future__ import annotations
 

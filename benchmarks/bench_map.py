@@ -1,4 +1,4 @@
-"""What does `map` of many tiny items cost, beside a pool with the best chunksize that there is?"""
+"""The cost of `map` over many tiny items, compared with a pool with the best chunksize."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long does the planner think, in a cluster of a thousand nodes?"""
+"""The planner's time per message in a cluster of a thousand nodes."""
 
 from __future__ import annotations
 

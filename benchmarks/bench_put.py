@@ -1,4 +1,4 @@
-"""How fast are large arrays stored?"""
+"""The rate at which large arrays are stored."""
 
 from __future__ import annotations
 

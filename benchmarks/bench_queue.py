@@ -1,4 +1,4 @@
-"""How many small tasks get done in a second, when many are queued at once?"""
+"""The rate of small tasks when many are queued."""
 
 from __future__ import annotations
 

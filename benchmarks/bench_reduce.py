@@ -1,4 +1,4 @@
-"""How close does a reduction come to what the memory can do?"""
+"""The rate of a reduction compared with the memory bandwidth."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""How near the reduction kernels come to the speed of memory.
+"""The rate of the reduction kernels compared with the memory bandwidth.
 
-The bound: n inputs of S bytes are read once and one is written, (n + 1) S bytes in all. memcpy
-moves M bytes per second, counting those read and those written; so no reduction that touches
-memory once should need much more than (n + 1) S / M. Rounds of memcpy and of the reduction, by the
-same number of threads, take turns: memory that others use too is not equally fast all the time.
+The bound: n inputs of S bytes are read once and one output is written, (n + 1) S bytes in all.
+memcpy moves M bytes per second, reads and writes counted together, so a reduction that touches
+memory once should take about (n + 1) S / M. Rounds of memcpy and of the reduction alternate, with
+the same number of threads, because the speed of shared memory varies over time.
 
     python benchmarks/bench_reduce_kernel.py [--mebibytes 64] [--inputs 8] [--rounds 7]
 
-NumPy's fold `functools.reduce(np.add, arrays)` stands beside it, for scale.
+NumPy's `functools.reduce(np.add, arrays)` is measured for comparison.
 """
 
 import argparse

@@ -1,5 +1,4 @@
-"""How long do requests take that many clients make at a time: through an event loop, and through
-a thread for each?"""
+"""The latency of many concurrent clients, with an event loop and with a thread for each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does it cost to get a large array back from a task?"""
+"""The cost of returning a large array from a task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast are small objects stored, and read elsewhere?"""
+"""The rate at which small objects are stored, and read by other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long until a program can begin, and until a cluster has done its first work?"""
+"""The time until a program can start, and until a cluster has returned its first results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does an item of a stream cost?"""
+"""The cost of one item of a stream."""
 
 from __future__ import annotations
 

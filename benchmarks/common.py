@@ -1,4 +1,4 @@
-"""What the benchmarks share: sizes, the row of the table, the memcpy that they are measured by."""
+"""Common parts of the benchmarks: sizes, rows of the table, the memcpy reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table that benchmarks print: plain text, one line for each row."""
+"""The table of the benchmarks: plain text, one line per row."""
 
 from __future__ import annotations
 

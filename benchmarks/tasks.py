@@ -1,4 +1,4 @@
-"""What the workers run. In a module of its own: spawned workers and loky import it by name."""
+"""The functions that workers run. Spawned workers and loky import this module by name."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Whole applications on emulated hosts: ours alone, inside Ray, and Ray or Dask alone."""
+"""Whole applications on emulated hosts: this library alone, inside Ray, and Ray or Dask alone."""

@@ -1,12 +1,11 @@
 """`python -m benchmarks.applications [-k PATTERN] [-n 8] [--quick]`: whole applications.
 
-Needs root, `make engines`, and Debian's dataset-fashion-mnist. Each case starts emulated hosts of
-1 Gbit/s with one system on them, runs one program of examples/applications/ there, and leaves what
-it has found in benchmarks/results/applications/CASE.json (with --quick in .../quick). A case that
-has a file is not run again, so a run that was stopped goes on; --again measures anew. At last the
-table of all that there is; --report prints only that, and with --publish what is in the
-documentation is replaced (then: python docs/applications.py).
-"""
+Needs root, `make engines`, and Debian's dataset-fashion-mnist. Each case starts one system on
+emulated hosts of 1 Gbit/s, runs one program of examples/applications/, and writes the results to
+benchmarks/results/applications/CASE.json (with --quick to .../quick). Cases with a result are not
+run again, so an interrupted run can be continued; --again repeats all measurements. Then the table
+of all results is printed. --report only prints the table; with --publish it also replaces the data
+of the documentation (then run: python docs/applications.py)."""
 
 from __future__ import annotations
 

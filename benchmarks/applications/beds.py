@@ -1,8 +1,7 @@
-"""Emulated hosts with a system on them, on which the programs of examples/applications/ run.
+"""Emulated hosts with a running system, on which programs of examples/applications/ run.
 
-The same application is measured on several systems, each started on every host by its own command
-line, as its users do. All processes of a bed end with it.
-"""
+The same application is measured on several systems. Each is started on every host by its own
+command line, as users do. All processes of a bed end with it."""
 
 from __future__ import annotations
 

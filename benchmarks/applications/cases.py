@@ -1,9 +1,8 @@
-"""What is measured, and what is compared with what.
+"""The cases that are measured, and the comparisons between them.
 
-Each application is a module beside this one that lists its cases and comparisons; a case is one
-program on one system, whose result is kept in a file of its own, so that a run that was stopped
-goes on where it was.
-"""
+Each application is a module of this package that lists its cases and comparisons. A case is one
+program on one system. Its result is saved in a separate file, so an interrupted run can be
+continued."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""An ensemble of eight models that is served; batches go to all, one request after the other.
+"""Serving an ensemble of eight models: each batch is sent to all models, one request at a time.
 
-This module lists the cases of examples/applications/ensemble/.
-"""
+This module lists the cases of examples/applications/ensemble/."""
 
 from __future__ import annotations
 

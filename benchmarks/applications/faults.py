@@ -1,9 +1,8 @@
-"""A host dies and comes back, while asynchronous SGD goes on, and while an ensemble is served.
+"""A host dies and returns during asynchronous SGD, and while an ensemble is served.
 
-This module lists the cases of the paper's figure on faults (Hoplite, SIGCOMM 2021, section 6.4). A
-host is killed with all its processes and its link, so no connection is closed. Later an empty host
-starts at the same address. Ray runs with its default health checks, and once with frequent ones.
-"""
+This module lists the cases of the figure on faults in Hoplite (SIGCOMM 2021, section 6.4). A host
+is killed with all its processes and its link, so no connection is closed. Later an empty host
+starts at the same address. Ray runs with its default health checks, and once with frequent ones."""
 
 from __future__ import annotations
 

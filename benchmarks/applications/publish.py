@@ -1,8 +1,8 @@
-"""What the documentation shows of the saved results: one file of JSON, which is committed.
+"""The results that the documentation shows: one JSON file, which is committed.
 
 docs/applications.py draws the pictures and tables from this file, also in the tests of the
-documentation, where no benchmark results exist. The committed file is the record behind the page.
-"""
+documentation, where no benchmark results exist. The committed file is the record behind the
+page."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What the saved results say, as a table.
-
-The table is drawn from whatever has been measured so far.
-"""
+"""Prints the saved results as a table. Cases without a result are left out."""
 
 from __future__ import annotations
 

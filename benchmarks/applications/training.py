@@ -1,4 +1,4 @@
-"""Training in equal steps: our DistributedDataParallel beside torch's own on Gloo.
+"""Synchronous training: DistributedDataParallel on this library, and torch's own on Gloo.
 
 This module lists the cases of examples/applications/synchronous_training/.
 """

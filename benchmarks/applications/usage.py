@@ -1,8 +1,7 @@
-"""What the processes of emulated hosts use: memory, processor time, bytes over the links.
+"""Resource usage of emulated hosts: memory, CPU time, bytes over the links.
 
-Who is faster by taking more memory or more of the processors should not look better than he is. A
-host is a PID namespace, and its processes are found by that.
-"""
+A system that is faster because it uses more memory or more processors should not look better than
+it is. A host is a PID namespace, by which its processes are found."""
 
 from __future__ import annotations
 

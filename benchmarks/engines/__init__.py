@@ -1,1 +1,1 @@
-"""Collectives inside Ray and Dask, beside what these engines do themselves, over emulated hosts."""
+"""Collectives inside Ray and Dask, compared with those of Ray and Dask, on emulated hosts."""

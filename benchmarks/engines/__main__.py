@@ -1,11 +1,10 @@
 """`python -m benchmarks.engines [-n 8] [--engines ray dask]`: collectives inside Ray and Dask.
 
-Needs root, and the environment of the engines (`make bench-engines`). Rows: how many times as fast
-as the engine's own way a broadcast and a reduction of 64 MiB are; and the same calls inside the
-engine beside those of a cluster without it, on the same hosts. Links are those of tc; beside the
-rows stands the bound of a star of links, measured with plain sockets. TLS is off, as the engines
-have it. Everything found is left in benchmarks/results/engines-N.json.
-"""
+Needs root, and the environment of the engines (`make bench-engines`). Rows: the speed of a
+broadcast and of a reduction of 64 MiB, relative to the engine's own; and the same calls inside the
+engine compared with a cluster without it, on the same hosts. Links are limited by tc. The bound of
+a star of links is measured with plain sockets. TLS is off, as in the engines. All results are
+written to benchmarks/results/engines-N.json."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What the benchmarks inside engines compute, whichever engine it is, and how it is timed.
+"""The arrays, timing and checks of the benchmarks inside engines.
 
-An engine's own way and ours are given the same numbers, are timed by the same lines and are checked
-element by element, outside the timed part.
-"""
+The engine's own collectives and those of this library get the same values, are timed by the same
+code, and are checked element by element, outside the timed part."""
 
 from __future__ import annotations
 

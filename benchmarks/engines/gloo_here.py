@@ -1,11 +1,10 @@
-"""`python -m benchmarks.engines.gloo_here [-n 2 4]`: a Group and torch over it, beside Gloo.
+"""`python -m benchmarks.engines.gloo_here [-n 2 4]`: a Group, torch over it, and Gloo.
 
 Needs the environment of the engines (`make bench-gloo`), and one host. Each rank is a process of
-`spmd`; in it a Group, torch.distributed over this library and torch.distributed over Gloo take
+`spmd`, in which a Group, torch.distributed over this library and torch.distributed over Gloo take
 turns, so all three run on the same machine at the same time. A row has the median, at rank 0, of
-the time of one call, and the last row a step of DistributedDataParallel. Everything found is left
-in benchmarks/results/gloo-here-N.json.
-"""
+the time of one call; the last row has a step of DistributedDataParallel. All results are written to
+benchmarks/results/gloo-here-N.json."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""A driver of Ray's on the first host: broadcast and reduce, Ray's own way and ours.
+"""A Ray driver on the first host: broadcast and reduce, by Ray and by this library.
 
-Ray's own way, as its users write it. broadcast: `ray.put`, and a call of an actor on each host with
-that ref. reduce: results of actors, added up pairwise by tasks; and, simpler, fetched and added by
-the driver. Ours: the same actors, with refs of this library's. `inside broadcast` and `inside
-reduce` are the calls that benchmarks/lan/driver.py times without Ray. Arguments: bytes, rounds,
-hosts. Prints one JSON line.
-"""
+Ray, as its users write it. broadcast: `ray.put`, and a call of an actor on each host with that ref.
+reduce: results of actors, added pairwise by tasks; and, simpler, fetched and added by the driver.
+This library: the same actors, with refs of this library. `inside broadcast` and `inside reduce` are
+the calls that benchmarks/lan/driver.py times without Ray. Arguments: bytes, rounds, hosts. Prints
+one line of JSON."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
 """`python -m benchmarks.lan [-n 4] [--sections ...]`: collectives over emulated hosts.
 
-Needs root. The bound of each row is that of a star of links (Blink, MLSys 2020; _planner/cost.py
-has the formulas). groups: Group calls. cpu: processor time of these, beside the floor of plain
-sockets. tls: the same over TLS. refs: collectives on results of tasks. apart: ranks that arrive
-0.3 s after each other. unequal: one link of a quarter, and links alike with one path of an
-eighth between two hosts (packed trees). fast: links that nothing limits. Beside each
-row what Gloo needs for the same on the same hosts, if its environment is there (`make peers`).
-Everything found is left in benchmarks/results/lan-*.json.
-"""
+Needs root. The bound of each row is that of a star of links (Blink, MLSys 2020; formulas in
+_planner/cost.py). groups: calls of Groups. cpu: their CPU time, and that of plain sockets. tls: the
+same over TLS. refs: collectives on results of tasks. apart: ranks that arrive 0.3 s after each
+other. unequal: one link with a quarter of the rate, and equal links with one path of an eighth
+between two hosts (packed trees). fast: unlimited links. Each row also has the time of Gloo on the
+same hosts, if its environment exists (`make peers`). All results are written to
+benchmarks/results/lan-*.json."""
 
 from __future__ import annotations
 

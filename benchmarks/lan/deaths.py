@@ -1,11 +1,10 @@
-"""`python -m benchmarks.lan.deaths [-n 8] [--rounds 3]`: what a death in the middle costs.
+"""`python -m benchmarks.lan.deaths [-n 8] [--rounds 3]`: the cost of a death during a call.
 
-Needs root. Every measurement has a cluster of its own over emulated hosts of 1 Gbit/s: the call is
-made twice undisturbed (the first one is cold), then once while a host, or the manager's process,
-dies half way of the time that it took. A host dies with its connections (killed) or in silence
-(cut, stopped): then what it takes to notice is part of the time, and not of the ratio. Results are
-checked whole, outside of the time. The median of the rounds counts.
-"""
+Needs root. Each measurement has its own cluster over emulated hosts of 1 Gbit/s. The call is made
+twice undisturbed (the first one is cold), then once while a host, or the manager's process, dies
+after half of that time. A host dies with its connections (killed) or silently (cut, stopped); then
+the time until detection is part of the time, but not of the ratio. Results are checked completely,
+outside the timed part. The median of the rounds is printed."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """`python -m benchmarks.lan.deaths_beside [-n 8]`: the same death under Gloo and Open MPI.
 
 Needs root and `make peers`. Eight ranks on emulated hosts of 1 Gbit/s call an allreduce of 64 MiB
-three times; in the third call one host is killed half way, in another run it is cut off without a
-word. What is told of each peer: what the survivors hear, and after how many seconds; or that they
-have heard nothing when PATIENCE_S is over.
-"""
+three times. Half-way through the third call one host is killed; in another run it is cut off
+silently. Printed for each peer: the errors of the survivors and the seconds until them, or that
+there was no error within PATIENCE_S."""
 
 from __future__ import annotations
 

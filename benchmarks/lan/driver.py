@@ -1,9 +1,8 @@
-"""The driver of the benchmarks on refs: arrays that tasks have made, one on each host.
+"""The driver of the benchmarks on refs: arrays made by tasks, one on each host.
 
-It runs on an emulated host, as a program of a user would. Every round has new random data; every
-element of a result is compared outside the timed part. Prints one JSON line: for each kind the
-seconds of each round but the first.
-"""
+It runs on an emulated host, like a program of a user. Every round has new random data. Every
+element of a result is compared, outside the timed part. Prints one line of JSON: for each kind the
+seconds of each round except the first."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The floor of processor time on this machine: `floor.c`, compiled and run on emulated hosts.
+"""The minimum CPU time on this machine: `floor.c`, compiled and run on emulated hosts.
 
-The parent's side of the program that moves the same bytes over the same flows with plain sockets
-and nothing else, so that its rows stand beside ours and Gloo's.
-"""
+The parent's side of the program that moves the same bytes over the same flows with plain sockets,
+for comparison with this library and Gloo."""
 
 from __future__ import annotations
 

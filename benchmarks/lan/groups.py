@@ -1,4 +1,4 @@
-"""One rank on each emulated host: the parent's side, for Group calls and for peers."""
+"""One rank on each emulated host: the parent's side, for calls of Groups and for peers."""
 
 from __future__ import annotations
 

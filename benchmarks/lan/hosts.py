@@ -1,8 +1,7 @@
-"""The emulated hosts of a benchmark: how fast their links are, and a cluster over them.
+"""The emulated hosts of a benchmark: the rates of their links, and a cluster over them.
 
-The links' rate is measured with plain sockets from and into warm memory, in the same run as what is
-compared with it.
-"""
+The rate is measured with plain sockets and warm memory, in the same run as the measurements that
+are compared with it."""
 
 from __future__ import annotations
 

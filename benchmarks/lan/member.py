@@ -1,8 +1,7 @@
-"""One rank of the benchmarks, on one emulated host: the calls of a Group, timed one by one.
+"""One rank of the benchmarks on one emulated host: calls of a Group, timed one by one.
 
-Every rank runs this file; rank 0's host only differs by its number. Prints one JSON line: for each
-row the seconds of each round, so that the slowest rank of a round counts.
-"""
+Every rank runs this file. Prints one line of JSON: for each row the seconds of each round, so that
+the slowest rank of a round counts."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What one rank of a benchmark does, whoever moves the bytes: fresh data, one timed call, a check.
+"""The rounds of one rank of a benchmark: new data, one timed call, a check.
 
-Ours and a peer are measured by the same lines, on the same numbers. It runs in a peer's environment
-too, so it needs nothing but numpy.
-"""
+This library and a peer are measured by the same code, on the same values. It also runs in the
+environment of a peer, so it needs only numpy."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
 """`python -m benchmarks.lan.sgd [-n 8] [--seconds 20]`: asynchronous SGD while hosts die and join.
 
 Needs root. A parameter server as in Hoplite (SIGCOMM 2021, section 6.3): the driver puts 4 MiB of
-parameters, every host computes gradients of what it was given, a step is taken with the first half
-of the gradients that are ready, and only those who gave one get the new parameters. It runs first
-undisturbed, then with a host killed every KILL_EVERY_S and a new one joining at once. What is told
-is steps per second, and the distance to the optimum, which has to shrink.
-"""
+parameters, every host computes gradients of its parameters, a step uses the first half of the
+gradients that are ready, and only the hosts of these get the new parameters. It runs first
+undisturbed, then with a host killed every KILL_EVERY_S and a new one joining immediately. Printed:
+steps per second, and the distance to the optimum, which must shrink."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""`python -m benchmarks.lan.slows [-n 4] [--results]`: a host that slows down to a quarter.
+"""`python -m benchmarks.lan.slows [-n 4] [--results]`: a host whose link slows down to a quarter.
 
-Needs root. Ranks make allreduces of 64 MiB one right after the other, or with `--results` one
-program does, of what tasks have made on all hosts. When the call `SLOW_CALL` has begun, the last
-host's link gets a quarter of its rate, and when `FAST_CALL` begins, all of it. Prints each call's
-seconds, and what no algorithm can beat on the links of that call. `--tree CHECKOUT`: another build,
-whose figures are taken the same way.
-"""
+Needs root. Ranks make allreduces of 64 MiB in a row; with `--results` one program does, on results
+of tasks of all hosts. After the start of call `SLOW_CALL` the last host's link gets a quarter of
+its rate, and at the start of `FAST_CALL` its full rate. Prints the seconds of each call, and the
+lower bound for the links of that call. `--tree CHECKOUT`: another build, measured in the same
+way."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Two builds, call by call in turn: what a change costs or saves where speed varies."""
+"""Two builds whose calls alternate: the effect of a change on a machine whose speed varies."""

@@ -1,11 +1,11 @@
-"""`python -m benchmarks.pairs BEFORE [-n 4] [--pairs 20] [--rows ...]`: this build beside another.
+"""`python -m benchmarks.pairs BEFORE [-n 4] [--pairs 20] [--rows ...]`: compare two builds.
 
-BEFORE is the folder of another checkout whose modules are compiled. Both builds run at once, on the
-same machine, and make each call in turn (the order changes from pair to pair), because this
-machine's speed varies more from minute to minute than builds differ. Of each row: the median of
-after ÷ before over all pairs, and its interval of 95 % by bootstrap. Without -n the rows of one
-host; with it calls of a Group over that many emulated hosts of 1 Gbit/s, which needs root.
-"""
+BEFORE is the folder of another checkout whose modules are compiled. Both builds run at the same
+time on the same machine, and make each call in turn (the order changes from pair to pair), because
+the machine's speed varies more from minute to minute than the builds differ. Each row has the
+median of after ÷ before over all pairs, and its interval of 95 % by bootstrap. Without -n: the rows
+of one host; with -n: calls of a Group over that many emulated hosts of 1 Gbit/s, which needs
+root."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""The rows of one build on one host: one cluster, and one timed call for each line that is read.
+"""The rows of one build on one host: one cluster, and one timed call for each input line.
 
-Two of these run at once, one with each build, and take turns. Run as a file with the build's folder
-as PYTHONPATH, because nothing of another build may be imported.
-"""
+Two of these run at the same time, one with each build, and take turns. It runs as a file with the
+build's folder as PYTHONPATH, because nothing of another build may be imported."""
 
 from __future__ import annotations
 

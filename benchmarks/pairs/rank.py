@@ -1,7 +1,7 @@
-"""One rank of one build, on one emulated host: a timed call of a Group for each line that is read.
+"""One rank of one build on one emulated host: a timed call of a Group for each input line.
 
-The counterpart of here.py over hosts. benchmarks/lan/rounds.py defines the timing and the checks.
-"""
+The counterpart of here.py over hosts. benchmarks/lan/rounds.py defines the timing and the
+checks."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""The driver of one build on the first emulated host: a timed collective on refs for each line that
-is read.
+"""The driver of one build on the first emulated host: a timed collective for each input line.
 
 The counterpart of rank.py for results of tasks on all hosts. benchmarks/lan/driver.py defines the
-timing and the checks.
-"""
+timing and the checks."""
 
 from __future__ import annotations
 

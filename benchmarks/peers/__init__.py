@@ -1,4 +1,4 @@
-"""Other ways to run functions in processes, behind one face."""
+"""Other ways to run functions in processes, behind one interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a peer must be able to do."""
+"""The interface of a peer."""
 
 from __future__ import annotations
 

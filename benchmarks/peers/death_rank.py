@@ -1,9 +1,8 @@
-"""One rank of a peer of which one will die: three allreduces, and what this one hears of it.
+"""One rank of a peer, of which one will die: three allreduces, and their errors.
 
-What Gloo and Open MPI do when a host dies in the middle of a call is to be seen on the same hosts
-as ours. Appends a line of JSON to FOLDER/RANK for each call: when it began and ended (seconds of
-the monotonic clock, which all emulated hosts share), and the error if there was one.
-"""
+It shows how Gloo and Open MPI react to the death of a host during a call, on the same hosts as this
+library. Appends a line of JSON to FOLDER/RANK for each call: its start and end (seconds of the
+monotonic clock, which all emulated hosts share), and its error, if any."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Gloo, as torch.distributed brings it, over emulated hosts: the parent's side.
+"""Gloo, as part of torch.distributed, over emulated hosts: the parent's side.
 
-Torch lives in an environment of its own (`make peers`), which neither the library nor its tests
-need; where it is missing or does not work the table goes without, and this says so.
-"""
+Torch has its own environment (`make peers`), which neither the library nor its tests need. If it is
+missing or does not work, the table has no such column, and a message says so."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""One rank of Gloo, on one emulated host: the calls of torch.distributed, timed one by one.
+"""One rank of Gloo on one emulated host: calls of torch.distributed, timed one by one.
 
-It is to Gloo what benchmarks/lan/member.py is to a Group, in the environment that has torch. Prints
-one JSON line: for each row the seconds of each round.
-"""
+The counterpart of benchmarks/lan/member.py in the environment with torch. Prints one line of JSON:
+for each row the seconds of each round."""
 
 from __future__ import annotations
 

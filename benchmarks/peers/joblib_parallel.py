@@ -1,4 +1,4 @@
-"""joblib.Parallel, kept open; it writes large arrays to files that its workers map."""
+"""joblib.Parallel, kept open. It writes large arrays to files that its workers map."""
 
 from __future__ import annotations
 

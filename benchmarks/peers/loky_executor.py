@@ -1,4 +1,4 @@
-"""loky's executor."""
+"""The executor of loky."""
 
 from __future__ import annotations
 

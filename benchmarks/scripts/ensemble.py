@@ -1,10 +1,9 @@
-"""An ensemble over one large array: with a pool that is forked, or with a cluster, start to end.
+"""An ensemble over one large array, from start to end: with a forked pool, or with a cluster.
 
     python ensemble.py fork|ours BYTES MEMBERS
 
-The forked pool gets the array through its initializer, which is how such programs are written: the
-children have it without a copy. Ours puts it and gives the ref to every member.
-"""
+The forked pool gets the array through its initializer, as such programs are usually written: the
+children have it without a copy. The cluster puts the array, and passes the ref to every member."""
 
 from __future__ import annotations
 

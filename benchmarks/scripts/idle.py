@@ -1,4 +1,4 @@
-"""Prints what an idle cluster costs over some seconds: `idle.py SECONDS`."""
+"""Prints the CPU time of an idle cluster over some seconds: `idle.py SECONDS`."""
 
 import json
 import os

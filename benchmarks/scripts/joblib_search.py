@@ -1,9 +1,9 @@
-"""One grid search of scikit-learn in a new process: the first one, then more of them.
+"""A grid search of scikit-learn in a new process, repeated.
 
     python joblib_search.py BACKEND ROUNDS
 
-Prints JSON: `cold`, seconds from before the backend is imported to the end of the first search,
-and `warm`, those of the later ones.
+Prints JSON: `cold`, the seconds from before the import of the backend to the end of the first
+search, and `warm`, those of each later one.
 """
 
 import json

@@ -1,12 +1,11 @@
-"""Prints what many hosts cost the manager: `manager_load.py storm|idle HOSTS SECONDS [plain]`.
+"""Prints the manager's cost of many hosts: `manager_load.py storm|idle HOSTS SECONDS [plain]`.
 
-storm: all hosts call at the same moment, over TLS; how long until the last one is connected.
-idle: that many hosts are connected and exchange heartbeats alone; the manager's processor time.
+storm: all hosts connect at the same time, over TLS; the time until the last one is connected.
+idle: so many hosts are connected and only exchange heartbeats; the manager's CPU time.
 plain: without TLS.
 
-The manager is the shipped one, in a process of its own: listener, TLS, planner, heartbeats. The
-hosts are the client's half of their connections to it, all in one process.
-"""
+The manager is the shipped one in its own process: listener, TLS, planner, heartbeats. One process
+has the client's half of all connections."""
 
 import heapq
 import json

@@ -1,4 +1,4 @@
-"""Prints what many Futures cost, in processor time of this process: `many_futures.py COUNT`."""
+"""Prints the CPU time of this process for many Futures: `many_futures.py COUNT`."""
 
 import concurrent.futures
 import json

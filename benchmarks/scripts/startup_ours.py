@@ -1,4 +1,4 @@
-"""Prints the seconds from making a cluster to its first two results."""
+"""Prints the seconds from the creation of a cluster to its first two results."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Prints the seconds from making a spawned pool to its first two results."""
+"""Prints the seconds from the creation of a spawned pool to its first two results."""
 
 import json
 import multiprocessing
