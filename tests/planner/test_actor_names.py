@@ -45,7 +45,7 @@ def owners(sends: Any) -> dict[int, tuple[int, ...]]:
     return {node: one.owners for node, one in sends if isinstance(one, OwnersReassigned)}
 
 
-def test_a_name_goes_to_the_node_that_begins_the_actor_again() -> None:
+def test_actor_name_after_failover_belongs_to_the_new_node() -> None:
     planner = joined(4)
     planner.step(ActorNameClaimed(1, 0, "ps", IDENTITY, True), 0.0)
     planner.step(NodeLost(0, 0), 0.0)
@@ -62,7 +62,7 @@ def test_a_name_goes_to_the_node_that_begins_the_actor_again() -> None:
     assert holder(planner) is None  # none of them can begin it
 
 
-def test_a_spare_that_knows_of_no_name_releases_the_one_that_the_manager_has() -> None:
+def test_actor_name_unknown_to_the_backup_is_released() -> None:
     """Seed 500779: the actor's host had told its backup that the actor has no name any more, and a
     manager that was just being replaced had not heard of it."""
     planner = joined(2)
@@ -74,7 +74,7 @@ def test_a_spare_that_knows_of_no_name_releases_the_one_that_the_manager_has() -
 
 
 @pytest.mark.parametrize("moves", [False, True])
-def test_a_name_is_free_if_nobody_begins_the_actor_again(moves: bool) -> None:
+def test_actor_name_without_failover_is_released(moves: bool) -> None:
     planner = joined(3)
     planner.step(ActorNameClaimed(1, 0, "ps", IDENTITY, moves), 0.0)
     planner.step(NodeLost(0, 0), 0.0)
@@ -84,7 +84,7 @@ def test_a_name_is_free_if_nobody_begins_the_actor_again(moves: bool) -> None:
     assert holder(planner) is None
 
 
-def test_the_manager_dies_with_the_host() -> None:
+def test_actor_name_after_loss_of_manager_and_host_is_claimed_by_the_backup() -> None:
     """The next one hears the name from the node that can begin the actor again."""
     before = joined(3)
     members: tuple[Member, ...] = before.membership.members
@@ -106,7 +106,7 @@ def test_the_manager_dies_with_the_host() -> None:
 
 
 @pytest.mark.parametrize("lives", [False, True])
-def test_what_a_spare_says_counts_only_if_the_actors_node_does_not_report(lives: bool) -> None:
+def test_backup_claim_is_ignored_if_the_actors_node_reports(lives: bool) -> None:
     """Seed 1101627: the actor had ended, its backup had not heard of it, and then left."""
     members: tuple[Member, ...] = joined(2).membership.members
     planner = Planner(again=True, own=0)
@@ -120,7 +120,7 @@ def test_what_a_spare_says_counts_only_if_the_actors_node_does_not_report(lives:
     assert holder(planner) == (IDENTITY if lives else None)
 
 
-def test_what_a_spare_says_counts_if_the_actors_node_dies_before_it_has_reported() -> None:
+def test_backup_claim_counts_if_the_actors_node_dies_before_its_report() -> None:
     members: tuple[Member, ...] = joined(3).membership.members
     planner = Planner(again=True, own=1)
     for node in (0, 1, 2):
@@ -133,7 +133,7 @@ def test_what_a_spare_says_counts_if_the_actors_node_dies_before_it_has_reported
     assert refused[1] == ActorNameReport(4, "ps", IDENTITY)
 
 
-def test_of_several_spares_the_one_with_the_newest_state() -> None:
+def test_backup_claims_of_several_hosts_newest_state_wins() -> None:
     planner = joined(4)
     planner.step(NodeLost(0, 0), 0.0)
     planner.step(OrphansReported(1, 0, (IDENTITY,), (5,), (0,), (0, 0)), 0.0)
@@ -142,7 +142,7 @@ def test_of_several_spares_the_one_with_the_newest_state() -> None:
     assert owners(sends) == {1: (2,), 2: (2,), 3: (2,)}
 
 
-def test_names_of_nodes_about_which_nothing_will_be_decided_are_free() -> None:
+def test_actor_names_of_forgotten_nodes_are_released() -> None:
     names = ActorNames()
     for node in range(3):
         names.claim(ActorNameClaimed(0, node, f"of {node}", IDENTITY, True))

@@ -92,7 +92,7 @@ def test_join_after_a_quiet_time_is_announced_at_once_in_a_large_cluster() -> No
     assert nodes.all_known()
 
 
-def test_node_knows_all_joins_before_it_is_sent_anything_else() -> None:
+def test_joins_are_announced_before_any_other_message() -> None:
     nodes = Nodes()
     nodes.join(3 * AT_ONCE)
     assert not nodes.all_known()
@@ -107,7 +107,7 @@ def test_node_knows_all_joins_before_it_is_sent_anything_else() -> None:
     assert nodes.all_known()
 
 
-def test_node_that_is_lost_before_its_announcement_is_known_by_nobody() -> None:
+def test_node_lost_before_its_announcement_is_never_announced() -> None:
     nodes = Nodes()
     nodes.join(3 * AT_ONCE)
     nodes.knows.pop(3 * AT_ONCE - 1)
@@ -117,7 +117,7 @@ def test_node_that_is_lost_before_its_announcement_is_known_by_nobody() -> None:
     assert nodes.wake_at is None
 
 
-def test_host_that_returns_while_joins_wait_is_known_by_all() -> None:
+def test_host_returning_during_a_delay_is_announced_to_all() -> None:
     nodes = Nodes()
     nodes.join(3 * AT_ONCE)
     nodes.take(nodes.planner.step(m.NodeJoined(FIRST_HOST + 1, 2, 1), 0.0))
@@ -178,7 +178,7 @@ def test_duplicate_join_during_a_delay_is_answered_by_node_admitted_first() -> N
     assert nodes.all_known()
 
 
-def test_node_that_is_given_up_during_a_delay_is_told_no_joins() -> None:
+def test_node_declared_dead_during_a_delay_gets_no_joins() -> None:
     nodes = Nodes()
     nodes.join(AT_ONCE + 3)
     node = AT_ONCE + 1

@@ -152,7 +152,7 @@ def test_equal_links_reach_the_bound(nodes: int) -> None:
     assert scatter == exactly((nodes - 1) / nodes * NBYTES / 1e8, rel=1e-4)
 
 
-def test_one_slow_link_of_four() -> None:
+def test_allreduce_with_one_slow_link_reaches_the_bound() -> None:
     """Links of 1, 1, 1 and 0.25 Gbit/s: a ring would need 3.4 s, the bound is 2.1 s."""
     speeds = LinkSpeeds()
     for node, rate in enumerate([1.25e8, 1.25e8, 1.25e8, 0.3125e8]):
@@ -161,7 +161,7 @@ def test_one_slow_link_of_four() -> None:
     assert finishing_s(plan, speeds) == pytest.approx(NBYTES / 0.3125e8, rel=1e-3)
 
 
-def test_the_general_shares_agree_with_the_closed_form() -> None:
+def test_shares_of_equal_links_match_the_closed_form() -> None:
     rng = random.Random(1)
     for _ in range(100):
         count = rng.randint(2, 8)
@@ -172,7 +172,7 @@ def test_the_general_shares_agree_with_the_closed_form() -> None:
         assert sum(shares) == pytest.approx(1)
 
 
-def test_shares_of_a_fold_whose_members_travel_one_by_one() -> None:
+def test_shares_of_a_fold_with_separate_members_are_optimal() -> None:
     """Host 0 sends one member, host 2 two, and host 1, which is as slow as host 2, has the result.
     With half of it folded by host 2 itself, 1.5 times the object crosses the slow links."""
     hosts = [HostRates(4e8, 4e8), HostRates(1e8, 1e8), HostRates(1e8, 1e8)]
@@ -182,12 +182,12 @@ def test_shares_of_a_fold_whose_members_travel_one_by_one() -> None:
     assert seconds == cost.folding_s(10**8, hosts, [1, 0, 2], wanted, shares)
 
 
-def test_a_broadcast_to_nobody() -> None:
+def test_broadcast_without_receivers_has_no_transfer() -> None:
     """Of a Group whose members are all on one host."""
     assert cost.broadcast(NBYTES, 1e8, []) == (0.0, 0.0, [])
 
 
-def test_the_model_of_a_tree() -> None:
+def test_tree_model_of_21_receivers_has_depth_3() -> None:
     """A root, 4 below it and so on: with 21 others it is 3 deep. Each node sends to 4 children."""
     children = 4 * cost.STREAM_S
     assert cost.tree_s(21, 4, 0, 1e8, 1e-3) == pytest.approx(3 * (1e-3 + children))
@@ -199,7 +199,7 @@ def test_the_model_of_a_tree() -> None:
     assert both == pytest.approx(2 * setup_s + 5 * nbytes / 1e8)
 
 
-def test_who_folds_alone_receives_from_all_others() -> None:
+def test_single_owner_receives_from_all_others() -> None:
     hosts = [HostRates(1e8, 2e7)] * 4
     shares = [1.0, 0.0, 0.0, 0.0]
     wanted = [True, False, False, False]
@@ -224,7 +224,7 @@ def test_small_objects_and_many_nodes_get_few_streams() -> None:
     assert len(large.stripes) == 8
 
 
-def test_early_arrivals_own_what_is_too_small_for_all() -> None:
+def test_small_object_is_owned_by_early_arrivals() -> None:
     sent = dict.fromkeys((5, 2, 7, 1), 1)  # in order of arrival
     nbytes = 2 * tree_shapes.STRIPE_BYTES_MIN
     best = tree_shapes.reduction("allreduce", nbytes, sent, (1, 2, 5, 7), LinkSpeeds())
@@ -252,7 +252,7 @@ def test_an_object_of_three_stripes_has_three_owners() -> None:
     assert tree_shapes.owners(best.stripes) == {0, 1, 2}
 
 
-def test_only_who_owns_something_sends_results() -> None:
+def test_results_are_sent_by_owners_only() -> None:
     """Three contributions travel, and the results of two owners: that many streams are counted."""
     speeds = LinkSpeeds()
     hosts = speeds.hosts(range(3))
@@ -263,7 +263,7 @@ def test_only_who_owns_something_sends_results() -> None:
     assert best.seconds == pytest.approx(cost.one_hop_s(transfer_s, 3 + 2, latency_s), rel=1e-7)
 
 
-def test_reproducible_says_what_it_costs() -> None:
+def test_reproducible_reduction_notes_its_cost() -> None:
     sent = {0: 4, 1: 4}
     plain = tree_shapes.reduction("allreduce", NBYTES, sent, (0, 1), LinkSpeeds())
     ordered = tree_shapes.reduction("allreduce", NBYTES, sent, (0, 1), LinkSpeeds(), ordered=True)
@@ -280,7 +280,7 @@ def test_latencies_are_smoothed_with_the_stated_half_life() -> None:
     assert speeds.latency_s((0, 2)) == pytest.approx(1.5e-3)
 
 
-def test_rates_are_what_their_nodes_have_reported_last() -> None:
+def test_rates_reported_last_are_used() -> None:
     """A node smooths them, and reports changes alone: nothing more comes of a rate that stays."""
     speeds = LinkSpeeds()
     speeds.measure_host(0, 1e8, 1e8)
@@ -292,7 +292,7 @@ def test_rates_are_what_their_nodes_have_reported_last() -> None:
     assert speeds.hosts((0,))[0] == (BYTES_PER_S_DEFAULT, BYTES_PER_S_DEFAULT)
 
 
-def test_two_switches_are_no_star() -> None:
+def test_topology_of_two_switches_is_no_star() -> None:
     speeds = two_switches()
     assert not speeds.is_star(range(4), 0.0)
     assert speeds.is_star((0, 1), 0.0)
@@ -331,7 +331,7 @@ def test_trees_are_packed_within_the_rate_of_the_slowest_receiver() -> None:
     assert 0.8e7 <= pack(wanted).rate <= 1.001e7
 
 
-def test_the_heaviest_trees_are_kept() -> None:
+def test_packed_trees_keep_the_heaviest() -> None:
     """Of the root's two edges one is ten times as fast: hardly anything goes along the other."""
     wanted = PackingWanted((0, 1, 2), (1e8,) * 3, (1e8,) * 3, pairs=((0, 1, 1e8), (0, 2, 2e6)))
     packed = pack(wanted)
@@ -341,7 +341,7 @@ def test_the_heaviest_trees_are_kept() -> None:
     assert weights == sorted(weights, reverse=True)
 
 
-def test_arborescences_against_all_trees() -> None:
+def test_arborescences_match_exhaustive_search() -> None:
     """Every assignment of parents is tried: five vertices have few."""
     rng = random.Random(2)
     for _ in range(60):
@@ -352,7 +352,7 @@ def test_arborescences_against_all_trees() -> None:
         assert found == pytest.approx(shortest_by_trying(count, lengths))
 
 
-def test_a_vertex_that_nothing_reaches() -> None:
+def test_arborescence_with_an_unreachable_vertex_is_none() -> None:
     with pytest.raises(ValueError, match="2 vertices have no edge"):
         arborescence(4, {(0, 1): 1.0})
 

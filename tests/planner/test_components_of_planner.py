@@ -28,7 +28,7 @@ def test_every_message_is_handled_and_every_answer_can_be_drawn() -> None:
     assert StepResult().as_text() == "nothing"
 
 
-def test_which_node_owns_an_object_is_drawn() -> None:
+def test_owner_messages_have_a_text() -> None:
     sends = (
         (0, m.OwnerReport(ID, 3)),
         (0, m.OwnerReport(ID, NODES_MAX)),
@@ -45,13 +45,13 @@ def test_every_transition_belongs_to_a_state() -> None:
     assert {state for state, _ in TRANSITIONS} == set(OperationState)
 
 
-def test_the_forest_of_one_node() -> None:
+def test_stripe_plan_of_one_node_has_one_stripe() -> None:
     stripes = single_vertex(3)
     assert owners(stripes) == {3}
     assert [(s.begin_share, s.end_share) for s in stripes] == [(0, m.SHARES)]
 
 
-def test_lives_of_nodes() -> None:
+def test_incarnations_of_nodes_are_distinguished() -> None:
     nodes = ClusterMembership()
     assert nodes.join(m.NodeJoined(77, 2, 1)).node == 0
     assert nodes.join(m.NodeJoined(88, 0, 1)).node == 1
@@ -68,7 +68,7 @@ def test_lives_of_nodes() -> None:
     assert nodes.join(m.NodeJoined(99, 0, 1)).node == 2  # numbers are never used again
 
 
-def test_the_next_manager_gives_no_number_twice() -> None:
+def test_next_manager_assigns_no_number_twice() -> None:
     """Neither one that a member has, nor one of a node that is gone."""
     for known, first in ((1, 3), (5, 5)):
         nodes = ClusterMembership()
@@ -77,7 +77,7 @@ def test_the_next_manager_gives_no_number_twice() -> None:
         assert nodes.number_of(99) == first
 
 
-def test_uses_of_client_slots() -> None:
+def test_generations_of_client_slots_are_distinguished() -> None:
     nodes = ClusterMembership()
     nodes.join(m.NodeJoined(77, 1, 1))
     nodes.lose_client(0, 5, 7)

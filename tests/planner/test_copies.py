@@ -18,7 +18,7 @@ def test_a_late_receiver_has_the_cuts_of_parents_that_still_receive() -> None:
     assert {stripe.end_share for stripe in before.stripes} <= ends
 
 
-def test_nothing_over_a_link_of_no_latency_takes_no_time() -> None:
+def test_empty_transfer_without_latency_takes_no_time() -> None:
     cluster = CopyCluster(2)
     cluster.speeds.measure_link(0, 1, 0.0, None, 0.0)
     plan = cluster.fetch(1, nbytes=0)
@@ -34,7 +34,7 @@ def test_a_small_object_comes_from_the_holder_with_the_faster_link() -> None:
     assert {stripe.owner for stripe in plan.stripes} == {1}
 
 
-def test_a_narrow_path_is_used_only_if_there_is_no_other() -> None:
+def test_narrow_path_is_used_only_without_alternative() -> None:
     """Its receiver will have the object late, so it is no parent of the next one."""
     cluster = CopyCluster(4)
     for node in range(4):
@@ -50,7 +50,7 @@ def test_a_narrow_path_is_used_only_if_there_is_no_other() -> None:
     assert {stripe.owner for stripe in last.stripes} == {3}
 
 
-def test_a_parent_that_is_late_itself_is_not_added() -> None:
+def test_parent_on_a_narrow_path_is_not_added() -> None:
     """Node 0 still has nine tenths of its link to spare, and node 1 receives over a narrow path."""
     cluster = CopyCluster(3)
     for node in range(3):
@@ -61,7 +61,7 @@ def test_a_parent_that_is_late_itself_is_not_added() -> None:
     assert {stripe.owner for stripe in plan.stripes} == {0}
 
 
-def test_a_busy_holder_gives_a_fair_part_of_its_link() -> None:
+def test_busy_holder_gets_a_fair_share_of_its_link() -> None:
     """It sends one object at its whole rate already: two of them get half of it each."""
     cluster = CopyCluster(3)
     cluster.speeds.measure_host(0, 1e8, 1e8)
@@ -72,7 +72,7 @@ def test_a_busy_holder_gives_a_fair_part_of_its_link() -> None:
     assert transfer.ends_at == pytest.approx(2.0, rel=0.01)
 
 
-def test_little_to_spare_is_not_better_than_a_fair_part_of_a_link() -> None:
+def test_fair_share_of_a_busy_link_beats_a_small_spare_rate() -> None:
     """Node 0 has an eighth of its link left, node 1 nothing: of the latter's half the receiver has
     more."""
     cluster = CopyCluster(3)
@@ -86,7 +86,7 @@ def test_little_to_spare_is_not_better_than_a_fair_part_of_a_link() -> None:
     assert rates[1] > 3 * rates[0]
 
 
-def test_holders_that_are_alike_serve_in_turn() -> None:
+def test_equal_holders_serve_in_turn() -> None:
     cluster = CopyCluster(3)
     parents = []
     for _ in range(6):

@@ -159,7 +159,7 @@ def test_a_copy_for_a_host_that_is_gone_is_refused_if_there_is_no_other() -> Non
 
 
 @pytest.mark.parametrize("full", ["", "store of h1 is full"])
-def test_a_broadcast_to_a_host_without_room_fails_with_its_words(full: str) -> None:
+def test_broadcast_to_a_full_host_fails_with_its_error(full: str) -> None:
     """The object is not lost then."""
     cluster = PlannedCluster(3)
     ask = m.ReduceRequested(1, 0, 1, (A,), "", 1, kind="broadcast", to=(1, 2))
@@ -172,7 +172,7 @@ def test_a_broadcast_to_a_host_without_room_fails_with_its_words(full: str) -> N
 
 
 @pytest.mark.parametrize("full", ["", "store of h0 is full"])
-def test_what_its_host_has_no_room_to_read_is_not_called_lost(full: str) -> None:
+def test_object_unreadable_on_a_full_host_is_not_lost(full: str) -> None:
     cluster = PlannedCluster(3)
     cluster.say(m.ReduceRequested(1, 0, 1, (A,), "", 1, kind="broadcast", to=(1,)))
     cluster.say(m.SourceReady(1, 0, 0, NBYTES))

@@ -34,7 +34,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize("kind", PLANS)
-def test_they_move_as_many_bytes_as_the_busiest(kind: str) -> None:
+def test_filled_links_carry_as_many_bytes_as_the_busiest(kind: str) -> None:
     plan = PLANS[kind]
     up = dict.fromkeys(NODES, 0)
     down = dict.fromkeys(NODES, 0)

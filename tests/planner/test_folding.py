@@ -26,7 +26,7 @@ GRIDS = {
 }
 
 
-def test_no_search_finds_better_shares() -> None:
+def test_fold_shares_match_exhaustive_search() -> None:
     """Also for hosts that send less the more they own, because several members lie there."""
     rng = random.Random(3)
     for _ in range(CASES):
@@ -46,7 +46,7 @@ def test_no_search_finds_better_shares() -> None:
                 assert seconds <= 1.0001 * found, (hosts, sent, wanted, may_own, row)
 
 
-def test_who_holds_three_members_owns_what_they_go_into() -> None:
+def test_fold_holder_of_three_members_owns_the_stripe() -> None:
     """Hosts alike; three members lie on the first, one on the second, which has the result. If the
     second one owned half, it would receive 1.5 objects; so the first one owns all of it, and sends
     the result alone."""
@@ -56,7 +56,7 @@ def test_who_holds_three_members_owns_what_they_go_into() -> None:
     assert seconds == pytest.approx(1.0, rel=1e-5)
 
 
-def test_every_assignment_has_shares() -> None:
+def test_fold_shares_exist_for_every_assignment() -> None:
     """Whoever may own, whoever gives, whoever wants it: the search ends."""
     rates = (1e6, 1e8, 1e10)
     for sent, own in itertools.product(itertools.product((0, 1, 5), repeat=2), (0, 1, 2)):

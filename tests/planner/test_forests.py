@@ -8,7 +8,7 @@ from hoplite_mp._planner.plan_cache import FORESTS_MAX, PlanCache
 NBYTES = 1 << 26
 
 
-def test_what_is_alike_has_the_same_forest() -> None:
+def test_equal_requests_get_the_cached_plan() -> None:
     forests = PlanCache(LinkSpeeds())
     sent = dict.fromkeys(range(4), 1)
 
@@ -27,7 +27,7 @@ def test_what_is_alike_has_the_same_forest() -> None:
     assert forests.spread(NBYTES, 0, (1, 2, 3), {3}) is not spread
 
 
-def test_what_is_new_of_links_makes_new_forests() -> None:
+def test_changed_links_invalidate_cached_plans() -> None:
     speeds = LinkSpeeds()
     for node in range(4):
         speeds.measure_host(node, 1e8, 1e8)
@@ -44,7 +44,7 @@ def test_what_is_new_of_links_makes_new_forests() -> None:
     assert forests.spread(NBYTES, 0, (1, 2, 3), ()) is not later
 
 
-def test_the_oldest_forests_go() -> None:
+def test_oldest_cached_plans_are_evicted() -> None:
     forests = PlanCache(LinkSpeeds())
     first = forests.spread(NBYTES, 0, (1, 2), ())
     second = forests.spread(NBYTES, 0, (1, 3), ())

@@ -17,7 +17,7 @@ from tests.support.planner_clusters import NBYTES, A, B, PlannedCluster
 from tests.support.planner_scenarios import letter_id
 
 
-def test_a_destination_that_gets_nothing_says_so() -> None:
+def test_destination_without_a_part_reports_completion() -> None:
     """Its plan waits for all destinations; it had no part in it, so it never reported."""
     cluster = PlannedCluster(3)
     cluster.ask(1, A, kind="alltoall", to=(1, 2))
@@ -52,7 +52,7 @@ def test_a_commit_names_no_dead_destination() -> None:
     assert commits == {m.Commit(1, 1, (0, 1), (0, 1))}
 
 
-def test_copies_that_need_not_move_any_more_are_where_they_are_wanted_now() -> None:
+def test_commit_after_a_death_names_current_destinations() -> None:
     """After a death nothing was left to move: the commit named the destinations of before."""
     cluster = PlannedCluster(3)
     sources = (A, letter_id("c"))
@@ -66,7 +66,7 @@ def test_copies_that_need_not_move_any_more_are_where_they_are_wanted_now() -> N
     assert commits == {m.Commit(1, 1, (0,), (0,))}
 
 
-def test_a_source_that_is_said_to_be_ready_where_nobody_is_any_more() -> None:
+def test_source_ready_on_a_lost_node_is_answered() -> None:
     """Who says so had not heard of the death, and waited for an answer ever after."""
     cluster = PlannedCluster(3)
     cluster.ask(1, A, B)
@@ -77,7 +77,7 @@ def test_a_source_that_is_said_to_be_ready_where_nobody_is_any_more() -> None:
     assert (failed.error, failed.cause_index) == ("reduce", 1)
 
 
-def test_one_of_its_holders_lives() -> None:
+def test_source_with_a_living_holder_survives() -> None:
     cluster = PlannedCluster(4)
     cluster.ask(1, A, B)
     cluster.say(m.NodeLost(2, 1))
@@ -88,7 +88,7 @@ def test_one_of_its_holders_lives() -> None:
     assert again.holders == (0, 1)
 
 
-def test_the_dead_are_not_waited_for_by_a_manager_that_begins_again() -> None:
+def test_restarted_manager_does_not_wait_for_dead_nodes() -> None:
     """They died before it: no connection of theirs will end once more."""
     plan = m.ExecuteReduce(
         1, 1, (0,), (0,), (), "any", "alltoall", "sum", 0, (A,), (1,), (0, 2), sizes=(NBYTES,)
@@ -124,7 +124,7 @@ def test_a_copy_whose_source_died_before_the_manager_is_forgotten() -> None:
     assert not planner.copies.entries
 
 
-def test_a_chain_holds_up_each_block_at_each_hop() -> None:
+def test_chain_model_includes_the_delay_of_each_hop() -> None:
     """The model left that out, and took a chain of 128 nodes for 4 MiB: 310 ms instead of 40."""
     speeds = LinkSpeeds()
     for nodes in (32, 64, 128):

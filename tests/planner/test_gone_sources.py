@@ -10,7 +10,7 @@ from hoplite_mp._protocol import messages as m
 ID = bytes(16)
 
 
-def test_a_holder_that_has_it_no_more_is_replaced_by_another() -> None:
+def test_holder_without_the_source_is_replaced() -> None:
     planner = Planner()
     for node in range(3):
         planner.step(m.NodeJoined(70 + node, 1, 2), 0.0)
@@ -39,7 +39,7 @@ def test_a_holder_that_has_it_no_more_is_replaced_by_another() -> None:
     assert failure.error == "reduce"
 
 
-def test_a_holder_that_has_it_no_more_names_all_its_indices() -> None:
+def test_holder_without_the_source_reports_all_indices() -> None:
     """Another node holds the source, whatever number of times it was given."""
     planner = Planner()
     for node in range(3):
@@ -66,7 +66,7 @@ def test_a_holder_that_has_it_no_more_names_all_its_indices() -> None:
     assert failure.gone == (0, 1, 1, 1, 0, 2, 1, 2)
 
 
-def test_who_has_asked_hears_which_sources_were_lost_with_a_host() -> None:
+def test_requester_is_informed_of_sources_lost_with_a_host() -> None:
     """It may have another copy of them, which the manager does not know of."""
     planner = Planner()
     for node in range(3):
@@ -110,7 +110,7 @@ def gather(ready: tuple[int, ...]) -> m.ReduceRequested:
 
 
 @pytest.mark.parametrize("requested_before", [False, True])
-def test_who_reports_a_source_on_lost_hosts_hears_that_they_are_lost(
+def test_reporter_of_a_source_on_lost_hosts_is_informed(
     requested_before: bool,
 ) -> None:
     """It has not heard of the deaths, and would otherwise not make the source again."""

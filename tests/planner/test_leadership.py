@@ -139,7 +139,7 @@ def plans(said: list[Any]) -> list[int]:
     return [one.operation for one in said if isinstance(one, m.ExecuteReduce)]
 
 
-def test_what_is_said_meanwhile_waits_for_an_answer(stage: Stage) -> None:
+def test_messages_during_a_pause_are_processed_later(stage: Stage) -> None:
     first, second, third = stage.join(near=True), stage.join(), stage.join()
     stage.beat(first, second, third)
     first.say(asks(7, 0))
@@ -151,7 +151,7 @@ def test_what_is_said_meanwhile_waits_for_an_answer(stage: Stage) -> None:
     assert plans(first.hear()) == [8]
 
 
-def test_a_death_is_no_decision_of_who_hears_too_few(stage: Stage) -> None:
+def test_manager_without_majority_declares_no_death(stage: Stage) -> None:
     first, second, third = stage.join(near=True), stage.join(), stage.join()
     stage.beat(first, second, third)
     stage.wait(LEASE_S + BEAT_S)
@@ -165,7 +165,7 @@ def test_a_death_is_no_decision_of_who_hears_too_few(stage: Stage) -> None:
     assert not stage.loop._planner.membership.is_living(2)
 
 
-def test_newcomers_wait_too(stage: Stage) -> None:
+def test_newcomers_during_a_pause_wait(stage: Stage) -> None:
     stage.join(near=True)
     second, third = stage.join(), stage.join()
     stage.beat(second, third)
@@ -176,7 +176,7 @@ def test_newcomers_wait_too(stage: Stage) -> None:
     assert stage.loop._planner.membership.is_living(3)
 
 
-def test_newcomers_that_wait_hear_beats(stage: Stage) -> None:
+def test_waiting_newcomers_get_heartbeats(stage: Stage) -> None:
     """Otherwise they would take the manager for dead, and call another one."""
     stage.join(near=True)
     second, third = stage.join(), stage.join()
@@ -191,7 +191,7 @@ def test_newcomers_that_wait_hear_beats(stage: Stage) -> None:
     assert not stage.loop._planner.membership.is_living(3)
 
 
-def test_a_newcomer_that_waits_and_is_silent_is_not_waited_for() -> None:
+def test_silent_waiting_newcomer_is_dropped() -> None:
     """By a manager that was started again, in a cluster without a standby."""
     with contextlib.closing(Stage(again=True)) as stage:
         stage.loop._leadership = None
@@ -204,7 +204,7 @@ def test_a_newcomer_that_waits_and_is_silent_is_not_waited_for() -> None:
         assert link not in stage.loop._links
 
 
-def test_newcomers_do_not_wait_for_a_manager_that_may_not_decide_for_long(stage: Stage) -> None:
+def test_newcomers_of_a_long_paused_manager_are_refused(stage: Stage) -> None:
     """They call again, as those do that the listener refuses."""
     first, second, third = stage.join(near=True), stage.join(), stage.join()
     stage.beat(first, second, third)
@@ -219,7 +219,7 @@ def test_newcomers_do_not_wait_for_a_manager_that_may_not_decide_for_long(stage:
     assert not stage.loop._newcomers
 
 
-def test_a_newcomer_at_whom_something_fails_does_not_keep_out_others(
+def test_failing_newcomer_does_not_block_others(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stage.join(near=True)
@@ -240,7 +240,7 @@ def test_a_newcomer_at_whom_something_fails_does_not_keep_out_others(
     assert not stage.loop._newcomers
 
 
-def test_nobody_waits_for_ever_for_a_manager_that_hears_nothing_of_its_own_node() -> None:
+def test_restarted_manager_without_its_own_node_times_out() -> None:
     """It was started again, and does not know yet which term it is in."""
     with contextlib.closing(Stage(again=True)) as stage:
         stage.connect(near=True)
@@ -252,7 +252,7 @@ def test_nobody_waits_for_ever_for_a_manager_that_hears_nothing_of_its_own_node(
         assert link not in stage.loop._links
 
 
-def test_many_newcomers_are_let_in_at_once(stage: Stage) -> None:
+def test_many_newcomers_are_admitted_at_once(stage: Stage) -> None:
     stage.join(near=True)
     second, third = stage.join(), stage.join()
     stage.beat(second, third)
@@ -267,7 +267,7 @@ def test_many_newcomers_are_let_in_at_once(stage: Stage) -> None:
     assert all(stage.loop._planner.membership.is_living(one.number) for one in many)
 
 
-def test_it_steps_down_after_a_while(stage: Stage) -> None:
+def test_manager_without_majority_steps_down_after_a_timeout(stage: Stage) -> None:
     stage.join(near=True)
     stage.join(), stage.join()
     assert not stage.wait(LEASE_S + OUT_S - 4 * BEAT_S)
@@ -275,7 +275,7 @@ def test_it_steps_down_after_a_while(stage: Stage) -> None:
     assert stage.loop.run() == GIVEN_UP
 
 
-def test_it_steps_down_for_a_later_term_only(stage: Stage) -> None:
+def test_manager_steps_down_for_a_later_term_only(stage: Stage) -> None:
     first, other = stage.join(near=True), stage.connect()
     other.say(t.Superseded(1))
     assert not stage.leadership.must_step_down(stage.now)
@@ -284,7 +284,7 @@ def test_it_steps_down_for_a_later_term_only(stage: Stage) -> None:
     assert not any(isinstance(one, m.ClusterEnded) for one in first.hear())
 
 
-def test_a_late_answer_counts_from_when_it_was_asked_for(stage: Stage) -> None:
+def test_late_ack_counts_from_its_heartbeat(stage: Stage) -> None:
     first, second, third = stage.join(near=True), stage.join(), stage.join()
     stage.beat(first, second, third)
     stage.now += BEAT_S
@@ -308,7 +308,7 @@ def report(number: int) -> list[Any]:
     return [returned, r.ReportComplete(number)]
 
 
-def test_a_standby_leads_with_the_votes_of_most(standby: Stage) -> None:
+def test_standby_with_a_majority_of_votes_leads(standby: Stage) -> None:
     """It begins nothing before, and does not wait for the node of the manager before it."""
     knowledge = t.Knowledge(1, 0, LISTS)
     one, two = standby.connect(), standby.connect()
@@ -335,7 +335,7 @@ def test_a_standby_leads_with_the_votes_of_most(standby: Stage) -> None:
         ("node", t.Promote()),
     ],
 )
-def test_a_role_is_for_one_thing(stage: Stage, role: str, message: Any) -> None:
+def test_connection_role_allows_only_its_messages(stage: Stage, role: str, message: Any) -> None:
     stage.join(near=True)
     other = stage.connect(role=role)
     other.say(message)
@@ -343,7 +343,7 @@ def test_a_role_is_for_one_thing(stage: Stage, role: str, message: Any) -> None:
     assert not stage.leadership.superseded
 
 
-def test_who_has_gone_does_not_count(standby: Stage) -> None:
+def test_departed_nodes_do_not_count(standby: Stage) -> None:
     knowledge = t.Knowledge(1, 0, LISTS)
     one, two = standby.connect(), standby.connect()
     two.say(t.VoterState(2, knowledge))
@@ -360,7 +360,7 @@ def promoted(stage: Stage, anyway: bool = False) -> list[Any]:
     return human.hear()
 
 
-def test_a_vote_ends_with_the_connection_over_which_it_came(standby: Stage) -> None:
+def test_vote_ends_with_its_connection(standby: Stage) -> None:
     """A node whose standby did not win begins to look for a manager again, over a new connection.
     The standby counted its former vote, asked nobody, and led a cluster without nodes."""
     knowledge = t.Knowledge(1, 0, LISTS)
@@ -385,7 +385,7 @@ def test_a_vote_ends_with_the_connection_over_which_it_came(standby: Stage) -> N
     assert plans(again.hear()) == [7]
 
 
-def test_a_human_cannot_know_better_where_it_is_automatic(standby: Stage) -> None:
+def test_promotion_without_a_majority_needs_force_and_a_vote(standby: Stage) -> None:
     (answer,) = promoted(standby)
     assert "in contact with the manager" in answer.reason
     one = standby.connect()
@@ -402,7 +402,7 @@ def test_a_human_cannot_know_better_where_it_is_automatic(standby: Stage) -> Non
     assert answer == t.PromoteResponse(True, "it is already the manager of the cluster")
 
 
-def test_nobody_is_promoted_where_no_host_was_ever_named(standby: Stage) -> None:
+def test_promotion_without_a_known_host_is_refused(standby: Stage) -> None:
     """The manager was gone within its first beat."""
     standby.connect().say(t.VoterState(1, t.Knowledge(1, 0, ())))
     (answer,) = promoted(standby, anyway=True)
@@ -410,7 +410,7 @@ def test_nobody_is_promoted_where_no_host_was_ever_named(standby: Stage) -> None
     assert "restart it" in answer.reason
 
 
-def test_a_promotion_ends_with_who_has_asked_for_it(standby: Stage) -> None:
+def test_promotion_ends_with_its_requester(standby: Stage) -> None:
     """Else the next one who misses the manager for a moment would make it lead alone."""
     one = standby.connect()
     knowledge = t.Knowledge(1, 0, LISTS)
@@ -427,7 +427,7 @@ def test_a_promotion_ends_with_who_has_asked_for_it(standby: Stage) -> None:
     assert not standby.leadership.leads
 
 
-def test_a_promotion_fails_when_the_own_node_hears_the_manager(standby: Stage) -> None:
+def test_promotion_fails_if_the_own_node_reaches_the_manager(standby: Stage) -> None:
     one = standby.connect()
     one.say(t.VoterState(1, t.Knowledge(1, 0, LISTS)))
     human = standby.connect(role="tool")
@@ -440,7 +440,7 @@ def test_a_promotion_fails_when_the_own_node_hears_the_manager(standby: Stage) -
     assert "in contact with the manager" in answer.reason
 
 
-def test_hosts_that_beat_and_are_too_busy_to_answer_are_waited_for(stage: Stage) -> None:
+def test_busy_hosts_with_heartbeats_are_awaited(stage: Stage) -> None:
     """Nothing is decided meanwhile. Who says nothing at all is not waited for."""
     nodes = [stage.join(near=True), stage.join(), stage.join()]
     stage.beat(*nodes)
@@ -453,7 +453,7 @@ def test_hosts_that_beat_and_are_too_busy_to_answer_are_waited_for(stage: Stage)
     assert stage.wait(LEASE_S + OUT_S + BEAT_S)
 
 
-def test_who_was_given_up_and_votes_hears_that_it_is_out() -> None:
+def test_voter_declared_dead_is_informed() -> None:
     """The manager of before had lost that node, as the standby's own knows, so the standby decides
     as soon as its own has reported, before the other's report is looked at."""
     stage = Stage(candidate=Candidate(2, 77))
@@ -479,7 +479,7 @@ def test_who_was_given_up_and_votes_hears_that_it_is_out() -> None:
     stage.close()
 
 
-def test_who_came_back_while_it_stood_still_is_there() -> None:
+def test_node_returning_during_a_pause_is_a_member() -> None:
     """A manager that was started again stands still while the last nodes report: what they have
     said comes before the end of its patience, when it may decide again."""
     stage = Stage(again=True)

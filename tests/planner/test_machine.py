@@ -32,11 +32,11 @@ TestEverythingWalk.settings = _SETTINGS
 @pytest.mark.soak
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("walk", [CopyWalk, ReduceWalk, GroupWalk, EverythingWalk])
-def test_many_more(walk: type[RuleBasedStateMachine]) -> None:
+def test_random_walks_of_many_seeds_hold(walk: type[RuleBasedStateMachine]) -> None:
     run_state_machine_as_test(walk, settings=settings(_SETTINGS, max_examples=500))
 
 
-def test_what_is_left_after_a_loss_need_not_move() -> None:
+def test_walk_with_a_vanished_source_moves_nothing() -> None:
     """A walk that failed: a source vanishes, and the others are where they should be."""
     walk = ReduceWalk()
     walk.begin()
@@ -57,7 +57,7 @@ def test_what_is_left_after_a_loss_need_not_move() -> None:
     walk.teardown()
 
 
-def test_a_node_without_members_any_more_ends() -> None:
+def test_walk_with_a_node_without_members_ends() -> None:
     """Another walk that failed: the members elsewhere hear that nobody waits for its word."""
     walk = GroupWalk()
     walk.begin()

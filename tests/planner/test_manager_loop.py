@@ -81,7 +81,7 @@ def stage() -> Iterator[Stage]:
     stage.close()
 
 
-def test_a_plan_travels(stage: Stage) -> None:
+def test_plan_is_sent_to_its_nodes(stage: Stage) -> None:
     node = stage.connect()
     node.say(m.NodeJoined(70, 1, 2), m.ReduceRequested(7, 0, 1, (ID,), "sum", 1, ready=(0,)))
     stage.loop.turn()
@@ -106,7 +106,7 @@ def test_the_node_of_this_host_is_the_first(stage: Stage) -> None:
     assert numbers == [0, 1]
 
 
-def test_nobody_waits_for_ever_for_the_node_of_this_host(stage: Stage) -> None:
+def test_newcomers_wait_for_the_managers_node_with_a_timeout(stage: Stage) -> None:
     """It stood still when the manager was started again, and says nothing. Newcomers hear beats
     meanwhile, so they take nobody for dead."""
     assert JOIN_WAIT_S > OWN_S  # a node that is only late is waited for
@@ -138,7 +138,7 @@ def test_a_deadline_ends_the_wait(stage: Stage) -> None:
     assert plan.members == (1,)
 
 
-def test_the_end_of_one_connection_is_news_to_the_other(stage: Stage) -> None:
+def test_end_of_a_connection_is_announced_to_others(stage: Stage) -> None:
     first, second = stage.connect(), stage.connect()
     first.say(m.NodeJoined(70, 1, 2), m.GroupJoinRequested(1, 0, 1, 1, "g", 2, 0))
     stage.loop.turn()
@@ -153,7 +153,7 @@ def test_the_end_of_one_connection_is_news_to_the_other(stage: Stage) -> None:
     assert members.alive == 0b01
 
 
-def test_what_was_said_before_a_connection_broke_counts(stage: Stage) -> None:
+def test_messages_before_a_broken_connection_count(stage: Stage) -> None:
     """It breaks while it is written to, and what has come over it is not read yet."""
     first, second = stage.connect(), stage.connect()
     first.say(m.NodeJoined(70, 1, 2), m.GroupJoinRequested(1, 0, 1, 1, "g", 2, 0))
@@ -168,7 +168,7 @@ def test_what_was_said_before_a_connection_broke_counts(stage: Stage) -> None:
     assert stage.loop._planner.membership.nodes == (0,)
 
 
-def test_the_host_of_the_manager_is_never_the_one_that_goes() -> None:
+def test_peer_lost_report_never_excludes_the_managers_host() -> None:
     """A standby that leads may have any number."""
     planner = Planner(own=2)
     for host_id in (70, 71, 72):
@@ -177,7 +177,7 @@ def test_the_host_of_the_manager_is_never_the_one_that_goes() -> None:
     assert [node for node, one in sends if isinstance(one, m.DeclaredDead)] == [1]
 
 
-def test_two_that_have_lost_each_other_do_not_both_stay(stage: Stage) -> None:
+def test_peer_lost_report_excludes_the_later_node(stage: Stage) -> None:
     """The later one hears so, and its connection ends; who reports is not asked."""
     nodes = []
     for host_id in (70, 71, 72):
@@ -197,7 +197,7 @@ def test_two_that_have_lost_each_other_do_not_both_stay(stage: Stage) -> None:
     assert isinstance(nodes[1].hear()[0], m.ExecuteReduce)
 
 
-def test_who_comes_back_too_late_hears_so_whatever_else_it_says(stage: Stage) -> None:
+def test_late_returning_node_is_declared_dead(stage: Stage) -> None:
     """Its connection had broken, and the others have gone on without it."""
     first, second = stage.connect(), stage.connect()
     first.say(m.NodeJoined(70, 1, 2))
@@ -216,7 +216,7 @@ def test_who_comes_back_too_late_hears_so_whatever_else_it_says(stage: Stage) ->
     [b"GET / HTTP/1.1\r\n\r\n", encode(m.SourceReady(1, 0, 0)), encode(m.Forget(1))],
     ids=["noise", "before NodeJoined", "wrong direction"],
 )
-def test_who_breaks_the_rules_is_hung_up_on(stage: Stage, data: bytes) -> None:
+def test_connection_violating_the_protocol_is_closed(stage: Stage, data: bytes) -> None:
     good, bad = stage.connect(), stage.connect()
     good.say(m.NodeJoined(70, 1, 2))
     stage.loop.turn()
@@ -228,7 +228,7 @@ def test_who_breaks_the_rules_is_hung_up_on(stage: Stage, data: bytes) -> None:
     assert len(good.hear()) == 2
 
 
-def test_much_is_sent_in_pieces(stage: Stage) -> None:
+def test_large_output_is_sent_in_pieces(stage: Stage) -> None:
     node = stage.connect()
     node.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     name = "n" * 1000
@@ -245,7 +245,7 @@ def test_much_is_sent_in_pieces(stage: Stage) -> None:
     assert len(heard) == 502
 
 
-def test_who_does_not_read_is_given_up() -> None:
+def test_node_that_does_not_read_is_declared_dead() -> None:
     stage = Stage(outgoing_bytes_max=1000)
     node = stage.connect()
     node.say(m.NodeJoined(70, 1, 2))

@@ -69,7 +69,7 @@ def owned(plan: m.ExecuteReduce) -> dict[int, int]:
     return widths
 
 
-def test_the_others_own_its_stripe_and_keep_theirs() -> None:
+def test_slow_owner_relieved_others_take_its_stripe() -> None:
     running = Running()
     assert running.report(now=1.0) == []
     assert running.planner.tick(1.0).wake_at == 1.0 + SLOW_GATHER_S
@@ -92,7 +92,7 @@ def test_the_others_own_its_stripe_and_keep_theirs() -> None:
     assert running.planner.tick(9.0).wake_at is None
 
 
-def test_only_once() -> None:
+def test_slow_owner_is_relieved_once() -> None:
     running = Running()
     running.report(now=1.0)
     assert running.planned(2.0 - FRESH_S)
@@ -111,13 +111,15 @@ def test_only_once() -> None:
         pytest.param({}, {"node": 9}, id="no member"),
     ],
 )
-def test_stripes_stay(made: dict[str, object], report: dict[str, object]) -> None:
+def test_stripes_without_need_for_relief_stay(
+    made: dict[str, object], report: dict[str, object]
+) -> None:
     running = Running(**made)  # type: ignore[arg-type]
     assert running.report(**report) == []  # type: ignore[arg-type]
     assert not running.planned(1.0 + SLOW_GATHER_S)
 
 
-def test_two_that_are_equally_slow_keep_theirs() -> None:
+def test_two_equally_slow_owners_keep_their_stripes() -> None:
     """They share processors, or a switch, that are busy."""
     running = Running()
     running.report(now=1.0)
@@ -156,7 +158,7 @@ def test_a_death_after_it_keeps_what_the_others_own() -> None:
     assert {one for one in plan.stripes if one.owner != 3} <= {*after.stripes}
 
 
-def test_a_destination_that_has_come_again_is_named_by_the_commit() -> None:
+def test_commit_names_a_returned_destination() -> None:
     """It only receives, so its loss has begun no other epoch."""
     running = Running(to=(0, 1, 2, 3, 4), leaving=4)
     running.say(m.NodeLost(4, 1), 0.1)
@@ -173,7 +175,7 @@ def test_a_destination_that_has_come_again_is_named_by_the_commit() -> None:
     assert commit.destinations == (0, 1, 2, 3, 4)
 
 
-def test_an_operation_that_is_over_is_not_looked_at() -> None:
+def test_finished_operation_ignores_slow_reports() -> None:
     running = Running()
     running.report(now=1.0)
     for node in range(NODES):

@@ -38,7 +38,7 @@ def test_whole_amounts_are_written_without_a_point() -> None:
     assert amounts_text(amounts_of({"a": 2.0, "b": 0.5})) == "a=2,b=0.5"
 
 
-def test_everybody_of_a_row_in_order_of_rank() -> None:
+def test_waiting_row_is_served_in_order_of_rank() -> None:
     rows = WaitingRows()
     for who, rank in (("a", 3), ("b", 1), ("c", 2)):
         rows.add(who, (), None, rank)
@@ -60,7 +60,7 @@ def test_other_amounts_are_refused(wrong: Any) -> None:
         amounts_of(wrong)
 
 
-def test_text() -> None:
+def test_amounts_formatted_as_text() -> None:
     assert parse_amounts("gpu=2, disk=0.5") == (("disk", 5000), ("gpu", 2 * UNITS))
     for text in ("gpu", "gpu=", "gpu=x", "=1", "gpu=1,gpu=2", "gpu=-1", "", "gpu=nan"):
         with pytest.raises(ValueError, match="resources"):
@@ -69,7 +69,7 @@ def test_text() -> None:
     assert parse_amounts(amounts_text(amounts)) == amounts
 
 
-def test_whole_ones_stay_whole() -> None:
+def test_whole_pieces_are_not_shared() -> None:
     ledger = ResourceLedger(amounts_of({"gpu": 2}))
     half, one = amounts_of({"gpu": 0.5}), amounts_of({"gpu": 1})
     assert ledger.take("a", half) == {"gpu": [0]}
@@ -105,7 +105,7 @@ DEMAND = st.dictionaries(st.sampled_from("abc"), AMOUNT, min_size=1).map(
     st.fixed_dictionaries({"a": st.sampled_from([1, 2, 4]), "b": st.sampled_from([0.7, 2.5, 3])}),
     st.lists(st.tuples(st.booleans(), st.integers(0, 9), DEMAND), max_size=60),
 )
-def test_no_more_is_given_than_there_is(
+def test_assigned_amounts_never_exceed_the_total(
     totals: dict[str, float], steps: list[tuple[bool, int, Demand]]
 ) -> None:
     ledger = ResourceLedger(amounts_of(totals))
@@ -160,7 +160,7 @@ def test_no_more_is_given_than_there_is(
         max_size=80,
     )
 )
-def test_who_waits_is_served_in_order(steps: list[tuple[str, int, int, int]]) -> None:
+def test_waiting_tasks_are_served_in_order(steps: list[tuple[str, int, int, int]]) -> None:
     rows, order = WaitingRows(), 0
     ranks: dict[int, tuple[int, int]] = {}
     for what, who, kind, level in steps:

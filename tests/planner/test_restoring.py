@@ -24,7 +24,7 @@ from tests.support.planner_clusters import (
 )
 
 
-def test_nobody_is_lost_and_no_number_is_given_twice() -> None:
+def test_restored_members_keep_their_numbers() -> None:
     cluster = RestartedPlanner()
     cluster.die()
     assert cluster.back(empty_reports()) == []
@@ -43,7 +43,7 @@ def test_the_number_of_a_node_that_is_gone_is_not_given_again() -> None:
     assert admitted.node == NODES
 
 
-def test_who_does_not_come_back_is_lost() -> None:
+def test_member_that_does_not_return_is_lost() -> None:
     cluster = RestartedPlanner()
     cluster.die()
     for node in (0, 1):
@@ -59,7 +59,7 @@ def test_who_does_not_come_back_is_lost() -> None:
     assert cluster.say(m.FetchRequested(2, A, NBYTES, (0,))) == []
 
 
-def test_who_comes_back_and_dies_is_lost() -> None:
+def test_member_that_returns_and_dies_is_lost() -> None:
     cluster = RestartedPlanner()
     cluster.die()
     cluster.say(r.NodeReturned(2, 1, NODES, planner_members(0, 1, 2)))
@@ -74,7 +74,7 @@ def test_who_comes_back_and_dies_is_lost() -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
-def test_who_was_given_up_is_not_let_in_again(order: tuple[int, ...]) -> None:
+def test_member_declared_dead_before_is_refused(order: tuple[int, ...]) -> None:
     """It has not heard of its end, but one of the others has."""
     cluster = RestartedPlanner()
     cluster.die()
@@ -91,7 +91,7 @@ def test_who_was_given_up_is_not_let_in_again(order: tuple[int, ...]) -> None:
     assert cluster.say(m.NodeLost(2, 1)) == []
 
 
-def test_a_later_life_is_not_the_one_that_was_given_up() -> None:
+def test_later_incarnation_of_a_dead_member_is_admitted() -> None:
     cluster = RestartedPlanner()
     cluster.die()
     for node in (0, 1):
@@ -143,7 +143,7 @@ def test_a_copy_that_came_meanwhile() -> None:
     assert 1 in participants(cluster.latest(m.Distribute))
 
 
-def test_who_calls_twice_says_all_anew() -> None:
+def test_second_report_of_a_node_replaces_the_first() -> None:
     """Its first connection broke, and meanwhile the copy has come."""
     cluster = RestartedPlanner()
     cluster.say(m.FetchRequested(2, A, NBYTES, (0,)))
@@ -292,7 +292,7 @@ def test_a_commit_comes_before_the_copies_of_its_result() -> None:
     assert m.Distribute in told
 
 
-def test_who_was_let_go_in_the_middle_has_not_seen_the_end() -> None:
+def test_fold_with_a_released_member_continues() -> None:
     """A member whose source vanished was told to forget; the others go on."""
     cluster = RestartedPlanner()
     request, plan = start_fold(cluster)
@@ -325,7 +325,7 @@ def test_the_first_node_is_waited_for(known: tuple[int, ...]) -> None:
     assert [node for node, _ in sends] == [1, 2, 0]
 
 
-def test_half_a_report_is_no_report() -> None:
+def test_incomplete_report_is_ignored() -> None:
     """As long as it goes on it is waited for; who has stopped in the middle is given up."""
     cluster = RestartedPlanner()
     cluster.die()
@@ -343,7 +343,7 @@ def test_half_a_report_is_no_report() -> None:
     assert cluster.say(r.ReportComplete(2), 10.0) == []
 
 
-def test_a_fold_that_nobody_waits_for() -> None:
+def test_fold_without_a_requester_is_dropped() -> None:
     cluster = RestartedPlanner()
     _, plan = start_fold(cluster)
     cluster.die()
@@ -351,7 +351,7 @@ def test_a_fold_that_nobody_waits_for() -> None:
     assert cluster.back(reports) == [(1, m.Forget(7))]
 
 
-def test_a_failure_that_only_the_one_who_asked_has_read() -> None:
+def test_failure_known_to_the_requester_is_forgotten_elsewhere() -> None:
     cluster = RestartedPlanner()
     _, plan = start_fold(cluster)
     failed = m.OperationFailed(7, "value", "no")
@@ -396,7 +396,7 @@ def test_a_fold_that_waits_for_sources() -> None:
     assert cluster.say(m.SourceReady(7, 1, 0))
 
 
-def test_what_was_counted_goes_on() -> None:
+def test_counters_continue_after_a_restart() -> None:
     """Although nothing of it runs any more."""
     cluster = RestartedPlanner()
     cluster.die()
@@ -409,7 +409,7 @@ def test_what_was_counted_goes_on() -> None:
     assert cluster.group().generation == 4
 
 
-def test_reports_that_nobody_has_asked_for_change_nothing() -> None:
+def test_unrequested_reports_change_nothing() -> None:
     cluster = RestartedPlanner()
     assert cluster.say(r.ReportedCopy(1, A, NBYTES)) == []
     assert cluster.say(r.ReportComplete(1)) == []

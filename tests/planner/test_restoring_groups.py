@@ -9,7 +9,7 @@ from hoplite_mp._protocol import messages as m
 from tests.support.planner_clusters import RestartedPlanner, empty_reports
 
 
-def test_a_group_is_as_it_was() -> None:
+def test_group_restored_is_unchanged() -> None:
     cluster = RestartedPlanner()
     shown = cluster.group()
     cluster.die()
@@ -239,7 +239,7 @@ def test_one_node_has_heard_nothing_and_another_one_not_that_it_is_whole() -> No
     assert (last.first, last.alive, last.joining) == (True, 0b111, 0)
 
 
-def test_who_holds_a_rank_since_when() -> None:
+def test_rank_owner_is_resolved_by_membership_version() -> None:
     """A newcomer is told from the member before it, also by the next manager."""
     cluster = RestartedPlanner()
     first = cluster.group()

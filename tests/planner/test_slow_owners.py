@@ -30,7 +30,7 @@ def report(of: Any, moved: float = 0.0, up: int = SLOW, down: int = SLOW) -> Gro
 
 
 @pytest.mark.parametrize("size", [3, 4, 8])
-def test_the_others_own_all(size: int) -> None:
+def test_slow_owner_relieved_others_own_everything(size: int) -> None:
     made = plan(size)
     assert owners_without({1: report(made)}, made) == set(range(size)) - {1}
 
@@ -38,12 +38,12 @@ def test_the_others_own_all(size: int) -> None:
 @pytest.mark.parametrize(
     ("moved", "relieved"), [(0.0, True), (0.3, True), (0.4, False), (0.5, False), (1.2, False)]
 )
-def test_not_if_it_has_received_most_of_what_its_stripe_needs(moved: float, relieved: bool) -> None:
+def test_slow_owner_with_most_bytes_keeps_its_stripe(moved: float, relieved: bool) -> None:
     made = plan(4)
     assert bool(owners_without({1: report(made, moved)}, made)) == relieved
 
 
-def test_one_that_only_sends_slowly_is_relieved_later_as_well() -> None:
+def test_slow_sender_is_relieved() -> None:
     made = plan(4)
     assert owners_without({1: report(made, 0.7, down=LINK)}, made)
 
@@ -55,7 +55,7 @@ def test_the_slowest_of_several_is_relieved_if_it_is_clearly_slower() -> None:
     assert owners_without(both, made) == {0, 2, 3}
 
 
-def test_nobody_is_relieved_if_several_are_slow_or_few_are_left() -> None:
+def test_several_slow_owners_are_not_relieved() -> None:
     made = plan(4)
     assert slow_one({1: report(made), 2: report(made)}) is None
     assert not owners_without({1: report(made), 2: report(made)}, made)
@@ -63,14 +63,14 @@ def test_nobody_is_relieved_if_several_are_slow_or_few_are_left() -> None:
     assert not owners_without({1: report(plan(2))}, plan(2))
 
 
-def test_one_without_a_stripe_has_none_to_lose() -> None:
+def test_slow_node_without_a_stripe_changes_nothing() -> None:
     made = plan(4)
     others = msgspec.structs.replace(made, stripes=cut((node, 1.0) for node in (0, 2, 3)))
     assert not owners_without({1: report(made)}, others)
 
 
 @pytest.mark.parametrize("kind", ["reduce", "reduce_scatter", "allgather"])
-def test_other_kinds_stay_as_they_are(kind: str) -> None:
+def test_other_kinds_are_not_replanned(kind: str) -> None:
     made = plan(4, kind)
     assert not owners_without({1: report(made)}, made)
     assert not owners_without({1: report(plan(4))}, None)
@@ -123,7 +123,7 @@ def test_a_host_that_is_faster_than_the_others_is_not_slow() -> None:
     assert not is_slow(7, report(made), made, rates)
 
 
-def test_what_is_believed_of_a_slow_link_until_it_is_faster() -> None:
+def test_rate_of_a_slow_link_is_kept_until_it_is_faster() -> None:
     made = plan(4)
     fast, slow = HostRates(LINK, LINK), HostRates(SLOW, LINK)
     assert stays_slow(report(made), slow, LINK)

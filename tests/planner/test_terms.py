@@ -238,7 +238,7 @@ TestManagers = Managers.TestCase
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_many_more() -> None:
+def test_random_elections_of_many_seeds_hold() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
     many = settings(max_examples=3000, stateful_step_count=60, deadline=None)
@@ -301,7 +301,7 @@ def test_a_standby_takes_over_when_the_lease_has_run_out() -> None:
     assert not lease.decides(PROMISE_S)
 
 
-def test_of_two_hosts_only_a_human_makes_the_second_one_lead() -> None:
+def test_second_of_two_hosts_leads_only_by_promotion() -> None:
     _, voters = led(0, 1)
     assert not elect(voters, 1, now=100.0).has_won
     candidate = elect(voters, 1, now=100.0, force=True)
@@ -311,13 +311,13 @@ def test_of_two_hosts_only_a_human_makes_the_second_one_lead() -> None:
     assert second.decides(1e6)
 
 
-def test_not_without_the_node_of_its_own_host() -> None:
+def test_standby_without_its_own_node_does_not_lead() -> None:
     _, voters = led(0, 1, 2, 3, 4)
     voters[1].hear(1, 0, (), 50.0)
     assert not elect(voters, 1, 2, 3, 4, now=50.0).has_won
 
 
-def test_hosts_that_leave_by_their_own_word_are_not_missed() -> None:
+def test_hosts_that_left_do_not_count() -> None:
     lease, voters = led(0, 1, 2, 3, 4)
     for node in (1, 2, 3):
         lease.ended(node)
@@ -338,7 +338,7 @@ def test_a_list_counts_until_half_of_it_knows_a_later_one() -> None:
     assert len(lease.lists) == 1
 
 
-def test_others_are_told_what_the_managers_own_node_knows() -> None:
+def test_lists_known_to_the_managers_node_are_sent_to_others() -> None:
     """Else a manager that is started again would not know what others go by."""
     lease, voters = led(0, 1, 2)
     lease.change((0, 1, 2, 3))
@@ -347,7 +347,7 @@ def test_others_are_told_what_the_managers_own_node_knows() -> None:
     assert lease.words_for(1)[-1].nodes == (0, 1, 2, 3)
 
 
-def test_one_vote_in_a_term() -> None:
+def test_node_votes_once_per_term() -> None:
     voter = Voter(PROMISE_S, 0.0)
     assert voter.vote(2, 7, 10.0)
     assert voter.vote(2, 7, 10.0)  # it has not heard that
@@ -356,7 +356,7 @@ def test_one_vote_in_a_term() -> None:
     assert voter.knowledge == Knowledge(3, None, ())
 
 
-def test_who_knows_a_later_list_decides_what_suffices() -> None:
+def test_majority_is_that_of_the_latest_known_list() -> None:
     """Three of five would do, but one of them knows that only three are left, and is one of two."""
     candidate = Candidate(1, 9)
     older, later = Hosts(1, (0, 1, 2, 3, 4)), Hosts(2, (0, 4, 5))
@@ -369,7 +369,7 @@ def test_who_knows_a_later_list_decides_what_suffices() -> None:
     assert candidate.ask(0.0) == [1, 2, 3]
 
 
-def test_a_host_that_was_given_up_does_not_lead() -> None:
+def test_host_declared_dead_does_not_lead() -> None:
     """Its own node has not heard of it. One that no list has named yet is no such host."""
     candidate = Candidate(1, 9)
     older, later = Hosts(1, (0, 1, 2, 3)), Hosts(2, (0, 2, 3))
@@ -385,7 +385,7 @@ def test_a_host_that_was_given_up_does_not_lead() -> None:
     assert candidate.ask(0.0) == [1]  # the others have been asked
 
 
-def test_a_host_that_was_given_up_does_not_lead_before_a_list_says_so() -> None:
+def test_host_declared_dead_before_the_next_list_does_not_lead() -> None:
     """The manager dies between its word that the host is gone and its next list. The host, which
     was cut off, would lead the other one, which has gone on without it."""
     candidate = Candidate(2, 9)

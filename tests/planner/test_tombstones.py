@@ -17,7 +17,7 @@ RUN = 0, 1, 1, 0
 
 
 @pytest.mark.parametrize("dies", ["first", "between", "last"])
-def test_who_died_is_refused_when_the_others_have_left(dies: str) -> None:
+def test_member_that_died_is_refused_after_the_others_left(dies: str) -> None:
     world = RegistryWorld()
     world.form(1, 2, 3)
     order = {"first": "xab", "between": "axb", "last": "abx"}[dies]
@@ -32,7 +32,7 @@ def test_who_died_is_refused_when_the_others_have_left(dies: str) -> None:
     assert isinstance(world.join(3, 35, 2), m.GroupJoined), "where it is, this one is waited for"
 
 
-def test_others_may_use_the_name_and_the_late_one_does_not_take_their_rank() -> None:
+def test_tombstone_protects_ranks_of_the_next_group() -> None:
     world = RegistryWorld()
     world.form(1, 2, 3)
     world.die(3, 3)
@@ -44,7 +44,7 @@ def test_others_may_use_the_name_and_the_late_one_does_not_take_their_rank() -> 
     assert isinstance(world.join(0, 6, 1), m.GroupJoined), "a thread of a driver"
 
 
-def test_when_nobody_has_left_they_form_it_anew() -> None:
+def test_group_without_departures_is_formed_again() -> None:
     world = RegistryWorld()
     world.form(1, 2, 3)
     for who in (1, 2, 3):
@@ -52,7 +52,7 @@ def test_when_nobody_has_left_they_form_it_anew() -> None:
     world.form(1, 2, 3)
 
 
-def test_who_came_back_and_left_is_not_refused() -> None:
+def test_member_that_rejoined_and_left_is_not_refused() -> None:
     world = RegistryWorld()
     world.form(1, 2, 3)
     world.die(3, 3)
@@ -62,7 +62,7 @@ def test_who_came_back_and_left_is_not_refused() -> None:
     assert isinstance(world.join(3, 34, 2), m.GroupJoined)
 
 
-def test_a_group_that_never_was_whole_is_not_over() -> None:
+def test_group_never_formed_leaves_no_tombstone() -> None:
     world = RegistryWorld()
     world.join(1, 1, 0)
     world.join(2, 2, 1)
@@ -83,7 +83,7 @@ def test_a_host_that_is_lost() -> None:
 
 
 @pytest.mark.parametrize("when", ["before all", "after the death", "after the end"])
-def test_the_next_planner_knows_it_from_the_nodes(when: str) -> None:
+def test_tombstone_is_restored_from_node_reports(when: str) -> None:
     world = RegistryWorld()
     world.form(1, 2, 3)
 
@@ -111,7 +111,7 @@ def test_the_next_planner_knows_it_from_the_nodes(when: str) -> None:
 
 
 @pytest.mark.parametrize("died", [True, False])
-def test_what_happened_while_there_was_no_planner(died: bool) -> None:
+def test_end_of_a_group_without_a_planner_is_recorded(died: bool) -> None:
     world = RegistryWorld()
     world.form(1, 2, 3)
     first = r.ReportedGroup(0, world.shown[0], (), (1,))
@@ -121,7 +121,7 @@ def test_what_happened_while_there_was_no_planner(died: bool) -> None:
     assert is_refused_as_ended(world.join(3, 33, 2)) == died
 
 
-def test_what_is_forgotten() -> None:
+def test_oldest_tombstones_are_evicted() -> None:
     ends = Tombstones()
     for number in range(ENDED_TASKS_MAX + 1):
         ends.add(GroupEnd("g", number + 1, (task_id(number),), (task_id(number),), (RUN,)))

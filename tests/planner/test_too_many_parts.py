@@ -46,7 +46,7 @@ def answer(
 
 
 @pytest.mark.parametrize("to", [(1,) * SOURCES, (0, 1, 0, 1)])
-def test_the_error_names_the_limit_and_what_to_do(to: tuple[int, ...]) -> None:
+def test_too_many_parts_error_names_limit_and_remedy(to: tuple[int, ...]) -> None:
     message = answer((0,) * SOURCES, to)
     assert isinstance(message, m.OperationFailed)
     assert message.error == "value"

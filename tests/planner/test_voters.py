@@ -31,7 +31,7 @@ class Stage:
         return self.said
 
 
-def test_it_is_given_up_while_its_manager_decides() -> None:
+def test_voter_of_a_deciding_manager_is_declared_dead() -> None:
     stage = Stage(own=0)
     stage.leadership.set_members(MEMBERS)
     assert stage.ask(2, 10.0) == []  # the candidate may win yet
@@ -43,7 +43,7 @@ def test_it_is_given_up_while_its_manager_decides() -> None:
 
 
 @pytest.mark.parametrize("how", [{"again": True}, {"candidate": Candidate(1, 9)}])
-def test_who_may_not_decide_yet_says_nothing(how: dict[str, Any]) -> None:
+def test_voter_query_to_an_undecided_manager_gets_no_reply(how: dict[str, Any]) -> None:
     """A manager that was just started again, and the standby itself, which takes it for no vote."""
     stage = Stage(own=1, **how)
     assert stage.ask(2, 10.0) == []
