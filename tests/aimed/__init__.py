@@ -59,7 +59,7 @@ NODES_OF = {"tree": 12, "moved_twice": 10, "no_room": 4, "back": 3, "bound": 3}
 ROOMY = dict.fromkeys(
     ("relieved", "relieved_of_results", "one_late", "packed", "replanned"), 192 << 20
 )
-STORE_OF = {**dict.fromkeys(("in_chunks", "no_room", "refused"), 6 << 20), **ROOMY}
+STORE_OF = {**dict.fromkeys(("in_chunks", "no_room", "refused", "repeated_full"), 6 << 20), **ROOMY}
 WITH_STANDBY = {"back", "bound"}
 WITH_THREADS = {"bounded", "bounded_deaths"}
 

@@ -15,7 +15,8 @@ from hoplite_mp._simulation.oracle.oracle import WrongEnd
 from hoplite_mp._simulation.oracle.values import (
     WrongBytes,
 )
-from hoplite_mp.errors import HopliteTimeoutError, PeerLostError
+from hoplite_mp.errors import HopliteTimeoutError, PeerLostError, StoreFullError
+from tests.aimed.aim import BIG
 
 if TYPE_CHECKING:
     from tests.aimed.aim import Aim
@@ -32,6 +33,7 @@ __all__ = [
     "part_of_the_dead",
     "relieved",
     "reopened",
+    "repeated_full",
     "survives_leader",
     "unheard",
     "varied",
@@ -345,6 +347,48 @@ def varied(a: Aim) -> None:
 
     for rank, host in enumerate(names):
         a.run(host, f"rank {rank}", partial(member, rank))
+
+
+def repeated_full(a: Aim) -> None:
+    """Members begin by the plan of an earlier call, for which one store has no space now. The
+    leading node makes another plan, which waits for space. The last member is late, or not."""
+    hosts = a.some(3)
+    items, calls, late_s = 20_000, 5, a.chance.choice([0.0, 0.1])
+    a.must(full=2)
+
+    def member(rank: int, c: Any) -> None:
+        with c.group("repeated full", 3, rank) as g:
+            for call in range(calls):
+                mine = g.empty(items, np.int64)
+                mine[...] = 10 * call + rank
+                if call == calls - 1:
+                    a.say(f"{rank} is ready")
+                    a.hear("full")
+                    time.sleep(late_s * (rank == 2))
+                parts = g.allgather(mine)
+                if [(one[0], len(one)) for one in parts] != [
+                    (10 * call + r, items) for r in (0, 1, 2)
+                ]:
+                    raise WrongEnd(f"wrong parts of call {call}")
+                del parts
+
+    def fill(c: Any) -> None:
+        for rank in range(3):
+            a.hear(f"{rank} is ready")
+        views: list[Any] = []
+        for some in (BIG, 1 << 13):
+            try:
+                while True:
+                    views.append(c.get(c.put(np.full(some, len(views)))))
+            except StoreFullError:
+                a.struck["full"] += 1
+        a.say("full")
+        time.sleep(late_s + 0.2)
+        views.clear()
+
+    for rank, host in enumerate(hosts):
+        a.run(host, f"rank {rank}", partial(member, rank))
+    a.run(hosts[1], "fill", fill)
 
 
 def relieved(a: Aim) -> None:

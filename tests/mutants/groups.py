@@ -250,4 +250,40 @@ MUTANTS = (
             "yet gives it up when a member makes its next call."
         ),
     ),
+    Mutant(
+        "plan-sources-fresh-plan-without-all",
+        "hoplite_mp/_node/groups/plan_sources.py",
+        (
+            "        if not undecided.is_complete:\n"
+            "            return None\n"
+            "        return PlannedCall(decide_or_fail(undecided, before"
+        ),
+        "        return PlannedCall(decide_or_fail(undecided, before",
+        (
+            "A large allreduce whose last member is late begins without it, by a plan that assumes "
+            "what it gives; here a plan is made as if all had called, which fails, and every rank "
+            "raises an error."
+        ),
+    ),
+    Mutant(
+        "plan-sources-repeated-plan-begins-twice",
+        "hoplite_mp/_node/groups/plan_sources.py",
+        "return PlannedCall(outcome, begun=True) if repeat(outcome, begun) else None",
+        "return PlannedCall(outcome) if repeat(outcome, begun) else None",
+        (
+            "Hosts that have all begun by the plan of an earlier call go on by it; here the "
+            "leading host asks them to begin once more, with parts that it does not know."
+        ),
+    ),
+    Mutant(
+        "plan-sources-repeated-plan-that-has-failed",
+        "hoplite_mp/_node/groups/leader.py",
+        "return None if any((one.call, one.attempt) == about for one in failed) else begun",
+        "return begun",
+        (
+            "A call that a host cannot make by the plan of an earlier one, because its store is "
+            "full, gets another plan, which waits for space; here the first one is taken again and "
+            "again."
+        ),
+    ),
 )

@@ -245,4 +245,25 @@ MUTANTS = (
             "that has just ended on another host."
         ),
     ),
+    Mutant(
+        "peer-loss-results-go-before-they-are-held",
+        "hoplite_mp/_node/runtime/peer_loss.py",
+        '    "recovery",\n    "resources",\n    "outbound_tasks",\n    "inbound_tasks",\n',
+        '    "resources",\n    "outbound_tasks",\n    "inbound_tasks",\n    "recovery",\n',
+        (
+            "The result of a task that a host has run for another one is kept when that one dies, "
+            "and read from there; here it is released before it is held for the next owner, and is "
+            "lost."
+        ),
+    ),
+    Mutant(
+        "peer-loss-questions-end-first",
+        "hoplite_mp/_node/runtime/peer_loss.py",
+        '    "remote_objects",\n    "questions",\n)',
+        '    "questions",\n    "remote_objects",\n)',
+        (
+            "What is asked about an object is answered from the hosts that live; here a question "
+            "to a host that has died ends while that host still counts as one that has the object."
+        ),
+    ),
 )

@@ -469,4 +469,54 @@ MUTANTS = (
             "time."
         ),
     ),
+    Mutant(
+        "packed-trees-inner-hosts-serve-nobody",
+        "hoplite_mp/_planner/program.py",
+        "        return (None if place is None else row[place]), node in row",
+        "        return (None if place is None else row[place]), place is None",
+        (
+            "A receiver of a broadcast along packed trees passes on what it receives; here the "
+            "hosts below it wait for ever."
+        ),
+    ),
+    Mutant(
+        "packed-trees-receivers-are-not-told",
+        "hoplite_mp/_planner/program.py",
+        "return list(dict.fromkeys((*plan.sources[:1], *plan.receivers, *rows)))",
+        "return list(dict.fromkeys((*plan.sources[:1], *rows)))",
+        (
+            "Every receiver of a broadcast along packed trees has its plan; here those that are "
+            "leaves of all trees have none, and wait for ever."
+        ),
+    ),
+    Mutant(
+        "plan-log-plans-are-never-done",
+        "hoplite_mp/_planner/broadcast.py",
+        "transfer.record.finish(node, now, last=len(transfer.waiting) == 1)",
+        "transfer.record.finish(node, now, last=not transfer.waiting)",
+        (
+            "`explain` shows the plan of a broadcast as done when all receivers have it; here it "
+            "is shown as running for ever."
+        ),
+    ),
+    Mutant(
+        "plan-log-replaced-plans-run-on",
+        "hoplite_mp/_planner/broadcast.py",
+        '            transfer.record.state = "replaced"\n',
+        "            pass\n",
+        (
+            "`explain` shows which plan of a broadcast was replaced after a death; here both plans "
+            "seem to run."
+        ),
+    ),
+    Mutant(
+        "plan-log-broadcasts-have-no-plan",
+        "hoplite_mp/_planner/reduce.py",
+        "            self._log.share(result, object_id)\n",
+        "            pass\n",
+        (
+            "`explain` of a broadcast's Future shows the plan of its object; here it says that "
+            "there is none."
+        ),
+    ),
 )

@@ -8,11 +8,12 @@ written from the shipped code alone, without a look at the campaign.
 
 from __future__ import annotations
 
-from tests.mutants import collectives, groups, node, objects, planner, recovery
+from tests.mutants import bounded, collectives, groups, node, objects, planner, recovery
 
 __all__ = ["MUTANTS"]
 
 MUTANTS = (
+    *bounded.MUTANTS,
     *collectives.MUTANTS,
     *groups.MUTANTS,
     *node.MUTANTS,
