@@ -353,7 +353,7 @@ def repeated_full(a: Aim) -> None:
     """Members begin by the plan of an earlier call, for which one store has no space now. The
     leading node makes another plan, which waits for space. The last member is late, or not."""
     hosts = a.some(3)
-    items, calls, late_s = 20_000, 5, a.chance.choice([0.0, 0.1])
+    items, calls, late_s = 20_000, 5, a.rng.choice([0.0, 0.1])
     a.must(full=2)
 
     def member(rank: int, c: Any) -> None:
