@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,11 +19,13 @@ GONE = ManagerLostError("nobody answers")
 
 
 class Life:
-    """A cluster whose node was given up."""
+    """A cluster whose node was given up, its host and its runtime."""
+
+    holds_standby, given_up, standby = "", True, ()
+    node_number = 3
 
     def __init__(self) -> None:
-        self._host: Any = SimpleNamespace(holds_standby="", given_up=True, standby=())
-        self._runtime = SimpleNamespace(tasks=SimpleNamespace(node_number=3))
+        self._host = self._runtime = self.tasks = self
 
     def __enter__(self) -> Life:
         return self

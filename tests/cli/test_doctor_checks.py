@@ -8,7 +8,6 @@ import re
 import socket
 import subprocess
 import threading
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +17,7 @@ from hoplite_mp._cli.doctor.findings import Finding, ok, problem, run, show, sum
 from hoplite_mp._client import launch
 from hoplite_mp._version import __version__
 from hoplite_mp.config import GIB, MIB
+from tests.support.transport import InterfaceAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -273,7 +273,7 @@ def test_neighbours_that_could_overflow_the_table_are_warned_of(
     (tmp_path / "arp").write_text("heading\n" + "10.0.0.1 0x1\n" * known)
     monkeypatch.setattr(network, "NEIGHBOURS_MAX", tmp_path / "gc_thresh3")
     monkeypatch.setattr(network, "NEIGHBOURS", tmp_path / "arp")
-    entry = SimpleNamespace(family=socket.AF_INET, address="10.0.0.7", netmask=netmask)
+    entry = InterfaceAddress(socket.AF_INET, "10.0.0.7", netmask)
     monkeypatch.setattr(network.psutil, "net_if_addrs", lambda: {"eth0": [entry]})
     patch(monkeypatch, network, own_addresses=["10.0.0.7", "fd00::7"])
     found = only(network._neighbours())

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 import hoplite_mp
 from hoplite_mp._cli import main, up_join
+from hoplite_mp._common.signals import StopRequest
 from hoplite_mp._transport.tokens import load_token
 from tests.lan import forked
 
@@ -151,14 +151,24 @@ def test_with_wait_it_says_what_it_waits_for_and_goes_on(home: Path, started: St
     assert (out, err) == ("", "")
 
 
+class ClockOfWaits:
+    """Only goes on while the command waits."""
+
+    def __init__(self, waited: list[float]) -> None:
+        self.waited = waited
+
+    def monotonic(self) -> float:
+        return sum(self.waited)
+
+
 def test_a_wait_that_ends_without_the_file(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By a clock that only goes on while the command waits."""
     waited: list[float] = []
-    asked = SimpleNamespace(is_set=lambda: False, wait=waited.append)
+    asked = StopRequest()
+    monkeypatch.setattr(asked, "wait", waited.append)
     monkeypatch.setattr(up_join, "_on_signals", lambda: asked)
-    monkeypatch.setattr(up_join, "clock", SimpleNamespace(monotonic=lambda: sum(waited)))
+    monkeypatch.setattr(up_join, "clock", ClockOfWaits(waited))
     monkeypatch.setattr(up_join, "HostCluster", called)
     assert main.main(["join", NOBODY, "--wait", "0.3"]) == 1
     assert sum(waited) >= 0.3

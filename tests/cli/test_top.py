@@ -12,12 +12,12 @@ import subprocess
 import sys
 import termios
 import time
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from rich.console import Console
 
+import hoplite_mp
 from hoplite_mp._api.nodes import Node
 from hoplite_mp._cli import main, status
 from hoplite_mp._cli.top import COLUMNS, TopSnapshot, _drawn, lines
@@ -96,7 +96,9 @@ def test_what_runs_now_and_who_is_gone() -> None:
 def test_the_line_of_a_host_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     left = [("h0", "host0", 5.0, True), ("h2", "host2", 11.2, True), ("h3", "host3", 700, False)]
     monkeypatch.setattr(status, "gone_nodes", lambda runtime: left)
-    seen: Any = SimpleNamespace(nodes=NODES, _runtime=None)
+    seen = object.__new__(hoplite_mp.Cluster)
+    monkeypatch.setattr(hoplite_mp.Cluster, "nodes", NODES)
+    seen._runtime = None  # type: ignore[assignment]
     said = [status.gone_line(one) for one in status.gone(seen)]
     assert said == ["h2 (host2) left 11 s ago", "h3 (host3) was lost 12 min ago"]
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import weakref
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -137,7 +136,7 @@ def test_wait_that_times_out_or_is_interrupted_leaves_the_background_call_runnin
         with pytest.raises(TimeoutError):
             late.exception(0)
     with monkeypatch.context() as patch:
-        patch.setattr(late, "_turnstile", SimpleNamespace(acquire=_interrupted))
+        patch.setattr(late, "_turnstile", InterruptedTurnstile())
         with pytest.raises(Interrupted):
             late.result()
     thread, totals = _begun_in_thread(second, [1, 10, 100, 1000, 10000])
@@ -177,6 +176,13 @@ def test_plain_call_behind_background_calls_that_times_out_ends_membership(
 
 class Interrupted(Exception):
     """As a signal handler may raise."""
+
+
+class InterruptedTurnstile:
+    """A lock for which a thread is interrupted while it waits."""
+
+    def acquire(self, *about: Any, **more: Any) -> bool:
+        return _interrupted(*about, **more)
 
 
 def _interrupted(*_: Any, **__: Any) -> Any:

@@ -4,7 +4,6 @@ are given back, wherever a signal handler raises. What is raised comes out of th
 from __future__ import annotations
 
 from collections import deque
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,24 +13,72 @@ from hoplite_mp._group.call_protocol import CallProtocol
 from hoplite_mp._group.multi_host import WRITE_ROUND_BYTES, MultiHost
 from hoplite_mp._node.store.growing_block import Ranges
 from hoplite_mp._protocol.local import GroupBlockWritten, GroupCall
+from hoplite_mp.config import Config
 from hoplite_mp.errors import NodeLostError
 
 REF: Any = object()
 AFTER = "_next_block", "_keep_own"  # what runs after the message to the node
 
 
-class Member(MultiHost):
-    """One that gives an object of the store; its node hears what it sends."""
+class Process:
+    """What a member has from its process: the memory, the line to the node, and the engine's calls,
+    which do not take this one. `lies`: the ref of an array that lies in the store."""
+
+    scan = None
+    config = Config(small_object_bytes_max=1 << 16)
+
+    def __init__(self, lies: Any = None) -> None:
+        self.lies = lies
+        self.client = self
+        self.events: list[str] = []
+        self.sent: list[Any] = []
+
+    def give(self, *about: Any) -> bool:
+        return False
+
+    def ref(self, array: Any, lends: bool) -> Any:
+        return self.lies
+
+    def local_id(self, ref: Any) -> int:
+        return 8
+
+    def allocate(self, nbytes: int) -> Lease:
+        return Lease(self.events)
+
+    def preallocate(self, nbytes: int) -> None:
+        return None
+
+    def write(self, *about: Any) -> None: ...
+
+    def give_back(self, payload: int) -> None:
+        assert payload == Lease.payload
+        self.events.append("given back")
+
+    def tell(self, ask: Any, sent: list[int] | None = None) -> None:
+        self.sent.append(ask)
+        if sent is not None:
+            sent.append(1)
+
+
+class ProcessMember(MultiHost):
+    """A member of a process, with no engine, node or cluster."""
+
+    def __init__(self, process: Any) -> None:
+        self.small = self._in_place = self._channel = self._memory = process
+        self._generation = self.rank = 0
+        self.size = 2
+        self._large_roots = set()
+        self._rates = deque()
+        self._preallocated, self._given = (0, None), 0
+
+
+class Member(ProcessMember):
+    """One that gives an object of the store, and is interrupted in that method."""
 
     def __init__(self, at: str) -> None:
-        self.sent: list[Any] = []
-        self.small: Any = SimpleNamespace(give=lambda *about: False)
-        self._in_place: Any = SimpleNamespace(ref=lambda array, lends: REF)
-        self._channel: Any = SimpleNamespace(tell=lambda ask, sent: self.sent.append(ask))
-        self._memory: Any = SimpleNamespace(local_id=lambda ref: 8, scan=None)
-        self._generation = self.rank = 0
-        self._large_roots = set()
-        self._preallocated, self._given = (0, None), 0
+        process = Process(REF)
+        super().__init__(process)
+        self.sent = process.sent
         setattr(self, at, self.interrupt)
 
     def interrupt(self, *_: Any) -> None:
@@ -67,48 +114,35 @@ class Lease:
             self.events.append("given back")
 
 
-class Writer(MultiHost):
+class InterruptedProcess(Process):
+    """It is interrupted at the step of that name: while a block is written, before a message is
+    sent, or after that."""
+
+    def __init__(self, at: str, error: BaseException) -> None:
+        super().__init__()
+        self.at, self.error = at, error
+
+    def step(self, name: str) -> None:
+        if self.at == name:
+            self.at = ""
+            raise self.error
+
+    def write(self, *about: Any) -> None:
+        self.step("write")
+
+    def tell(self, ask: Any, sent: list[int] | None = None) -> None:
+        self.step("before")
+        super().tell(ask, sent)
+        self.step("after")
+
+
+class Writer(ProcessMember):
     """One that gives a block, and is interrupted at the step of that name."""
 
     def __init__(self, at: str, error: BaseException) -> None:
-        self.events: list[str] = []
-        self.at, self.error = at, error
-        self.sent: list[Any] = []
-        self.small: Any = SimpleNamespace(give=lambda *about: False)
-        self._in_place: Any = SimpleNamespace(ref=lambda array, lends: None)
-        self._channel: Any = SimpleNamespace(tell=self.tell)
-        client = SimpleNamespace(write=self.step("write"), give_back=self.give_back)
-        self._memory: Any = SimpleNamespace(
-            client=client,
-            scan=None,
-            allocate=lambda nbytes: Lease(self.events),
-            preallocate=lambda nbytes: None,
-            config=SimpleNamespace(small_object_bytes_max=1 << 16),
-        )
-        self._generation = self.rank = 0
-        self.size = 2
-        self._large_roots = set()
-        self._rates = deque()
-        self._preallocated, self._given = (0, None), 0
-
-    def step(self, name: str) -> Any:
-        def step(*_: Any) -> None:
-            if self.at == name:
-                self.at = ""
-                raise self.error
-
-        return step
-
-    def tell(self, ask: Any, sent: list[int] | None = None) -> None:
-        self.step("before")()
-        self.sent.append(ask)
-        if sent is not None:
-            sent.append(1)
-        self.step("after")()
-
-    def give_back(self, payload: int) -> None:
-        assert payload == Lease.payload
-        self.events.append("given back")
+        self.process = process = InterruptedProcess(at, error)
+        super().__init__(process)
+        self.events, self.sent = process.events, process.sent
 
 
 def give(member: MultiHost, nbytes: int) -> None:
@@ -136,8 +170,12 @@ def test_block_that_is_interrupted_after_its_message_is_the_nodes(
 ) -> None:
     """What was not written by then is never reported as written: the rank leaves."""
     member = Writer(at, error)
-    clock = member.step("clock")
-    monkeypatch.setattr("hoplite_mp._common.clock.monotonic", lambda: clock() or 1.0)
+
+    def monotonic() -> float:
+        member.process.step("clock")
+        return 1.0
+
+    monkeypatch.setattr("hoplite_mp._common.clock.monotonic", monotonic)
     with pytest.raises(type(error)):
         give(member, nbytes)
     assert member.events == []
@@ -170,12 +208,13 @@ def test_mistake_that_is_interrupted_while_it_is_given_raises() -> None:
     def give(*_: Any) -> None:
         raise errors.pop(0)
 
-    member: Any = SimpleNamespace(
-        _hosts=SimpleNamespace(give=give), _part=None, _lends=True, _gets=True, rank=0
-    )
-    member._mistake = lambda error: CallProtocol._mistake(member, error)
+    hosts: Any = ProcessMember(Process())
+    hosts.give = give
+    member = object.__new__(CallProtocol)
+    member._hosts, member._part, member._lends, member._gets = hosts, None, True, True
+    member.rank = 0
     with pytest.raises(KeyboardInterrupt):
-        CallProtocol._publish(member, 3, ("allgather", "", 0, [1]))
+        member._publish(3, ("allgather", "", 0, [1]))
     assert errors == []
 
 

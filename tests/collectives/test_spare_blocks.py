@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -46,11 +45,8 @@ def memory() -> Memory:
 
 @pytest.fixture
 def member(memory: Memory) -> MultiHost:
-    runtime: Any = SimpleNamespace(
-        channel=None, tasks=SimpleNamespace(cores=1), memory=memory, small=None
-    )
     made = object.__new__(MultiHost)
-    made._memory = runtime.memory
+    made._memory = memory  # type: ignore[assignment]
     made._preallocated, made._given = (0, None), 0
     return made
 
@@ -152,7 +148,8 @@ def test_a_spare_whose_pages_are_in_memory_reads_no_file(monkeypatch: pytest.Mon
     store.has_spare = functools.partial(Store.has_spare, store)
     store.used_bytes.return_value = 0
     store.fits.side_effect = AssertionError
-    leases: Any = SimpleNamespace(store=store, preallocated_blocks={})
-    assert Leases._preallocated(leases, 1 << 20, 7) is store.lease.return_value
+    leases = object.__new__(Leases)
+    leases.store, leases.preallocated_blocks = store, {}
+    assert leases._preallocated(1 << 20, 7) is store.lease.return_value
     store.fits.side_effect, store.fits.return_value = None, False
-    assert Leases._preallocated(leases, 2 << 20, 7) is None  # cold
+    assert leases._preallocated(2 << 20, 7) is None  # cold

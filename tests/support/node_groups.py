@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -243,6 +242,14 @@ class GroupWorld:
         return len(found)
 
 
+@dataclass
+class CountedBytes:
+    """See `LinkEstimator`. The rates of the links are not known."""
+
+    moved: Callable[[], tuple[int, int]]
+    rates = (0, 0)
+
+
 class OneNode:
     """What `MultiHostCalls` needs of a node, its peers and its results."""
 
@@ -250,8 +257,11 @@ class OneNode:
         self.world = world
         self.number = number
         self.clients: set[int] = set()
-        self.client = SimpleNamespace(number=number)
-        self.by_number = {n: SimpleNamespace(host_id=n) for n in range(world.count) if n != number}
+        self.host_id = number
+        # Nodes that are not made yet become members when they are.
+        self.by_number = dict(world.nodes)
+        for other in world.nodes.values():
+            other.by_number[number] = self
         self.moving: list[tuple[Any, Callable[[str, str], None]]] = []
         self.moved: set[tuple[int, int]] = set()  # (call, attempt)
         self.begun: set[tuple[int, int, int]] = set()  # (generation, call, attempt)
@@ -262,10 +272,10 @@ class OneNode:
         self.held: list[GroupCall] = []
         self.given: dict[int, list[int]] = {}
         self.gave: set[bytes] = set()  # names of large parts of members here
-        link_estimator = SimpleNamespace(rates=(0, 0), moved=self.moved_bytes)
-        nobody = SimpleNamespace(get=lambda name: None)
-        self.plan_runner = SimpleNamespace(link_estimator=link_estimator, streaming_sources=nobody)
-        self.loop = self.roster = self
+        self.link_estimator = CountedBytes(self.moved_bytes)
+        self.streaming_sources: dict[bytes, Any] = {}
+        self.loop = self.roster = self.client = self.plan_runner = self.board = self
+        self.name = NAME
         self.calls = MultiHostCalls(self, self, self, NoEngineCalls())  # type: ignore[arg-type]
 
     # -- as a node -----------------------------------------------------------------------------
@@ -297,8 +307,7 @@ class OneNode:
                 self.starts = {}
             both = message.alive | message.joining
             self.starts = {rank: at for rank, at in self.starts.items() if both >> rank & 1}
-            known: Any = SimpleNamespace(board=self, name=NAME)
-            self.calls.changed(message, known)
+            self.calls.changed(message, self)  # type: ignore[arg-type]
         elif isinstance(message, GroupClosed):
             self.calls.closed(message.generation)
         elif isinstance(message, GroupJoined):

@@ -6,7 +6,7 @@ import functools
 import select
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -34,6 +34,20 @@ CLIENT, SERVER = Introduction(11, VERSIONS), Introduction(22, VERSIONS, 0)
 KINDS = ("memory", "tcp", "tls")
 
 AnyStream = MemoryStream | TcpStream
+
+
+class InterfaceAddress(NamedTuple):
+    """A row of `psutil.net_if_addrs`."""
+
+    family: int
+    address: str
+    netmask: str | None = None
+
+
+class InterfaceState(NamedTuple):
+    """A row of `psutil.net_if_stats`."""
+
+    isup: bool
 
 
 @functools.cache

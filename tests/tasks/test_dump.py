@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -331,14 +330,16 @@ def test_who_has_not_reported() -> None:
     }
     packed = {number: msgspec.msgpack.encode(one) for number, one in said.items()}
 
-    class Channel:
+    class Runtime:
+        def __init__(self) -> None:
+            self._runtime = self.channel = self
+
         def call(self, ask: Any) -> Reply:
             if isinstance(ask, Dump):
                 return Reply(1, ([(n, len(data)) for n, data in packed.items()], [3]))
             return Reply(1, packed[ask.node][ask.offset : ask.offset + 100])  # in pieces
 
-    fake: Any = SimpleNamespace(_runtime=SimpleNamespace(channel=Channel()))
-    found = dump.collect(fake)
+    found = dump.collect(Runtime())  # type: ignore[arg-type]
     assert found["nodes"][0]["collectives"]["first"][0]["not_reported"] == ["h2"]
     assert list(dump.lines(found)) == [
         "h0 (host0)",

@@ -9,7 +9,6 @@ import os
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -205,13 +204,28 @@ def in_time(action: Callable[[], object]) -> None:
     assert not thread.is_alive(), "it hangs"
 
 
+class CollectingSubmitter:
+    """A submitter with its memory, collector and tasks, none of which ends by itself. Garbage is
+    collected when somebody begins to wait."""
+
+    run_in_place = None
+
+    def __init__(self) -> None:
+        self.memory = self.collector = self.waiting = self.tasks = self
+
+    def check(self) -> None: ...
+
+    def arm(self) -> None:
+        gc.collect()
+
+    def disarm(self) -> None: ...
+
+    def done(self, oid: int) -> bool:
+        return False
+
+
 def test_a_future_that_the_garbage_collector_ends_inside_of_another_one() -> None:
-    submitter: Any = SimpleNamespace(
-        memory=SimpleNamespace(check=lambda: None),
-        collector=SimpleNamespace(arm=gc.collect, disarm=lambda: None),
-        waiting=SimpleNamespace(run_in_place=None),
-        tasks=SimpleNamespace(done=lambda oid: False),
-    )
+    submitter: Any = CollectingSubmitter()
     watched, dropped = (Future[None](submitter, oid, None, False) for oid in (1, 2))
 
     class Finalized:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,12 +27,21 @@ def test_it_is_open_until_one_end_closes(who: str) -> None:
     there.close()
 
 
+class JoinedRuntime:
+    """The runtime of a process that takes part, with its client and memory."""
+
+    lost, usable = None, True
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.client = self.memory = self
+
+
 def test_a_pool_whose_node_was_killed_a_moment_ago_is_not_used_again() -> None:
     """joblib's next call starts other workers, also if nobody has noticed the death yet."""
     here, there = seqpacket_pair()
-    memory = SimpleNamespace(lost=None, channel=Channel(here))
-    runtime: Any = SimpleNamespace(client=SimpleNamespace(usable=True), memory=memory)
+    runtime: Any = JoinedRuntime(Channel(here))
     assert _takes_part(runtime)
     there.close()
     assert not _takes_part(runtime)
-    memory.channel.close()
+    runtime.channel.close()

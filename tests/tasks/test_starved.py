@@ -11,7 +11,6 @@ import resource
 import subprocess
 import sys
 import time
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,8 +22,11 @@ from hoplite_mp._node.manager_link.connection import MANAGER_ABSENT_S
 from hoplite_mp._protocol.local import LanStart, StartStandby
 from hoplite_mp._protocol.secret import Secret
 from hoplite_mp._supervisor import manager_process
+from hoplite_mp._supervisor.main import Supervisor
+from hoplite_mp.config import Config
 from tests.prefork import preforked
 from tests.support.functions import add
+from tests.support.node_harness import start_message
 from tests.support.processes import at_rest, host_of
 from tests.support.waiting import PATIENCE_S, eventually
 
@@ -248,20 +250,29 @@ def test_a_host_that_finds_no_descriptor_for_a_manager_ends(
     assert err.count("cannot start a manager: [Errno 24] Too many open files") == 1
 
 
-def test_a_standby_waits_for_room_and_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each attempt returns at once, and the host goes on without a standby in the end."""
-    outcomes: list[int | OSError] = []
+class ForkingSupervisor(Supervisor):
+    """Has no host. Each fork has the next outcome: a pid or an error."""
 
-    def fork(*_: Any) -> int:
-        outcome = outcomes.pop(0)
+    def __init__(self) -> None:
+        self.start = start_message((-1, -1, -1), Config(), memory_bytes=1 << 20, host_id=5, lan=LAN)
+        self.first = []
+        self.ending = False
+        self.outcomes: list[int | OSError] = []
+
+    def fork(self, *about: Any) -> int:
+        outcome = self.outcomes.pop(0)
         if isinstance(outcome, OSError):
             raise outcome
         return outcome
 
-    start = SimpleNamespace(lan=LAN, control_fd=-1, store_fd=-1, event_fd=-1)
-    host: Any = SimpleNamespace(
-        start=start, first=[], ending=False, fork=fork, own_descriptors=lambda: []
-    )
+    def own_descriptors(self) -> list[int]:
+        return []
+
+
+def test_a_standby_waits_for_room_and_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt returns at once, and the host goes on without a standby in the end."""
+    host = ForkingSupervisor()
+    outcomes = host.outcomes
     manager = manager_process.ManagerProcess(host)
     ask = StartStandby(1, ["10.0.0.2:7001"], b"", b"")
     full = BlockingIOError(errno.EAGAIN, "no process")

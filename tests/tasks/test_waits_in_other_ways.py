@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -123,11 +122,20 @@ def test_a_callback_alone_is_no_wait() -> None:
         assert cluster.submit(computes_with_a_callback).result(PATIENCE_S) == 5
 
 
+class EndedRuntime:
+    """The runtime of a cluster that has ended, with its client, tasks and memory."""
+
+    slot, usable, lost = 0, False, None
+
+    def __init__(self) -> None:
+        self.client = self.tasks = self.memory = self
+
+    def wake(self, slot: int) -> None: ...
+
+
 def test_what_was_stopped_is_stopped_again_at_once() -> None:
     """Both by the code that looks for completions itself and after the thread's end."""
-    idle: Any = SimpleNamespace(client=SimpleNamespace(slot=0, usable=False))
-    idle.tasks = SimpleNamespace(wake=lambda slot: None)
-    idle.memory = SimpleNamespace(client=idle.client, lost=None)
+    idle: Any = EndedRuntime()
     for begin in (Collector.stay_away, Collector.start):
         collector = Collector(idle)
         begin(collector)

@@ -7,7 +7,6 @@ import errno
 import ipaddress
 import select
 import socket
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -28,6 +27,7 @@ from hoplite_mp._transport.addresses import (
 )
 from hoplite_mp._transport.sockets import begin_connect, bound_address, connect_error, listen
 from hoplite_mp.errors import ConfigError, ManagerLostError
+from tests.support.transport import InterfaceAddress, InterfaceState
 
 PORTS = st.integers(0, 65535)
 LABEL = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?", fullmatch=True)
@@ -228,20 +228,19 @@ INTERFACES = {
 def interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host with many; the way out is wlan0, tun0 is down."""
 
-    def entry(address: str) -> SimpleNamespace:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        return SimpleNamespace(family=family, address=address)
+    def entry(address: str) -> InterfaceAddress:
+        return InterfaceAddress(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
 
     tables = {
         name: [entry(one) for one in found]
-        + [SimpleNamespace(family=psutil.AF_LINK, address="00:00:00:00:00:01")]
+        + [InterfaceAddress(psutil.AF_LINK, "00:00:00:00:00:01")]
         for name, found in INTERFACES.items()
     }
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: tables)
     monkeypatch.setattr(
         psutil,
         "net_if_stats",
-        lambda: {name: SimpleNamespace(isup=name != "tun0") for name in INTERFACES},
+        lambda: {name: InterfaceState(name != "tun0") for name in INTERFACES},
     )
 
     def route(endpoint: Endpoint) -> str | None:
