@@ -100,7 +100,7 @@ class OpenRemotePool(Message, frozen=True, tag="OpenFarPool"):
 
 
 class RemotePoolOpened(Message, frozen=True, tag="FarPoolOpened"):
-    """The number of the pool on the sender's host; `error`: the reason of a failure."""
+    """The number of the pool on the sender's host; `error`: the reason for a failure."""
 
     number: int
     pool: int
@@ -179,7 +179,7 @@ class PeerLeaving(Message, frozen=True, tag="Leaving"):
 
 
 class Evacuated(Message, frozen=True, tag="Evacuated"):
-    """The sender needs no more objects of which the receiver has the only copy."""
+    """The sender no longer needs any object of which the receiver has the only copy."""
 
 
 class CountersQuery(Message, frozen=True, tag="CountersAsked"):
@@ -203,7 +203,7 @@ class CountersReport(Message, frozen=True, tag="CountersNow"):
 
 
 class Probe(Message, frozen=True, tag="Probe"):
-    """Measures the round trip of a message. The receiver immediately answers ProbeResponse."""
+    """Measures the round trip of a message. The receiver immediately answers with ProbeResponse."""
 
     number: int
 

@@ -249,7 +249,7 @@ class Supervisor:
                 if pid == self.manager_process.pid:
                     self.manager_process.pid = 0
                     if self.manager_process.standby is not None and not status:
-                        continue  # the cluster has ended, as the node knows
+                        continue  # the cluster has ended, and the node knows this
                     # Status 0: the manager has exited because the node has exited.
                     if not self.ending and self.node_pid and status and not self.given_up:
                         self.manager_process.restart()
@@ -401,7 +401,7 @@ def _run_in_child(run: Any) -> int:
 
 def _start_children(supervisor: Supervisor) -> bool:
     """Imports the children's common modules, and starts the node, the manager and the first
-    workers. Returns False if the limit of processes is reached."""
+    workers. Returns False if the process limit is reached."""
     for name in BLAS_VARIABLES:
         os.environ[name] = "1"  # NumPy's BLAS must not start threads, which a fork would lose
     for module in PRELOAD:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["EventLoop"]
 
 # How long a worker that is exiting waits for coroutines that its tasks left in the loop. With a
-# higher value, more coroutines end in order. With a lower value, the worker exits sooner.
+# higher value, more coroutines finish cleanly. With a lower value, the worker exits sooner.
 CLOSE_PATIENCE_S = 1.0
 _log = logging.getLogger("hoplite_mp")
 

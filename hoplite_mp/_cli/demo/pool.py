@@ -152,8 +152,8 @@ class _Pool:
 
     def reopen(self, params: Floats, step: int) -> int:
         """Replaces a broken pool and resubmits lost tasks; returns their number."""
-        # All futures of a broken pool complete, most of them with the exception, unless the pool
-        # hung or tasks were submitted while it broke.
+        # All futures of a broken pool complete, most of them with BrokenProcessPool, unless the
+        # pool hung or tasks were submitted while it broke.
         wait(self._flight, HUNG_SECONDS)
         self.close()
         self.open()

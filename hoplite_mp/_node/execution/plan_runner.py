@@ -1,8 +1,8 @@
 """Executes this node's part of all plans that involve several nodes, as cells of the engine.
 
-Copies of objects, collectives and Group calls are programs of pulls, serves and folds. The runner
+Collectives, Group calls and copies of objects are programs of pulls, serves and folds. The runner
 begins plans, waits for free memory, replaces a plan with a later one, ends plans, and fails plans.
-The owner of a plan finds the plan's memory and reports the outcome. The owner is `Transfers` for
+The owner of a plan finds memory for it and reports the outcome. The owner is `Transfers` for
 the manager's copies, and the runner itself for collectives.
 
 A fold over many hosts consists of pinned members on this host, cells pulled from other nodes,

@@ -1,6 +1,6 @@
 """Worker processes on this host: how they are started and stopped, and their stacks.
 
-The supervisor forks workers, and signals stop them. The node makes a worker's connection and output
+The supervisor forks workers; signals stop them. The node makes a worker's connection and output
 pipes, and sends their other ends to the supervisor.
 """
 
@@ -117,10 +117,11 @@ def close(fd: int) -> None:
 
 # The stacks of this host's workers, which are requested by a signal and read from files.
 #
-# Only a hanging process knows where its task is, and its interpreter may never run a signal handler
-# written in Python. Each worker therefore registers the C handler of `faulthandler`, which writes
-# to an unnamed file (memfd). The node finds that file among the worker's descriptors. If user code
-# has removed the handler, the node sends no signal, because the signal would kill the worker.
+# Where a task hangs is known only to its own process, whose interpreter may never run a signal
+# handler written in Python. Each worker therefore registers the C handler of `faulthandler`, which
+# writes to an unnamed file (memfd). The node finds that file among the worker's descriptors. If
+# user code has removed the handler, the node sends no signal, because the signal would kill the
+# worker.
 
 
 # Timeout for workers to write their stacks. Higher: workers on a loaded host are included. Lower: a
@@ -217,7 +218,7 @@ BLOCKS_UNIT = 512  # bytes in a unit of st_blocks, whatever the block size of th
 
 
 def hostname() -> str:
-    """The name of this host for users."""
+    """The name of this host, as shown to users."""
     return socket.gethostname()
 
 

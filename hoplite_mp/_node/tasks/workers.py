@@ -1,8 +1,8 @@
 """The node's side of worker processes: starts, replacements, interrupts, deadlines.
 
-The module `pools` counts; this file acts on the counts, on deadlines in the workers' slots, and on
-requests to interrupt. It only kills workers. The cleanup follows when the supervisor reports that a
-worker has exited.
+The module `worker_pools` counts the workers; this file acts on these counts, on deadlines in the
+workers' slots, and on requests to interrupt. It only kills workers. The cleanup follows when the
+supervisor reports that a worker has exited.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class WorkersEvents(hints.HintsEvents, Protocol):
         """Called when the process of an actor on this host has exited."""
 
     def workers_are(self, count: int) -> None:
-        """Announces the number of workers on this host for which other hosts may send tasks."""
+        """Announces the number of workers on this host to which other hosts may send tasks."""
 
 
 class Workers(hints.Hints):
@@ -133,8 +133,8 @@ class Workers(hints.Hints):
             pool.workers[slot] = self.all[slot] = WorkerInfo(slot, 0, born=self.loop.now())
 
     def grow(self, count: int) -> int:
-        """Adds workers to the common pool, unless none can be started now. Ends a pause after
-        workers that died before their first task. Returns the new target."""
+        """Adds workers to the common pool, unless none can be started now. Ends the pause, if any,
+        that began because workers died before their first task. Returns the new target."""
         pool = self.pools[0]
         if not self.pauses():
             pool.recovered()
@@ -229,7 +229,7 @@ class Workers(hints.Hints):
         return next_number(self._opened, self.pools.keys() | self.events.pools_named())
 
     def not_started(self, why: str) -> None:
-        """Handles a failed start for lack of a descriptor, a process or memory. The start is
+        """Handles a start that failed for lack of a descriptor, a process or memory. The start is
         retried later."""
         now = self.loop.now()
         if not self.start_error:
@@ -271,7 +271,7 @@ class Workers(hints.Hints):
 
     def start_one(self, pool: Pool, assigned: dict[str, list[int]]) -> int:
         """Starts a worker. Returns its slot, or -1 if none can be started now. assigned: the
-        indices of its lifelong resources."""
+        indices of the resources that it holds for its lifetime."""
         if self.pauses():
             return -1
         slot = self.client.register(0, CLIENT_WORKER, pool.number)
@@ -392,7 +392,7 @@ class Workers(hints.Hints):
                 self.fail(oid, why)
 
     def tell_workers(self) -> None:
-        """Announces the number of workers for which other hosts may send tasks."""
+        """Announces the number of workers to which other hosts may send tasks."""
         pool = self.pools.get(0)
         if pool is not None:
             self.events.workers_are(0 if pool.keeps_failing and not pool.workers else pool.target)

@@ -1,6 +1,6 @@
 """A cluster for ranks on one host that were started without one, for example by torchrun.
 
-Rank 0 opens the cluster at a port of the loopback interface, and the other ranks connect to it.
+Rank 0 opens the cluster on a port of the loopback interface, and the other ranks connect to it.
 They find its address and its token file, but not the token, in torch's store.
 """
 
@@ -39,9 +39,9 @@ _kept: list[hoplite_mp._api.cluster.Cluster] = []
 
 
 def open_cluster(store: dist.Store, rank: int) -> hoplite_mp._api.cluster.Cluster:
-    """Opens the cluster of these ranks in this process. The cluster shuts down when the process of
-    rank 0 exits, which waits for the other ranks. Raises ClosedError if the ranks are on several
-    hosts, or rank 0 has no cluster for them."""
+    """Opens the cluster of these ranks in this process. The cluster shuts down when rank 0's
+    process exits; that process first waits for the other ranks. Raises ClosedError if the ranks are
+    on several hosts, or rank 0 has no cluster for them."""
     if rank == 0:
         return _lead(store)
     found = json.loads(store.get(ADDRESS_KEY))
