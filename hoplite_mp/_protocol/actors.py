@@ -1,7 +1,7 @@
 """Messages about actors: between a client and its node, and between nodes.
 
-Calls of actors are tasks, so they need no messages. With these messages, clients open, find and end
-actors, and a restarted actor's process requests its state.
+Calls to actors are tasks, so they need no messages here. With these messages, clients open, find
+and end actors, and the process of a restarted actor requests the actor's state.
 """
 
 from __future__ import annotations
@@ -62,10 +62,11 @@ __all__ = [
 
 
 class OpenActor(msgspec.Struct, frozen=True, tag="OpenActor", array_like=True):
-    """Starts an actor: one object in a separate process. `setup`: an object with its constructor
-    and arguments. `about`: the data of its handles, pickled by the client. Reply: the local id of
-    the actor's identity, which the node holds until Imported confirms that the caller holds it; or
-    the text of a ValueError. With `get_if_exists` it may be the living actor of this name."""
+    """Starts an actor: one object in a separate process. `setup`: an object with the actor's
+    constructor and arguments. `about`: the data of the actor's handles, pickled by the client.
+    Reply: the local id of the actor's identity, which the node holds until Imported confirms that
+    the caller holds it; or the text of a ValueError. With `get_if_exists`, the actor may be a
+    living one with that name."""
 
     setup: int
     about: bytes
@@ -74,16 +75,16 @@ class OpenActor(msgspec.Struct, frozen=True, tag="OpenActor", array_like=True):
     restarts: int
     get_if_exists: bool
     detached: bool
-    node: int  # the node on which it runs
-    places: tuple[int, ...] = ()  # nodes to which it is bound; empty: any node may restart it
-    env: Environment = ()  # changes to its process's environment
+    node: int  # the node on which the actor runs
+    places: tuple[int, ...] = ()  # the only nodes that may restart the actor; empty: any node
+    env: Environment = ()  # changes to the environment of the actor's process
     demand: Demand = ()  # resources for its lifetime
     only_now: bool = False  # fail instead of waiting for resources
 
 
 class BindActor(msgspec.Struct, frozen=True, tag="BindActor", array_like=True):
-    """Binds a pool to an actor of another host; `pool` is the actor's pool on that host. Reply: the
-    number of the local pool that forwards calls to the actor, valid as long as a process of this
+    """Binds a pool to an actor on another host; `pool` is the actor's pool on that host. Reply: the
+    number of the local pool that forwards calls to the actor, valid as long as a process on this
     host holds the identity. The other fields are options of the actor."""
 
     identity: int
@@ -94,7 +95,7 @@ class BindActor(msgspec.Struct, frozen=True, tag="BindActor", array_like=True):
 
 
 class FindActor(msgspec.Struct, frozen=True, tag="FindActor", array_like=True):
-    """Requests the living actor of that name. Reply: the local id of its identity, which the node
+    """Requests the living actor with that name. Reply: the local id of its identity, which the node
     holds until Imported; 0 if there is no such actor."""
 
     name: str
@@ -128,7 +129,7 @@ class ActorFailed(msgspec.Struct, frozen=True, tag="ActorFailed", array_like=Tru
 
 
 # Most calls in a reply to ActorReady or ActorBacklog. Higher: fewer requests. The kernel's default
-# limit of a packet is 416 KiB; an id takes up to 9 bytes.
+# limit for a packet is 416 KiB; an id takes up to 9 bytes.
 BACKLOG_CALLS_MAX = 8192
 
 
@@ -143,8 +144,9 @@ class ActorBacklog(msgspec.Struct, frozen=True, tag="ActorBacklog", array_like=T
 
 
 class ActorEndRequest(msgspec.Struct, frozen=True, tag="ActorMayEnd", array_like=True):
-    """This actor's process is idle and accepts no new calls. Reply: whether it may end. It must not
-    while calls wait for arguments or are in transit, or while its node is leaving."""
+    """This actor's process is idle and accepts no new calls. Reply: whether the process may exit.
+    It must not exit while calls are in transit or waiting for arguments, or while its node is
+    leaving."""
 
 
 class LoadActorState(msgspec.Struct, frozen=True, tag="ActorStateAsked", array_like=True):
@@ -154,8 +156,8 @@ class LoadActorState(msgspec.Struct, frozen=True, tag="ActorStateAsked", array_l
 
 class SaveActorState(msgspec.Struct, frozen=True, tag="KeepActorState", array_like=True):
     """Saves the actor's state after its last call, with the results of calls; a restarted process
-    begins with it. Reply: None, once another host has a copy, or if no other host could restart the
-    actor."""
+    begins with this state. Reply: None, once another host has a copy, or if no other host could
+    restart the actor."""
 
     state: int
 
@@ -182,12 +184,12 @@ ActorRequest: TypeAlias = (
 #   ActorNameQuery   ─► ActorNameReport     the owner of the name, or none
 #   ActorNameReleased ─►                    the actor has ended
 #
-# An actor is identified by its *identity*, the id of an object on its host. A node claims its names
-# again at a new manager, so its report does not contain them.
+# An actor is identified by its *identity*, the id of an object on its host. A node claims the names
+# of its actors again from a new manager, so its report does not contain these names.
 
 
 class ActorNameClaimed(Message, frozen=True, tag="ActorNameClaimed"):
-    """`node` starts an actor of that name, unless another actor has the name. `request` 0: the
+    """`node` starts an actor with that name, unless another actor has the name. `request` 0: the
     actor has started, and no answer is expected. `can_fail_over`: another node may restart the
     actor if this node is lost. `by_backup`: sent to a new manager by the actor's backup; valid only
     if `node` does not report, because the actor may have ended meanwhile."""
@@ -233,7 +235,7 @@ class ActorNameReleased(Message, frozen=True, tag="ActorNameReleased"):
 
 
 class ActorNameReport(Message, frozen=True, tag="ActorNameHeld"):
-    """The answer to a claim or request: the owner of the name, or None."""
+    """The answer to a claim or query: the owner of the name, or None."""
 
     request: int
     name: str
@@ -353,13 +355,13 @@ class RestartsReport(Message, frozen=True, tag="RestartsTold"):
 
 
 class StoreActorBackup(Message, frozen=True, tag="KeepActor"):
-    """Makes the receiver the backup of that actor of the sender's host: it keeps the data for a
-    restart. These are `setup` with its objects, and `state`, the last saved state (zeros: none).
-    `name` is the actor's registered name, `label` its name in errors. `restarts_left`: remaining
-    restarts, including the next one; `restarts`: previous restarts. `begun`: its constructor has
-    run, so the objects that it needs are ready. A later message about this actor replaces this one
-    once its objects have arrived. Answered by ActorBackupStored with the same number, after the
-    arrival of all objects that are not lost."""
+    """Makes the receiver the backup of that actor on the sender's host. The receiver keeps the data
+    for a restart: `setup` with its objects, and `state`, the last saved state (zeros: none). `name`
+    is the actor's registered name, `label` its name in errors. `restarts_left`: remaining restarts,
+    including the next one; `restarts`: previous restarts. `begun`: its constructor has run, so the
+    objects that it needs are ready. A later message about this actor replaces this one once the
+    later message's objects have arrived. Answered by ActorBackupStored with the same number, after
+    the arrival of all objects that are not lost."""
 
     number: int
     identity: bytes
@@ -395,7 +397,8 @@ class StoreActorBackup(Message, frozen=True, tag="KeepActor"):
 
 
 class ActorBackupStored(Message, frozen=True, tag="ActorKept"):
-    """The objects of the StoreActorBackup with that number are here, except lost objects."""
+    """The sender's host has the objects of the StoreActorBackup with that number, except lost
+    objects."""
 
     number: int
 

@@ -27,7 +27,8 @@ from hoplite_mp._protocol.messages import AnyMessage, ManagerToNode, NodeToManag
 from hoplite_mp._protocol.terms import PromoteResponse, TermsToManager, TermsToNode
 from hoplite_mp.errors import ProtocolError
 
-# A request with SOURCES_MAX sources has 4.7 MB. Higher: one peer can make this process hold more.
+# A request with SOURCES_MAX sources is 4.7 MB long. Higher: one peer can make this process hold
+# more memory.
 FRAME_BYTES_MAX = 16 << 20
 
 _HEAD = struct.Struct("<III")
@@ -45,7 +46,7 @@ BEAT = _head(b"")
 
 
 def encode(message: AnyMessage | Report | TermsToManager | TermsToNode | PromoteResponse) -> bytes:
-    """The frame of one message. ValueError if it is longer than peers accept."""
+    """The frame of one message. Raises ValueError if the frame is longer than peers accept."""
     body = _encoder.encode(message)
     if len(body) > FRAME_BYTES_MAX:
         name = type(message).__name__

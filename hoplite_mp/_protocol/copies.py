@@ -60,7 +60,7 @@ class FetchComplete(Message, frozen=True, tag="FetchComplete"):
 
 
 class FetchFailed(Message, frozen=True, tag="FetchFailed"):
-    """`node` cannot get bytes from `parent`, its sender by the plan `epoch`."""
+    """`node` cannot get bytes from `parent`, its sender in the plan with that `epoch`."""
 
     node: int
     object: bytes
@@ -76,7 +76,7 @@ class FetchFailed(Message, frozen=True, tag="FetchFailed"):
 
 class CopyDropped(Message, frozen=True, tag="CopyDropped"):
     """`node` no longer holds the object, or stops fetching it. `full`: the error text if the cause
-    is a lack of memory (for the copy of a broadcast, or to read the object from the disk)."""
+    is a lack of memory for the copy of a broadcast, or for reading the object from the disk."""
 
     node: int
     object: bytes
@@ -103,11 +103,11 @@ class ObjectDeleted(Message, frozen=True, tag="ObjectGone"):
 class Distribute(Message, frozen=True, tag="Distribute"):
     """The plan of a transfer: who pulls which part from whom. All participants get the same plan.
 
-    `sources` have the whole object. Rule "stripes": receiver r pulls stripe i from its owner o if
-    o != r, else from sources[i % len(sources)]. An owner that is neither source nor receiver is
-    receiving by an earlier plan, and serves the bytes that it has. Rule "tree:d": receivers[i]
-    pulls the whole object from receivers[(i - d) // d], the first d from sources[0]; "tree:1" is a
-    chain. Rule "parents": receivers[i] pulls stripe k from parents[k][i].
+    `sources` have the whole object. Rule "stripes": receiver r pulls stripe i from its owner, or
+    from sources[i % len(sources)] if r is the owner. An owner that is neither source nor receiver
+    is still receiving under an earlier plan, and serves the bytes that it has. Rule "tree:d":
+    receivers[i] pulls the whole object from receivers[(i - d) // d], and the first d receivers from
+    sources[0]; "tree:1" is a chain. Rule "parents": receivers[i] pulls stripe k from parents[k][i].
     """
 
     operation: int
@@ -179,7 +179,8 @@ class FetchRefused(Message, frozen=True, tag="FetchRefused"):
 # keeps its id, which then names a dead host.
 
 
-# Most objects in one report, 40 bytes each. Further objects of a node are lost with their owner.
+# Maximum number of objects in one report, 40 bytes each. If a node has more, these are lost with
+# their owner.
 HOLDINGS_MAX = SOURCES_MAX
 
 # ---- node -> manager
@@ -229,11 +230,11 @@ class OwnerQuery(Message, frozen=True, tag="OwnerAsked"):
 
 
 class OwnersReassigned(Message, frozen=True, tag="OwnersNamed"):
-    """The new owners of `lost`'s objects, after all nodes have reported. `objects` are those that
-    the receiver has reported; `more`: another message follows. `owners`: the new owners; NODES_MAX:
-    no node has the whole object, so it is lost. For each object that the receiver now owns:
-    `counted`, its holders as flat (node, import) pairs, and `copies`, the other nodes that have the
-    whole object."""
+    """The new owners of `lost`'s objects, after all nodes have reported. `objects`: those that the
+    receiver has reported; `more`: another message follows. `owners`: the new owners; NODES_MAX: no
+    node has the whole object, so it is lost. For each object that the receiver now owns: `counted`,
+    its holders as flat (node, import) pairs, and `copies`, the other nodes that have the whole
+    object."""
 
     lost: int
     objects: tuple[bytes, ...]

@@ -1,8 +1,8 @@
 """Legal values of message fields: limits of the protocol, and checks.
 
 Every message checks itself when it is created, so these checks run on both sides of a connection.
-Each raises ValueError with the field's name and value. Both sides must agree on the limits in this
-file; limits of one process are in `config`.
+Each check raises ValueError with the field's name and value. Both sides must agree on the limits in
+this file; limits of one process are in `config`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from hoplite_mp._common.ids import ID_BYTES
 
-# Limits of the protocol. A frame holds a request with all its sources (18 bytes each).
+# Limits of the protocol. A request with SOURCES_MAX sources (18 bytes each) fits into one frame.
 SOURCES_MAX = 1 << 18  # refs in one collective
 SLICES_MAX = 1 << 16  # results of one reduce_scatter
 NAME_CHARS_MAX = 1024  # a group's name
@@ -30,7 +30,7 @@ HOST_CHARS_MAX = 256  # a host's name, only for display
 LAYOUT_BYTES_MAX = 4096  # dtype, shape and order of a source, opaque to the manager
 # Names and values of options(env=), which are part of a process's start message, one packet.
 ENV_BYTES_MAX = 32 << 10
-# Size of a value inside a message. Higher: fewer fetches; lower: other messages wait less.
+# Maximum size of a value inside a message. Higher: fewer fetches; lower: other messages wait less.
 INLINE_BYTES_MAX = 64 << 10
 PAYLOAD_BYTES_MAX = INLINE_BYTES_MAX + (16 << 10)  # with the payload's own head
 TREE_DEGREE_MAX = 1 << 10  # children of one node in a tree
@@ -101,7 +101,8 @@ def text(name: str, value: Any, chars_max: int, chars_min: int = 0) -> None:
 
 
 def _all_between(values: tuple[Any, ...], high: int) -> bool:
-    """Checks a long tuple at the speed of C; the caller checks items singly after a failure."""
+    """Checks a long tuple at the speed of C; the caller checks the items one by one after a
+    failure."""
     if not values:
         return True
     return set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= high

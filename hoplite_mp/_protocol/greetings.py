@@ -47,7 +47,7 @@ PROTOCOL_VERSION = 11
 MAGIC = b"HOPLITE"
 PREAMBLE = MAGIC + bytes((PROTOCOL_VERSION,))
 
-# The longest greetings, an Introduction and a refusal with a table, usually have less than a
+# The longest greetings, an Introduction and a refusal with a table, usually take less than a
 # quarter of this. An unauthenticated peer can make this process hold this many bytes for each of
 # `Config.pending_handshakes_max` connections.
 GREETING_BYTES_MAX = 4 << 10
@@ -156,7 +156,8 @@ class Refused(Message, frozen=True, tag="Refused"):
 class Introduction(Message, frozen=True, tag="Introduction"):
     """The sender's identity, after both proofs. host_id: its host; node: its number, or None. link,
     answers: for a data connection under TLS, the number of the calling node's link that will send
-    over it, and the number of the called node's link that it answers (0: none)."""
+    over the connection, and the number of the called node's link to which that link is the answer
+    (0: none)."""
 
     host_id: int
     versions: dict[str, str]
@@ -182,7 +183,7 @@ _decoder = msgspec.msgpack.Decoder(Greeting)
 
 
 def encode_frame(message: Greeting) -> bytes:
-    """The frame of one message. ValueError if it is too long."""
+    """The frame of one message. Raises ValueError if the message is too long."""
     body = _encoder.encode(message)
     if len(body) > GREETING_BYTES_MAX:
         raise ValueError(f"greeting of {len(body)} bytes; at most {GREETING_BYTES_MAX} are allowed")
@@ -199,11 +200,11 @@ def frame_length(head: bytes | bytearray) -> int:
 
 
 def decode_body(body: bytes | bytearray) -> Greeting:
-    """The message in a frame's body; ProtocolError for everything else."""
+    """The message in a frame's body. Raises ProtocolError for any other body."""
     try:
         return _decoder.decode(body)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
-        # Without the untrusted bytes, because the message may appear in a log or on a terminal.
+        # The text omits the untrusted bytes, because it may appear in a log or on a terminal.
         raise ProtocolError(f"invalid greeting of {len(body)} bytes") from error
 
 
@@ -238,7 +239,8 @@ _MAJOR_MINOR = re.compile(r"(\d+)\.(\d+)")
 def software_versions() -> dict[str, str]:
     """The versions of this process's software, by name.
 
-    They are read from imported modules, else from the installation, so that no module is imported.
+    They are read from modules that are already imported, or else from the installed metadata; no
+    package is imported.
     """
     found = {"python": ".".join(map(str, sys.version_info[:3])), "hoplite_mp": __version__}
     for name in PACKAGES:

@@ -66,7 +66,7 @@ PIECE_HEAD_BYTES_MAX = 16 << 10
 # The mean of one-byte integers, and of bools, has eight bytes per element.
 RESULT_GROWTH_MAX = 8
 SMALL_PARTS_BYTES_MAX = 65 << 10  # FRAME_COLL_BYTES_MAX in cext/engine_frames.h
-SMALL_PHASE_MAX = 3  # of enum coll_phase in cext/engine_coll.h
+SMALL_PHASE_MAX = 3  # the last value of enum coll_phase in cext/engine_coll.h
 PIECES_MAX = RANKS_MAX * RANKS_MAX
 # Total size of the pieces in one message; the rest of a frame is for other fields.
 PIECES_BYTES_MAX = FRAME_BYTES_MAX - (64 << 10)
@@ -146,8 +146,9 @@ def bytes_of(pieces: Iterable[Piece]) -> int:
 
 class GroupPart(Message, frozen=True, tag="GroupPart"):
     """All living members of the sender's node have made that call. `mistake`: the error of a member
-    whose call is invalid, and `error` its kind; then there are no pieces. `repeats`: 1 + the number
-    of the call whose plan the sender already uses to move the bytes; 0: it waits for a plan."""
+    whose call is invalid, and `error` its kind; there are no pieces then. `repeats`: 1 + the number
+    of the call whose plan the sender already uses to move the bytes; 0: it is waiting for a
+    plan."""
 
     generation: int
     version: int
@@ -192,8 +193,8 @@ class GroupAttempt(Message, frozen=True, tag="GroupGo"):
 
 class GroupDone(Message, frozen=True, tag="GroupDone"):
     """The sender's node has its part of that attempt's results. `failure`: the reason why it does
-    not; `error`: its kind, as in GroupCommit. `up`, `down`: the highest rates of its links, in
-    bytes per second; 0: unknown."""
+    not have them; `error`: its kind, as in GroupCommit. `up`, `down`: the highest rates of its
+    links, in bytes per second; 0: unknown."""
 
     generation: int
     call: int
@@ -267,9 +268,9 @@ class GroupCommit(Message, frozen=True, tag="GroupCommit"):
 
 
 class GroupStart(Message, frozen=True, tag="GroupStart"):
-    """The first call of a rank of the receiver's node that joined later. Sent by the leading node
-    of that version of the members. If a change of the members arrives first, this message is
-    ignored."""
+    """The number of the first call for a rank on the receiver's node that joined later. The leading
+    node in that version of the members sends it. If a change of the members arrives first, this
+    message is ignored."""
 
     generation: int
     version: int

@@ -1,8 +1,8 @@
 """Messages about Groups: their members, and the masks on a group's board.
 
 A member is (node, client slot, generation of the slot). A group is *formed* once all its ranks have
-joined. Before that, a leaving member frees its rank. Afterwards a newcomer with a free rank is
-*joining* until its node reports that the living members have admitted it.
+joined. Before that, a leaving member frees its rank. Afterwards a newcomer that takes a free rank
+is *joining* until its node reports that the living members have admitted it.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def _runs(runs: tuple[TaskRun, ...], count: int) -> None:
 
 
 class GroupEnd(Message, frozen=True, tag="GroupEnd"):
-    """A Group that has ended, although retries of its members' tasks may request it again.
-    `tasks`: the tasks of all its members; `runs`: for each, the last run that was a member; `dead`:
-    the tasks that died without leaving. `open`: a thread of a driver was also a member, and may use
-    the name again at any time."""
+    """A Group that has ended; retries of its members' tasks may request it again. `tasks`: the
+    tasks of all its members; `runs`: for each, the last run that was a member; `dead`: the tasks
+    that died without leaving. `open`: a thread of a driver was also a member, and may use the name
+    again at any time."""
 
     name: str
     generation: int
@@ -111,8 +111,8 @@ class GroupJoinRequested(Message, frozen=True, tag="GroupJoinRequested"):
     runs. `founders`: for a group split from the group of generation `parent`: the process that gets
     each rank, as (rank in the parent, node, client, client_generation). The group waits only for
     these processes, except those that have left the parent.
-    `team`: the id of the caller's `spmd` call, if the group has a rank for each of its peers; else
-    NO_TASK, because the peers may use one name for several smaller groups.
+    `team`: the id of the caller's `spmd` call, if the group has a rank for each peer in that call.
+    Otherwise NO_TASK, because the peers may use one name for several smaller groups.
     """
 
     request: int
@@ -191,7 +191,8 @@ class GroupTasksEnded(Message, frozen=True, tag="GroupTasksOver"):
 
 class GroupTasksQuery(Message, frozen=True, tag="GroupTasksAsked"):
     """Requests a report (GroupTasksEnded) when these tasks, submitted on the node's host, have
-    ended. Members of a Group wait for them to join, and must not wait for ended tasks."""
+    ended. Members of a Group are waiting for these tasks to join, and must not wait for tasks that
+    have ended."""
 
     tasks: tuple[bytes, ...]
 
@@ -222,23 +223,23 @@ class GroupMemberRemoved(Message, frozen=True, tag="GroupGivenUp"):
 class GroupMembers(Message, frozen=True, tag="GroupMembers"):
     """The new contents of the board; sent at every change, before GroupJoined.
 
-    The first message of a generation also creates the board. `version` counts these messages of one
+    The first message of a generation also creates the board. `version` counts the messages of one
     generation, from 1. `nodes[rank]` is the node of that rank's member, None for a free rank. The
     leader of a call is the lowest living rank; its node leads.
-    `former`: nodes without members, which had some before. Only they may know certain decisions, so
-    nothing is decided before they have reported. `first`: with this message the group is formed,
-    and its members begin with call 0.
-    `stripes` are the owners of large calls, with shares proportional to their links. They are valid
-    for all calls until the next message, so calls need no manager. One stripe: all living members
+    `former`: nodes that had members, but have none now. They may be the only nodes that know
+    certain decisions, so nothing is decided before they have reported. `first`: with this message
+    the group is formed, and its members begin with call 0.
+    `stripes` are the owners of large calls, with shares proportional to the rates of their links.
+    They are valid until the next message, so calls need no manager. One stripe: all living members
     are on one node.
     For the next manager: the members' `tasks` and their `tries` by rank; `past`, the record of the
     group if this were its end; whether any member has `left` rather than died; `parent` and
     `founders` as in GroupJoinRequested; and a mask of the founders that have joined
     (`founders_joined`).
-    `since`: the first version with the member of each rank, 0 for a free rank. Messages of earlier
-    versions were for the rank's previous member. A node may have missed that version, if the
-    manager died early. `whole`: the first version in which the group is formed, else 0; members of
-    that or an earlier version begin with call 0.
+    `since`: for each rank, the first version with its present member; 0 for a free rank. Messages
+    under earlier versions were for the rank's previous member. A node may have missed that version,
+    if the manager died early. `whole`: the first version in which the group is formed, else 0;
+    members of that or an earlier version begin with call 0.
     `holders`, until the group is formed: by rank, the (task, team) of the last member, even if it
     has left; also for the next manager.
     """
@@ -336,8 +337,8 @@ class GroupRefused(Message, frozen=True, tag="GroupRefused"):
 
 
 class GroupClosed(Message, frozen=True, tag="GroupClosed"):
-    """All members are gone. The name is free; a node's board is free once it has received this
-    message."""
+    """All members are gone. The name is free; a node's board is free once the node has received
+    this message."""
 
     name: str
     generation: int

@@ -1,4 +1,4 @@
-"""The handshake: mutual proof of possession of the token, without a man in the middle.
+"""The handshake: both sides prove that they have the token, and a man in the middle is detected.
 
     client                                            server
     Hello(role, nonce, required cluster)       ->
@@ -9,11 +9,11 @@
                                                <-     Introduction(host_id, versions)
 
 The transcript consists of the preamble with the protocol's version, role and service, both nonces,
-the cluster's id, and SHA-256 of the server's certificate as seen by this side (zeros without TLS).
-The nonces protect against replay, the labels against reflected proofs, and the certificate against
-a relay between two TLS connections, which does not have its private key. This is the channel
-binding of RFC 5929 ("tls-server-end-point"). No key is derived for later bytes: TLS protects them;
-without TLS they are unprotected.
+the cluster's id, and the SHA-256 hash of the server's certificate as seen by this side (zeros
+without TLS). The nonces protect against replay, and the labels protect against reflected proofs.
+The certificate protects against a relay between two TLS connections, which does not have the
+certificate's private key. This is the channel binding of RFC 5929 ("tls-server-end-point"). No key
+is derived for later bytes: TLS protects them; without TLS they are unprotected.
 
 Sans-io: `feed` received bytes and send `outgoing()`, until there is a `result` or `feed` raises.
 `wanted` is the number of bytes to read for the handshake, so that later bytes stay in the
@@ -125,8 +125,8 @@ class _Handshake:
         """Processes received bytes; returns those after the handshake (none if the caller reads
         only `wanted` bytes).
 
-        AuthError: the peer does not have the token. ProtocolError: it has sent illegal data, or is
-        incompatible. After either error the caller must close the connection.
+        Raises AuthError if the peer does not have the token, and ProtocolError if it has sent
+        illegal data or is incompatible. After either error the caller must close the connection.
         """
         if self.failure is not None:
             raise type(self.failure)(*self.failure.args)

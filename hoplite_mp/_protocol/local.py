@@ -1,8 +1,8 @@
 """Messages between a client and its node, on one host.
 
 Clients do most operations by themselves; for the rest (memory, collectives, groups, pools) they
-send these messages. A message is one packet of a SEQPACKET socketpair. A reply without a waiting
-caller (after Ctrl-C) is dropped by its number.
+send these messages. A message is one packet of a SEQPACKET socketpair. A reply for which no caller
+is waiting any more (after Ctrl-C) is recognized by its number and dropped.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ __all__ = [
     "WorkerBroadcastRequest",
 ]
 
-# Messages between a client and its node about a worker broadcast, that is, a call of `Cluster.run`.
+# Messages between a client and its node about a worker broadcast, that is, a call to `Cluster.run`.
 #
 #   caller ── OpenWorkerBroadcast ─►  node     pool of the broadcast, and its number of workers
 #          ── tasks of that pool, one for each worker; BeginWorkerBroadcast ─►
@@ -160,8 +160,9 @@ class BeginWorkerBroadcast(msgspec.Struct, frozen=True, tag="BeginRound", array_
 
 
 class EndWorkerBroadcast(msgspec.Struct, frozen=True, tag="EndRound", array_like=True):
-    """Ends the broadcast of that pool, which closes. Reply: None, when all nodes have confirmed or
-    timed out. After a node's confirmation none of its workers begins a task of the broadcast."""
+    """Ends the broadcast in that pool, and closes the pool. Reply: None, when all nodes have
+    confirmed or timed out. After a node's confirmation none of its workers begins a task of the
+    broadcast."""
 
     pool: int
 
@@ -202,12 +203,13 @@ class HoldForeign(msgspec.Struct, frozen=True, tag="HoldForeign", array_like=Tru
 
 
 class CountDrivers(msgspec.Struct, frozen=True, tag="UsersOfNode", array_like=True):
-    """Reply: the number of drivers attached to this node, except the process that started it."""
+    """Reply: the number of drivers attached to this node, excluding the process that started the
+    node."""
 
 
 class RetryTask(msgspec.Struct, frozen=True, tag="TryAgain", array_like=True):
     """The task that this worker has claimed has failed. Reply: whether it is requeued, with one
-    retry less. Other workers are not woken for an actor's call, because this worker runs it next.
+    fewer retry. Other workers are not woken for an actor's call, because this worker runs it next.
     `failures` > 0: only one item of a chunk has failed, for the `failures`-th time; the reply is
     whether the worker may retry the item, and the task stays claimed."""
 
@@ -253,14 +255,15 @@ class ReturnSpans(msgspec.Struct, frozen=True, tag="GiveSpans", array_like=True)
 
 class Restore(msgspec.Struct, frozen=True, tag="Restore", array_like=True):
     """Requests that a spilled object be restored to memory. Reply: RESTORED, or ON_ITS_WAY from
-    another host (processes that wait for the object are woken), or full=True and the message."""
+    another host (processes that are waiting for the object will be woken), or full=True and the
+    message."""
 
     oid: int
 
 
 class ReadSpilled(msgspec.Struct, frozen=True, tag="ReadSpilled", array_like=True):
     """Reads a part of a spilled object's payload; the object stays in the spill file. Reply: the
-    bytes, at most SPILLED_PIECE_BYTES; None if it is not in the spill file."""
+    bytes, at most SPILLED_PIECE_BYTES; None if the object is not in the spill file."""
 
     oid: int
     offset: int
@@ -268,8 +271,8 @@ class ReadSpilled(msgspec.Struct, frozen=True, tag="ReadSpilled", array_like=Tru
 
 
 class Import(msgspec.Struct, frozen=True, tag="Import", array_like=True):
-    """The caller uses objects of other hosts. Reply: their ids on this host, 0 for a lost object.
-    The node holds them until Imported confirms that the caller does."""
+    """The caller uses objects from other hosts. Reply: their ids on this host, 0 for a lost object.
+    The node holds the objects until Imported confirms that the caller holds them."""
 
     objects: list[bytes]
 
@@ -281,7 +284,7 @@ class Imported(msgspec.Struct, frozen=True, tag="Imported", array_like=True):
 
 
 class DropForeign(msgspec.Struct, frozen=True, tag="DropForeign", array_like=True):
-    """Deletes an object of another host in the whole cluster. No reply."""
+    """Deletes an object that another host owns, in the whole cluster. No reply."""
 
     oid: int
 
@@ -295,7 +298,8 @@ class Interrupt(msgspec.Struct, frozen=True, tag="Interrupt", array_like=True):
 
 
 class Collective(msgspec.Struct, frozen=True, tag="Collective", array_like=True):
-    """A reduction (one result for each slice), or a kind that copies (one result without a value).
+    """A reduction (one result for each slice), or a collective that copies (one result without a
+    value).
 
     `to`: numbers of the destination nodes; empty: the default of the kind. `one_of`: groups of
     source indices; the first ready source of each group is reduced; empty: all sources are. The
@@ -317,8 +321,8 @@ class Collective(msgspec.Struct, frozen=True, tag="Collective", array_like=True)
 class OpenPool(msgspec.Struct, frozen=True, tag="OpenPool", array_like=True):
     """Opens a pool with dedicated workers, here and on other nodes. `setup`: an object with
     (initializer, initargs). `exact`: a worker on another node gets its next task only after the end
-    of the previous one. `anywhere`: if its nodes are lost, tasks may run on other nodes. Reply:
-    pool number, or an error text if a node was lost before its workers had started."""
+    of the previous one. `anywhere`: if the pool's nodes are lost, its tasks may run on other nodes.
+    Reply: pool number, or an error text if a node was lost before its workers had started."""
 
     workers: int
     max_tasks: int
@@ -344,7 +348,7 @@ class BindPool(msgspec.Struct, frozen=True, tag="BindPool", array_like=True):
 
 
 class ClosePool(msgspec.Struct, frozen=True, tag="ClosePool", array_like=True):
-    """Ends the pool's workers when they are idle; `kill`: immediately. No reply."""
+    """Stops the pool's workers when they are idle; `kill`: immediately. No reply."""
 
     pool: int
     kill: bool
@@ -375,8 +379,8 @@ class Members(msgspec.Struct, frozen=True, tag="Members", array_like=True):
 
 
 class DepartedNodes(msgspec.Struct, frozen=True, tag="GoneNodes", array_like=True):
-    """Reply: the latest gone hosts known to this node, each as (number, name, seconds ago, whether
-    it left rather than was lost)."""
+    """Reply: the hosts that were the latest to leave or be lost, as far as this node knows, each as
+    (number, name, seconds ago, whether it left rather than was lost)."""
 
 
 class LeavingNodes(msgspec.Struct, frozen=True, tag="LeavingNodes", array_like=True):
@@ -385,9 +389,9 @@ class LeavingNodes(msgspec.Struct, frozen=True, tag="LeavingNodes", array_like=T
 
 class JoinStatus(msgspec.Struct, frozen=True, tag="Standing", array_like=True):
     """Reply, once this node has joined: (number of this node, cluster id, addresses of the standby,
-    its address if it is on this host, number of the node whose host has one of these addresses or
-    -1, whether that host has the manager, whether this node has a manager); or (name of an error,
-    its text) if this node could not join."""
+    the standby's address if it is on this host, number of the node on the standby's host or -1,
+    whether that host runs the manager, whether this node has a manager); or (name of an error, its
+    text) if this node could not join."""
 
 
 class Stats(msgspec.Struct, frozen=True, tag="Stats", array_like=True):
@@ -395,7 +399,7 @@ class Stats(msgspec.Struct, frozen=True, tag="Stats", array_like=True):
 
 
 class TraceBegin(msgspec.Struct, frozen=True, tag="TraceBegin", array_like=True):
-    """Starts a trace on all nodes. `trace`: a random number. Reply: "", or the reason of a
+    """Starts a trace on all nodes. `trace`: a random number. Reply: "", or the reason for a
     failure."""
 
     trace: int
@@ -404,7 +408,7 @@ class TraceBegin(msgspec.Struct, frozen=True, tag="TraceBegin", array_like=True)
 class TraceEnd(msgspec.Struct, frozen=True, tag="TraceEnd", array_like=True):
     """Ends that trace. Reply: for each node (number, bytes of its document, up to two measurements
     of its clock as (local time, offset of its clock, largest error) in ns); the numbers of lost
-    nodes; and the numbers of nodes of programs, without workers, that have left."""
+    nodes; and the numbers of the nodes that have left and belonged to programs without workers."""
 
     trace: int
 
@@ -424,8 +428,8 @@ class TraceDrop(msgspec.Struct, frozen=True, tag="TraceDrop", array_like=True):
 
 
 class Dump(msgspec.Struct, frozen=True, tag="Dump", array_like=True):
-    """Requests a dump of the waits on all nodes. Reply: (node, size of its dump in bytes) of the
-    nodes that have answered, and the numbers of the others."""
+    """Requests a dump of the waits on all nodes. Reply: (node, size of its dump in bytes) for each
+    node that has answered, and the numbers of the other nodes."""
 
     stacks: bool
 
@@ -490,8 +494,9 @@ AnyRequest: TypeAlias = (
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """`number` 0: no reply is expected, and `seen` is ignored. `seen`: the last reply that the
-    client has received. Later replies were lost, so their contents, such as leases, are revoked."""
+    """`number` 0: no reply is expected, and `seen` is ignored. `seen`: the number of the last reply
+    that the client has received. Later replies were lost, so their contents, such as leases, are
+    revoked."""
 
     number: int
     seen: int
@@ -499,8 +504,8 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reply(msgspec.Struct, frozen=True, array_like=True):
-    """`error`: the reason of a failure; `full`: the store has no free memory, so the client repeats
-    the request or gives up; `gone`: a node has left or died."""
+    """`error`: the reason for a failure; `full`: the store has no free memory, so the client
+    repeats the request or gives up; `gone`: a node has left or died."""
 
     number: int
     value: Any = None
@@ -510,9 +515,9 @@ class Reply(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Attached(msgspec.Struct, frozen=True, tag="Attached"):
-    """Answer of a node to an attaching driver, with descriptors (control memory, store, the node's
-    eventfd, rpc, output): client slot, the slot's generation, and settings shared by all clients.
-    The connection stays open until the driver stops reading output."""
+    """A node's answer to an attaching driver: client slot, the slot's generation, and settings
+    shared by all clients. Sent with descriptors (control memory, store, the node's eventfd, rpc,
+    output). The connection stays open until the driver stops reading output."""
 
     slot: int
     generation: int

@@ -4,9 +4,9 @@
                   ◄─ PeerGroupMessageAck ──                    the sender need not hold it any more
                   ── GroupSourceEnded ──►                      the member has ended
 
-A message is an object of the sender's host. That host holds it until the receiver's host has a copy
-of a small object, or counts as a holder of a large one. Connections between nodes preserve order,
-so all messages of a member arrive before the report of its end.
+A message is an object on the sender's host. That host holds the object until the receiver's host
+has a copy of it (small objects) or is counted as its holder (large objects). Connections between
+nodes preserve order, so all messages of a member arrive before the report of its end.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ MESSAGE_INLINE_BYTES_MAX = 64 << 10
 
 class PeerGroupMessage(Message, frozen=True, tag="GroupSent"):
     """A message from rank `source` on the sender's node to rank `to` on the receiver's node.
-    `version`: the version of the members (GroupMembers) at the time of sending; the receiver keeps
-    the message until it has received this version. `payload`: the whole payload, if it is small.
+    `version`: the version of the members (GroupMembers) when it was sent; the receiver keeps the
+    message until it has received this version. `payload`: the whole payload, if it is small.
     `refs`: objects inside it."""
 
     generation: int
@@ -118,20 +118,21 @@ class GroupSourceEnded(Message, frozen=True, tag="GroupSourceEnded"):
 PointToPoint: TypeAlias = PeerGroupMessage | PeerGroupMessageAck | GroupSourceEnded
 
 
-# Messages between a member of a Group and its node, in addition to `local.py`.
+# Messages between a member of a Group and its node, in addition to those in `local.py`.
 #
 # A group on one host needs them only when members join and leave. With members on other hosts each
 # call is a message to the node.
 
 
-INBOX_MAX = 1000  # most messages in a reply
+INBOX_MAX = 1000  # maximum number of messages in a reply
 
 
 class GroupJoin(msgspec.Struct, frozen=True, tag="GroupJoin", array_like=True):
     """Joins a Group. Reply: (board, generation, rank, whether there are other hosts, identity of
-    the caller: node, slot, generation of the slot), or the message of a ValueError; a string: the
-    earlier group of the caller's task has ended. `parent`, `founders`: as in GroupJoinRequested.
-    `call`: the caller's task, if its process runs several tasks; otherwise 0."""
+    the caller: node, slot, generation of the slot); a string, the reason, if the earlier group of
+    the caller's task has ended; or the text of a ValueError. `parent`, `founders`: as in
+    GroupJoinRequested. `call`: the caller's task, if its process runs several tasks; otherwise
+    0."""
 
     name: str
     size: int
@@ -143,7 +144,7 @@ class GroupJoin(msgspec.Struct, frozen=True, tag="GroupJoin", array_like=True):
 
 class GroupDoorbell(msgspec.Struct, frozen=True, tag="GroupBell", array_like=True):
     """Passes an eventfd to which the member writes when its part of a small call is on the board.
-    Reply: when the node watches the eventfd."""
+    Reply: None, once the node is watching the eventfd."""
 
     generation: int
     rank: int
@@ -216,8 +217,8 @@ class GroupMessageAck(msgspec.Struct, frozen=True, tag="GroupReceived", array_li
 
 
 class GroupLeave(msgspec.Struct, frozen=True, tag="GroupLeave", array_like=True):
-    """This member makes no more calls. Reply: None, when the node holds its committed results for
-    members that still read them."""
+    """This member makes no more calls. Reply: None, once the node holds this member's committed
+    results for the members that are still reading them."""
 
     name: str
     generation: int

@@ -75,8 +75,8 @@ class NodeJoined(Message, frozen=True, tag="NodeJoined"):
     of a host increments its incarnation.
 
     `addresses`: the node's addresses for other nodes, best first; empty: it cannot be reached.
-    `memory_total` is the limit of its store in bytes. `stays`: it counts for leases and votes in a
-    cluster with a standby; False for the node of a program, which ends with the program.
+    `memory_total` is the limit of its store in bytes. `stays`: the node counts for leases and votes
+    in a cluster with a standby; False for the node of a program, which ends with the program.
     `resources`: its resources by name, in units of 1/10000.
     """
 
@@ -121,7 +121,7 @@ class NodeLeaving(Message, frozen=True, tag="NodeLeaving"):
 
 
 class PeerLost(Message, frozen=True, tag="PeerLost"):
-    """`node` has lost its connection to `peer`, or found no path to it, although `peer` is a
+    """`node` has lost its connection to `peer`, or found no path to it, while `peer` is still a
     member. The manager, which both can reach, must choose between them."""
 
     node: int
@@ -216,7 +216,7 @@ class Credentials(Message, frozen=True, tag="Credentials"):
 
 class MembersChanged(Message, frozen=True, tag="MembersChanged"):
     """Nodes in `removed` are removed before nodes in `added` are added. A node in both has a new
-    incarnation. `left`: nodes of `removed` that left rather than were lost."""
+    incarnation. `left`: the nodes in `removed` that left and were not lost."""
 
     added: tuple[Member, ...]
     removed: tuple[int, ...]
@@ -244,7 +244,7 @@ class ClusterEnded(Message, frozen=True, tag="ClusterEnded"):
 
 
 class Leave(Message, frozen=True, tag="Leave"):
-    """The answer to NodeLeaving: no running operation needs the node, so it may end."""
+    """The answer to NodeLeaving: no running operation needs the node, so it may exit."""
 
     node: int
     incarnation: int
@@ -267,9 +267,9 @@ class NodeReturned(Message, frozen=True, tag="NodeReturned"):
     known to this node, including itself.
 
     The manager continues the counters of the previous one; otherwise numbers could be reused, and
-    late messages misattributed. The highest values known to this node: `numbers`, of assigned node
-    numbers; `epochs`, of a Distribute; `copied`, of operations for copies; `generations`, of
-    groups."""
+    late messages misattributed. As known to this node: `numbers`, how many node numbers were
+    assigned; `epochs`, the highest epoch of a Distribute; `copied`, how many operations for copies
+    were begun; `generations`, the highest generation of a group."""
 
     node: int
     incarnation: int
@@ -289,7 +289,7 @@ class NodeReturned(Message, frozen=True, tag="NodeReturned"):
 
 
 class ReportedCopy(Message, frozen=True, tag="CopyHeld"):
-    """This node has a whole object of another host, as the previous manager knew."""
+    """This node has a complete copy of another host's object, as the previous manager knew."""
 
     node: int
     object: bytes
@@ -337,8 +337,8 @@ class OperationEnded(Message, frozen=True, tag="OperationEnded"):
 
 class ReportedGroup(Message, frozen=True, tag="GroupHeld"):
     """A group with a board on this node: its last GroupMembers, and its members on this node:
-    (rank, client slot, generation of the slot). `left`: ranks of this node in `shown` that are
-    gone; those in `died` have died without leaving."""
+    (rank, client slot, generation of the slot). `left`: ranks that `shown` places on this node, but
+    that are gone; those in `died` have died without leaving."""
 
     node: int
     shown: GroupMembers

@@ -1,7 +1,7 @@
 """Messages between node and manager, which are also the planner's input and output.
 
-So a recorded connection is a planner test. Each message is frozen and checks itself when it is
-created, by this process or by the decoder: an illegal message cannot exist.
+A recorded connection is therefore a test of the planner. Each message is frozen and checks itself
+when it is created, by this process or by the decoder: an illegal message cannot exist.
 
     node    ──  NodeJoined NodeLost NodeLeaving ClientLost PeerLost                     ─►  manager
             ──  LinkMeasured HostMeasured                                               ─►
@@ -20,9 +20,9 @@ created, by this process or by the decoder: an illegal message cannot exist.
             ◄─  ActorNameReport PlansReported                                           ──
 
 Terms: an *operation* id is chosen by the requesting node and unique in the cluster; an *epoch*
-counts the plans of an operation, from 1 (for copies: of the cluster); the *generation* of a client
-slot counts its uses, that of a group counts the groups of the cluster; a *rank mask* has bit r for
-rank r.
+counts the plans of an operation, from 1 (for copies: all plans in the cluster); the *generation* of
+a client slot counts its uses, that of a group counts the groups of the cluster; a *rank mask* has
+bit r for rank r.
 """
 
 from __future__ import annotations

@@ -54,14 +54,14 @@ class ReduceRequested(Message, frozen=True, tag="ReduceRequested"):
     `to` are the destinations, in order; empty: the default of the kind (reduce, gather: this node;
     allreduce: the holders of sources; reduce_scatter: the holders of the sources in order, if there
     are as many results, else this node; broadcast, allgather: all nodes). `results` are the ids of
-    the results at the destinations: one, or for reduce_scatter one per slice; for kinds that copy
-    only the object for which the caller waits.
+    the results at the destinations: one, or for reduce_scatter one per slice; for kinds that copy,
+    only the object for which the caller is waiting.
 
-    `ready` are the sources that are ready at the call, in the order in which they became ready; a
+    `ready` are the sources that were ready at the call, in the order in which they became ready; a
     deadline of 0 selects exactly these. `ready_nbytes`, `ready_layouts` and `ready_holders`
     describe them like the fields of SourceReady; empty: unknown, and this node holds the sources.
-    SourceReady follows for the other sources. A duplicate id in `sources` is two sources, which
-    become ready or fail together.
+    SourceReady follows for the other sources. An id that occurs twice in `sources` counts as two
+    sources, which become ready or fail together.
 
     `one_of`: groups of sources; every source is in exactly one group. The first ready source of
     each group takes part, and `num` counts groups. Empty: each source is a separate group.
@@ -176,8 +176,8 @@ class StripesComplete(Message, frozen=True, tag="StripesComplete"):
 
 class OperationSlow(Message, frozen=True, tag="OperationSlow"):
     """The link of `node` has become slow during the execution of that epoch's plan. `up`, `down`:
-    its present rates in bytes per second; `sent`, `received`: bytes of its host since the start of
-    the operation."""
+    its present rates in bytes per second; `sent`, `received`: bytes that its host has sent and
+    received since the start of the operation."""
 
     operation: int
     epoch: int
@@ -214,7 +214,8 @@ class ExecutionFailed(Message, frozen=True, tag="ExecutionFailed"):
 
 
 class OperationDropped(Message, frozen=True, tag="OperationDropped"):
-    """The result is not needed any more. The manager answers Forget, if it has not already."""
+    """The result is not needed any more. The manager answers with Forget, unless it has already
+    sent Forget."""
 
     operation: int
 
@@ -294,7 +295,7 @@ class ExecuteReduce(Message, frozen=True, tag="ExecuteReduce"):
 
     @property
     def is_early(self) -> bool:
-        """Whether an object is not known yet, because its rank has not called."""
+        """Whether an object is not known yet, because its rank has not made the call."""
         return NO_OBJECT in self.objects
 
 

@@ -38,7 +38,7 @@ __all__ = [
 # Maximum of Config.output_line_bytes_max. Longer lines would delay other messages of the
 # connection.
 LINE_BYTES_MAX = 1 << 20
-# Unacknowledged bytes of lines from a node to a driver of another host. Higher: bursts do not wait
+# Unacknowledged bytes of lines from a node to a driver on another host. Higher: bursts do not wait
 # for an answer; lower: less memory per node in the driver's node.
 REMOTE_BYTES_MAX = 256 << 10
 PRINTED_BYTES_MAX = 2 * LINE_BYTES_MAX  # one read of a pipe, plus the line that it completes
@@ -57,7 +57,7 @@ MARK_BYTES = len(_MARK % 0) + 16  # without the end of the line
 
 
 def output_owner_name(host_id: int, number: int) -> int:
-    """The name of the attached driver with that number, from 0; never the host id itself."""
+    """The name of the attached driver with that number (at least 0); never the host id itself."""
     low = (host_id + 1 + number % ATTACHED_OWNERS_MAX) & 0xFFFF
     return host_id & ~0xFFFF | low
 
@@ -84,13 +84,13 @@ def bytes_of(lines: list[bytes]) -> int:
 
 class MarkOutput(msgspec.Struct, frozen=True, tag="MarkLines", array_like=True):
     """Driver to its node: insert that number into the lines for this driver, after all lines that
-    workers of this host have written so far. No other reply."""
+    workers on this host have written so far. No other reply."""
 
     number: int
 
 
 class OutputLines(Message, frozen=True, tag="Printed"):
-    """Lines of a worker of the sender's host for a driver of the receiver's host. `stream`: 1
+    """Lines from a worker on the sender's host for a driver on the receiver's host. `stream`: 1
     stdout, 2 stderr. `output_owner`: an attached driver; 0: the driver that started the host. At
     most REMOTE_BYTES_MAX are in transit."""
 
@@ -108,7 +108,7 @@ class OutputLines(Message, frozen=True, tag="Printed"):
 
 
 class OutputAck(Message, frozen=True, tag="PrintedTaken"):
-    """A driver of the sender's host has taken `nbytes` (see `bytes_of`) of the receiver's lines."""
+    """A driver on the sender's host has taken `nbytes` (see `bytes_of`) of the receiver's lines."""
 
     nbytes: int
     output_owner: int = 0
@@ -118,8 +118,8 @@ class OutputAck(Message, frozen=True, tag="PrintedTaken"):
 
 
 class OutputFlushRequest(Message, frozen=True, tag="LastLinesAsked"):
-    """A driver of the sender's host leaves (`output_owner`: as in OutputLines). The receiver sends
-    the rest of its workers' output for this driver, including incomplete lines, then
+    """A driver on the sender's host is leaving (`output_owner`: as in OutputLines). The receiver
+    sends the rest of its workers' output for this driver, including incomplete lines, then
     OutputFlushed."""
 
     output_owner: int = 0
@@ -129,7 +129,7 @@ class OutputFlushRequest(Message, frozen=True, tag="LastLinesAsked"):
 
 
 class OutputFlushed(Message, frozen=True, tag="LastLinesSent"):
-    """The sender has no more lines for that driver of the receiver's host. `others`: ids of hosts
+    """The sender has no more lines for that driver on the receiver's host. `others`: ids of hosts
     to which it has sent nested tasks of the driver; these hosts may have lines."""
 
     others: tuple[int, ...] = ()

@@ -63,7 +63,7 @@ class WorkersReport(Message, frozen=True, tag="WorkersNow"):
 
 
 class ResourcesFreed(Message, frozen=True, tag="ResourcesFreed"):
-    """Resources of the sender's host have become free after a refusal of a task of the receiver's
+    """Resources on the sender's host have become free since it refused a task from the receiver's
     host (TaskEnded "full")."""
 
 
@@ -113,7 +113,7 @@ class RemotePoolOpened(Message, frozen=True, tag="FarPoolOpened"):
 
 
 class CloseRemotePool(Message, frozen=True, tag="CloseFarPool"):
-    """Closes the sender's pool on the receiver's host: its workers end when idle; `kill`:
+    """Closes the sender's pool on the receiver's host: its workers stop when idle; `kill`:
     immediately."""
 
     pool: int
@@ -125,8 +125,8 @@ class CloseRemotePool(Message, frozen=True, tag="CloseFarPool"):
 
 
 class OpenRemoteBroadcast(Message, frozen=True, tag="OpenFarRound"):
-    """Each present worker in the common pool of the receiver's host will run one task of the sender
-    (`Cluster.run`), between two other tasks. Answered by RemoteBroadcastOpened; ended by
+    """Each present worker in the common pool of the receiver's host will run one task from the
+    sender (`Cluster.run`), between two other tasks. Answered by RemoteBroadcastOpened; ended by
     CloseRemotePool."""
 
     number: int
@@ -150,7 +150,7 @@ class RemoteBroadcastOpened(Message, frozen=True, tag="FarRoundOpened"):
 
 
 class EndRemoteBroadcast(Message, frozen=True, tag="EndFarRound"):
-    """Ends the broadcast in that pool of the receiver's host: no further task begins. Answered by
+    """Ends the broadcast in that pool on the receiver's host: no further task begins. Answered by
     RemoteBroadcastEnded."""
 
     number: int
@@ -212,7 +212,7 @@ class Probe(Message, frozen=True, tag="Probe"):
 
 
 class ProbeResponse(Message, frozen=True, tag="Probed"):
-    """The answer to the probe of that number."""
+    """The answer to the probe with that number."""
 
     number: int
 
@@ -221,7 +221,7 @@ class ProbeResponse(Message, frozen=True, tag="Probed"):
 
 
 class PathCongested(Message, frozen=True, tag="HeldUp"):
-    """Bytes for the receiver wait in the sender's sockets, although the sender's link is not
+    """Bytes for the receiver are waiting in the sender's sockets, although the sender's link is not
     saturated. The receiver, which knows its own link, can determine whether the path between them
     is slow (_node/peers/path_estimator.py)."""
 

@@ -193,7 +193,7 @@ class ObjectReport(Message, frozen=True, tag="Described"):
 
 
 class Reconstruct(Message, frozen=True, tag="MakeAgain"):
-    """The importer needs this object of the receiver's host, and knows no living holder. Answered
+    """The importer needs this object, which the receiver owns, and knows no living holder. Answered
     by ObjectReport; if no node has the object, only after it has been recomputed."""
 
     object: bytes
@@ -219,11 +219,11 @@ class Release(Message, frozen=True, tag="Release"):
 
 
 class ReplicaStored(Message, frozen=True, tag="Kept"):
-    """The sender has a complete copy of this object of the receiver's host. If the copy was
-    fetched, Release revokes this message; if a collective has placed it, it is kept until
-    DropReplica, whether or not a process of the host holds the object. `hosts`: the copies are on
-    the nodes with these host ids instead; the node that requested the copies sends this message
-    before it locates them."""
+    """The sender has a complete copy of this object, which the receiver owns. If the copy was
+    fetched, Release revokes this message. If a collective has placed the copy, it is kept until
+    DropReplica, whether or not a process on the sender's host holds the object. `hosts`: the copies
+    are on the nodes with these host ids instead; the node that requested the copies sends this
+    message before it locates the copies."""
 
     object: bytes
     nbytes: int
@@ -259,7 +259,7 @@ class CopiesQuery(Message, frozen=True, tag="CopiesAsked"):
 
 
 class CopiesReport(Message, frozen=True, tag="CopiesTold"):
-    """The answer to the CopiesQuery of that number: the sender has no other copies than those in
+    """The answer to the CopiesQuery with that number: the sender has no copies other than those in
     its ReplicaStored messages."""
 
     number: int
@@ -269,7 +269,8 @@ class CopiesReport(Message, frozen=True, tag="CopiesTold"):
 
 
 class LocateReplicas(Message, frozen=True, tag="Locate"):
-    """Requests the holders of this object of the receiver's host. Answered by ReplicaLocations."""
+    """Requests the holders of this object, which the receiver owns. Answered by
+    ReplicaLocations."""
 
     object: bytes
     number: int
@@ -302,11 +303,11 @@ class Drop(Message, frozen=True, tag="Drop"):
 
 
 class RunTask(Message, frozen=True, tag="RunTask"):
-    """A task for any worker of the runner's host.
+    """A task for any worker on the runner's host.
 
     `task` is the id of its result. `args` is the payload of the arguments, or `args_object` the
     object that holds them (16 zero bytes: none). The sender holds all objects in this message until
-    the task has ended. `output_owner`: the driver that gets the task's output; 0: that of the
+    the task has ended. `output_owner`: the driver that gets the task's output; 0: the driver of the
     sender's host. `target`: the lost result that this run recomputes, by which Groups identify the
     task; empty: the run computes the task's first result.
     """
@@ -319,7 +320,7 @@ class RunTask(Message, frozen=True, tag="RunTask"):
     timeout_ns: int
     flags: int
     name: bytes
-    pool: int = 0  # a pool of the runner's host; 0: the common pool
+    pool: int = 0  # a pool on the runner's host; 0: the common pool
     output_owner: int = 0
     tries: int = 0  # earlier runs, each ended by the death of a worker or host
     priority: int = 0
@@ -374,7 +375,8 @@ class CancelTask(Message, frozen=True, tag="CancelTask"):
 
 
 class RecallTasks(Message, frozen=True, tag="RecallTasks"):
-    """The runner returns the tasks that have not begun (TaskEnded "returned")."""
+    """Requests that the runner return those of these tasks that have not begun (TaskEnded
+    "returned")."""
 
     tasks: list[bytes]
 

@@ -44,11 +44,11 @@ STATES = ("waiting", "running", "done", "replaced", "failed")
 class PlanSummary(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One plan, as recorded by the planner.
 
-    `kind`: "copy" (requested by its receiver), or the kind of collective. `owners`: (node, shares
-    of SHARES that it passes on, folds or sends). `estimates`: (shape, owners, seconds) of the
-    alternatives, the fastest first. `rates`: (node, up, down, whether a node has measured them) in
-    bytes a second, as the planner knew them. `finished`: nodes that have reported their end, the
-    last of them `last_node`, `last_s` seconds after the plan was made.
+    `kind`: "copy" (requested by its receiver), or the kind of collective. `owners`: (node, the
+    shares, out of SHARES, that the node passes on, folds or sends). `estimates`: (shape, owners,
+    seconds) of the alternatives, the fastest first. `rates`: (node, up, down, whether the node has
+    measured a rate), in bytes a second, as known to the planner. `finished`: the number of nodes
+    that have finished; the last of them was `last_node`, `last_s` seconds after the plan was made.
     """
 
     kind: str

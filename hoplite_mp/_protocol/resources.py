@@ -19,12 +19,12 @@ __all__ = [
     "RetainResources",
 ]
 
-Demand: TypeAlias = tuple[tuple[str, int], ...]  # (name, units of 1/10000), by name
+Demand: TypeAlias = tuple[tuple[str, int], ...]  # (name, units of 1/10000), sorted by name
 
 
 class AcquireResources(msgspec.Struct, frozen=True, tag="TakeResources", array_like=True):
-    """Requests resources for a task whose arguments are ready; it begins when it gets them. No
-    reply."""
+    """Requests resources for a task whose arguments are ready; the task begins when it gets them.
+    No reply."""
 
     oid: int
     demand: Demand

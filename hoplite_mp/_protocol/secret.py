@@ -38,7 +38,7 @@ class Secret:
         return hmac.digest(self._memory, message, hashlib.sha256)
 
     def reveal(self) -> bytes:
-        """A copy of the bytes, in ordinary memory: for messages to processes of this host."""
+        """A copy of the bytes, in ordinary memory: for messages to processes on this host."""
         return self._memory[:]
 
     def __eq__(self, other: object) -> bool:
@@ -59,14 +59,14 @@ class Secret:
 
 
 def encode_secret(value: Any) -> bytes:
-    """For msgspec's `enc_hook`."""
+    """Encodes a Secret, as msgspec's `enc_hook`."""
     if isinstance(value, Secret):
         return value.reveal()
     raise TypeError(f"cannot encode {type(value).__name__}")
 
 
 def decode_secret(kind: type, value: Any) -> Any:
-    """For msgspec's `dec_hook`."""
+    """Decodes a Secret, as msgspec's `dec_hook`."""
     if kind is Secret and isinstance(value, bytes):
         return Secret(value)
     raise TypeError(f"cannot decode {type(value).__name__} as {kind.__name__}")

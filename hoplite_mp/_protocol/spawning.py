@@ -31,7 +31,7 @@ __all__ = [
 
 
 class LanStart(msgspec.Struct, frozen=True, kw_only=True):
-    """Start parameters of a host of a LAN. They are never in argv, because `key` and `certificate`
+    """Start parameters of a host on a LAN. They are never in argv, because `key` and `certificate`
     are secrets."""
 
     key: Secret
@@ -46,12 +46,12 @@ class LanStart(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_interval_s: float
     heartbeat_timeout_s: float
     tls: bool
-    # On the manager's host: its listening socket, the cluster's id and certificate.
+    # On the manager's host: the manager's listening socket, the cluster's id and certificate.
     manager_fd: int = -1
     standby: list[str] = []  # addresses of the present or future standby: "ip:port", best first
     cluster: bytes = b""
     certificate: bytes = b""
-    accepts_drivers: bool = False  # whether drivers of this host may attach to the node
+    accepts_drivers: bool = False  # whether drivers on this host may attach to the node
     # On other hosts: addresses of the manager, best first: (address family, socket address).
     manager: list[tuple[int, tuple[Any, ...]]] = []
 
@@ -89,13 +89,13 @@ class Spawn(msgspec.Struct, frozen=True, tag="Spawn", array_like=True):
     output_owner: int = 0
     env: Environment = ()
     assigned: dict[str, list[int]] = {}  # indices of its resources, for its lifetime
-    # Processes of its pool on this host, which share the cores (_supervisor/environment.py); 0: one
-    # thread each.
+    # Number of processes of the worker's pool on this host, which share the cores
+    # (_supervisor/environment.py); 0: each uses one thread.
     processes: int = 0
 
 
 class Shutdown(msgspec.Struct, frozen=True, tag="Shutdown", array_like=True):
-    """Driver to supervisor: end the host."""
+    """Driver to supervisor: shut the host down."""
 
 
 class StartStandby(msgspec.Struct, frozen=True, tag="StartStandby", array_like=True):
@@ -111,7 +111,8 @@ class StartStandby(msgspec.Struct, frozen=True, tag="StartStandby", array_like=T
 ToSupervisor: TypeAlias = Spawn | Shutdown | StartStandby
 
 
-# Exit code of a node and its supervisor when this living host was declared dead. It may rejoin.
+# Exit code of a node and its supervisor when this host was declared dead while it was running. The
+# host may rejoin.
 GIVEN_UP = 75
 NODE_DIED = 76  # exit code of the supervisor when its node was killed or has failed
 
@@ -124,7 +125,7 @@ class Spawned(msgspec.Struct, frozen=True, tag="Spawned", array_like=True):
 
 
 class Exited(msgspec.Struct, frozen=True, tag="Exited", array_like=True):
-    """A worker has ended. `code`: from os.waitstatus_to_exitcode; -9 is SIGKILL."""
+    """A worker has exited. `code`: from os.waitstatus_to_exitcode; -9 is SIGKILL."""
 
     slot: int
     pid: int
@@ -159,7 +160,7 @@ Environment: TypeAlias = tuple[tuple[str, str | None], ...]
 
 
 class InheritedContext(msgspec.Struct, frozen=True, kw_only=True):
-    """`start_method`: that of multiprocessing if the program has set it; else ""."""
+    """`start_method`: the start method of multiprocessing if the program has set one; else ""."""
 
     pid: int
     authkey: bytes

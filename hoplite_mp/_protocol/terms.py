@@ -70,8 +70,8 @@ class Hosts(NamedTuple):
 
 class Knowledge(NamedTuple):
     """A node's term, the node on its manager's host (None: it never had a manager), and the lists
-    in force. `gone`: nodes of the latest list that the manager has declared dead, before this node
-    has received a later list."""
+    in force. `gone`: nodes in the latest list that the manager has declared dead since; this node
+    has not received a later list yet."""
 
     term: int
     at: int | None
@@ -108,8 +108,8 @@ def _knowledge(value: Knowledge) -> None:
 
 class StandbyAnnounced(Message, frozen=True, tag="StandbyNamed"):
     """The addresses of the standby, which may start later: "ip:port", best first. Sent before the
-    answer to a join. `lease_us`: how long this manager counts a host after its answer. The host
-    must not vote earlier, even if its own limits are shorter."""
+    answer to a join. `lease_us`: how long this manager counts a host after the host's answer. The
+    host must not vote before then, even if its own limits are shorter."""
 
     addresses: tuple[str, ...]
     lease_us: int = 0
@@ -201,7 +201,7 @@ class VoterEnded(Message, frozen=True, tag="Ends"):
 
 class NoLeader(Message, frozen=True, tag="NotLed"):
     """To the manager that this node followed before its vote: no manager leads in the term of the
-    vote. A manager that may still decide answers DeclaredDead."""
+    vote. A manager that may still decide answers with DeclaredDead."""
 
     term: int
 
