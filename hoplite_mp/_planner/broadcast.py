@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 # Maximum number of complete holders, and of incomplete holders, that are considered for a new
 # receiver. The latest holders are considered, because they have served least. Higher: better
-# parents in large clusters, for more of the manager's time.
+# parents in large clusters, at the cost of more of the manager's time.
 CANDIDATES_MAX = 8
 # Maximum number of parents of a late receiver. Higher: a faster receiver, more incast. An owner in
 # a broadcast to k receivers can spare 1/k of its link, so k owners fill another link.
@@ -78,7 +78,7 @@ class Copies:
         self._plan_cache = PlanCache(speeds)
         self._directory = Directory(membership)
         self._epoch = 0  # plans made so far
-        self._busy: dict[int, float] = {}  # node -> bytes a second that it sends by its plans
+        self._busy: dict[int, float] = {}  # node -> bytes a second that it sends under its plans
         self.trees = TreeCache(speeds)
         self.notes: list[str] = []  # the reasons for plans; taken by the planner
 
@@ -147,8 +147,8 @@ class Copies:
         entry.failed.add((node, message.parent))
         transfer = entry.transfers[message.epoch]
         others = [other for other in transfer.waiting if other != node]
-        # Other receivers may be pulling bytes from this node that it will no longer get. They get
-        # new plans, too, and before this node.
+        # Other receivers may be pulling bytes from this node that it will no longer get. They also
+        # get new plans, and get them before this node.
         return self._replace(entry, [message.epoch], [others, [node]], now)
 
     def dropped(self, message: CopyDropped, now: float) -> list[Send]:
@@ -239,7 +239,7 @@ class Copies:
                 broken.append(epoch)
         for epoch in broken:
             entry = self._directory.restore(running[epoch].plan)
-            if (transfer := entry.transfers.get(epoch)) is not None:  # else refused earlier
+            if (transfer := entry.transfers.get(epoch)) is not None:  # None: refused earlier
                 sends += self._replace(entry, [epoch], [list(transfer.waiting)], now)
         for entry in list(self.entries.values()):
             self._directory.forget_if_over(entry)
@@ -405,7 +405,7 @@ class Copies:
         self, entry: DirectoryEntry, receiver: int, below: set[int], now: float
     ) -> list[tuple[bool, float, int, float]]:
         """(takes from others, seconds until its own copy is complete, node, bytes a second offered)
-        of each possible parent, the best one first. Nodes with a spare rate come before nodes that
+        for each possible parent, the best one first. Nodes with a spare rate come before nodes that
         would have to reduce the rates of their other receivers. Within each group, nodes are sorted
         by the time in which they could finish the transfer alone. Equal nodes serve in turn, for
         one object and from object to object."""
@@ -439,8 +439,9 @@ class Copies:
         ]
 
     def _offer(self, node: int, host: HostRates) -> tuple[bool, float]:
-        """(whether it takes from others, bytes a second): the node's spare up rate or, if that is
-        little, a fair part of its total rate, at the expense of the node's other receivers."""
+        """(whether the offer takes from others, bytes a second): the node's spare up rate or, if
+        little is spare, a fair part of its total rate, at the expense of the node's other
+        receivers."""
         busy = self._busy.get(node, 0.0)
         left = host.up - busy
         if left >= SPARE_MIN * host.up:

@@ -1,4 +1,4 @@
-"""The cost model: the durations of stripe plans, in closed forms.
+"""The cost model: the durations of stripe plans, in closed form.
 
 The model of a LAN is a star: host i can send u_i and receive d_i bytes a second at the same time,
 and the switch does not block. With latency L, and o seconds for each stream that a node opens, an
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.messages import Distribute
 
 # The cost of each further stream for the node that opens it: a request, a cell, a wake-up. Higher:
-# trees with few children are preferred, for more operations, to one hop between all nodes.
+# for more operations, trees with few children are preferred to one hop between all nodes.
 STREAM_S = 20e-6
 # The longest block of a node's engine (_node/peers/links.py). With a value below the real length,
-# long chains would be chosen although each hop delays the bytes by milliseconds.
+# long chains would be chosen even though each hop delays the bytes by milliseconds.
 BLOCK_BYTES_MAX = 256 << 10
 # Bisection steps in the search for the least T. 24 leave an error below 1e-6.
 _HALVINGS = 24

@@ -1,10 +1,10 @@
 """The holders of objects, as far as transfers need them.
 
-An entry exists as long as a plan that moves the object runs, or a node other than the object's
-first owner has a reported copy. Afterwards the entry is dropped. A later request creates a new
-entry, so an object that was lost and put again is not confused with its predecessor. A holder that
-is only named in a request does not keep the entry, because this node would never report the end of
-its copy.
+An entry exists as long as a plan that moves the object is running, or a node other than the
+object's first owner has reported a copy. Afterwards the entry is dropped. A later request creates a
+new entry, so an object that was lost and put again is not confused with its predecessor. A holder
+that is only named in a request does not keep the entry, because this node would never report the
+end of its copy.
 
 Holders are the nodes named in requests (the requester knows them from the object's owner), and the
 nodes that have reported a copy. If a parent fails one receiver, the parent stays listed for other
@@ -34,7 +34,7 @@ class Transfer:
 
     plan: Distribute
     waiting: dict[int, None]  # receivers that have not reported, in the plan's order
-    rates: dict[int, float]  # bytes a second that each sender sends, by the model
+    rates: dict[int, float]  # bytes a second that each sender sends, according to the model
     ends_at: float  # the end, as estimated by the model
     record: PlanRecord | None = None  # None: a plan of the previous planner
 
@@ -68,7 +68,7 @@ class Directory:
         self.named: dict[int, dict[bytes, None]] = {}
 
     def entry(self, object_id: bytes, nbytes: int, holders: Iterable[int]) -> DirectoryEntry:
-        """The object's entry, created if necessary. Living nodes of `holders` are recorded."""
+        """The object's entry, created if necessary. The living nodes in `holders` are recorded."""
         entry = self.entries.get(object_id)
         if entry is not None and entry.nbytes != nbytes and not entry.transfers:
             self.drop(entry)  # the object was lost and recomputed, with another value

@@ -1,6 +1,7 @@
 """One Group in the planner: its members, and the data that is kept after its end.
 
-This module has a Group's data, and changes that concern only this Group. `groups.py` decides.
+This module contains a Group's data, and the changes that concern only this Group. `groups.py` makes
+the decisions.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ __all__ = [
 ]
 
 
-# Remembers Groups that have ended, because retried tasks of their members may request them again.
+# Tombstones record Groups that have ended, because retried tasks of their members may request them
+# again.
 #
 # If a member dies in its Group, its task is retried, and requests the Group again. If the other
 # members have left, no other member would ever join, so the request is refused immediately. If all
@@ -50,8 +52,8 @@ __all__ = [
 
 
 # Maximum number of dead tasks that are remembered, and of tasks that have left. The oldest task is
-# forgotten first; if it is retried, it waits for group_wait_s as for a new Group. Higher: more
-# memory of the manager, up to 4 KiB for each.
+# forgotten first; if it is retried, it waits for group_wait_s as for a new Group. Higher: the
+# manager needs more memory, up to 4 KiB for each.
 ENDED_TASKS_MAX = 1024
 
 
@@ -114,8 +116,8 @@ class Tombstones:
         )
 
 
-TASKS_MAX = 2 * RANKS_MAX  # of former members that one group remembers
-NO_REQUEST = -1  # of a member whose join an earlier planner answered
+TASKS_MAX = 2 * RANKS_MAX  # tasks of former members that one group remembers
+NO_REQUEST = -1  # `request` of a member whose join an earlier planner answered
 
 
 class Identity(NamedTuple):
@@ -136,16 +138,17 @@ class Phase(enum.Enum):
     FORMED = "all ranks were held at one time"
 
 
-# The standing of a new member, and of an admitted member. Without a row it stays the same.
+# The standing of a new member, and of an admitted member. Without a row, the standing stays the
+# same.
 ON_JOIN = {Phase.FORMING: MemberStanding.ALIVE, Phase.FORMED: MemberStanding.JOINING}
 ON_ADMIT = {MemberStanding.JOINING: MemberStanding.ALIVE}
 
 
 @dataclass(slots=True)
 class MemberRecord:
-    """The holder of a rank. `request`: recognises a request that arrives twice. `mates`: the tasks
-    of its peers before its retry. `since`: the first version of the members that shows this member;
-    0: none yet. `team`: the `spmd` call of the member."""
+    """The holder of a rank. `request`: the number by which a repeated request is recognized.
+    `mates`: the tasks of its peers before its retry. `since`: the first version of the members that
+    shows this member; 0: none yet. `team`: the `spmd` call of the member."""
 
     identity: Identity
     request: int
@@ -263,8 +266,8 @@ class GroupRecord:
 
 
 # Maximum number of (name, team) pairs of Groups that ended before they were formed. The oldest pair
-# is forgotten first; its peers wait for group_wait_s. Higher: more memory of the manager, up to 2
-# KiB for each.
+# is forgotten first; its peers wait for group_wait_s. Higher: the manager needs more memory, up to
+# 2 KiB for each.
 VACATED_MAX = 256
 # The tasks of a rejoining member's former peers; None: the member may wait for any task.
 Mates: TypeAlias = "frozenset[bytes] | None"
@@ -336,7 +339,7 @@ class Rejoins:
         self._over: set[bytes] = set()
 
     def ask(self, tasks: Iterable[bytes]) -> list[Send]:
-        """The requests about tasks for which no request was sent yet."""
+        """The requests about those of these tasks for which no request has been sent."""
         asked: dict[int, list[bytes]] = {}
         for task in sorted(set(tasks) - self._over - self._asked.keys()):
             node = self._node_of(ids.unpack_id(task)[0])

@@ -36,7 +36,8 @@ __all__ = ["RecoveredGroups"]
 
 class RecoveredGroups:
     """All Groups that nodes have reported. `groups`: living Groups, by name. `ended`: Groups that
-    have ended, although some node has not received the end. `generation`: the highest one."""
+    have ended, although some node has not received the end. `generation`: the highest
+    generation."""
 
     def __init__(
         self,
@@ -143,7 +144,7 @@ class RecoveredGroups:
     def _tell_unheard(self, group: GroupRecord) -> list[Send]:
         """Sends the version of a formed group to nodes that never received a version because their
         members died early. Such a node answers that it has no more contributions. Without this
-        message, calls would wait for the node for ever."""
+        message, calls would wait for the node indefinitely."""
         shown = group.shown
         if shown is None or not shown.formed:
             return []
@@ -155,7 +156,7 @@ class RecoveredGroups:
     def _give_back(self, group: GroupRecord, node: int, left: Collection[int]) -> bool:
         """Gives the ranks that a version shows at a node to that node's unanswered requests. The
         requesters are members from call 0 on, because no call can have been made without them.
-        left: ranks whose members on that node have left or died. False if there is no such
+        left: ranks whose members on that node have left or died. Returns False if there is no such
         request."""
         assert group.shown is not None
         found = False
@@ -206,7 +207,7 @@ def is_founder(shown: GroupMembers, rank: int) -> bool:
 
 
 def restored(shown: GroupMembers) -> GroupRecord:
-    """The group of the latest version of the previous planner, without its members."""
+    """The group as in the latest version from the previous planner, without its members."""
     group = GroupRecord(shown.name, shown.generation, shown.board, shown.size)
     group.phase = Phase.FORMED if shown.formed else Phase.FORMING
     group.shown, group.versions = shown, shown.version

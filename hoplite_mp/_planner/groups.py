@@ -195,8 +195,8 @@ class GroupRegistry:
         return sends + self._settle_forming()
 
     def _settle_forming(self) -> list[Send]:
-        """Settles all groups that are not formed yet. A founder for which the group waits may have
-        left or died, or the tasks of a rejoined member's former peers may be over."""
+        """Settles all groups that are not formed yet. A founder for which a group is waiting may
+        have left or died, or the tasks of a rejoined member's former peers may be over."""
         forming = [group for group in self.groups.values() if group.phase is Phase.FORMING]
         awaited = {task for g in forming for m in g.members.values() for task in m.mates or ()}
         awaited.update(task for g in forming for task, _ in g.vacated.values())
@@ -368,8 +368,8 @@ class GroupRegistry:
 
 def awaits_founders(group: GroupRecord, groups: Iterable[GroupRecord]) -> bool:
     """Whether a founder of the group may still join. The founders of a split group are members of
-    its parent group. A founder may join as long as it is a member of the parent. The founders of a
-    group with a parent that names none are all members of the parent, at the same ranks."""
+    its parent group. A founder may join as long as it is a member of the parent. If a group has a
+    parent but names no founders, its founders are all members of the parent, at the same ranks."""
     if not group.parent or group.phase is Phase.FORMED:
         return False
     parent = next((one for one in groups if one.generation == group.parent), None)

@@ -154,8 +154,8 @@ class LinkSpeeds:
         return dict(zip(some, self.hosts(some), strict=True))
 
     def described(self, nodes: Iterable[int]) -> tuple[tuple[int, float, float, bool], ...]:
-        """(node, up, down, whether it has reported a rate) of the first of these nodes, as many as
-        users are told of."""
+        """(node, up, down, whether it has reported a rate) for the first NODES_REPORTED_MAX of
+        these nodes."""
         some = list(islice(nodes, NODES_REPORTED_MAX))
         ups, downs = self._up.by_node, self._down.by_node
         return tuple(

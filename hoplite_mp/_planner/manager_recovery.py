@@ -2,9 +2,9 @@
 
 The manager's process may die while nodes, transfers and Groups continue. Its state consisted of the
 nodes' reports and its plans, and the nodes still have both. A new planner therefore collects
-reports until every known node has reconnected, or RESTORE_S is over; other messages wait. Then each
-component of the planner takes its part of the reports. A node that has not reconnected counts as
-lost.
+reports until every known node has reconnected, or the wait has lasted too long (`until`); other
+messages are kept for later. Then each component of the planner takes its part of the reports. A
+node that has not reconnected counts as lost.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ __all__ = ["RESTORE_S", "ManagerRecovery", "RunningCopy", "RunningFold"]
 # report. Higher: a node with a bad link stays in the cluster; lower: the other nodes wait less if a
 # node has died together with the manager.
 RESTORE_S = 2.0
-# The same for the node of the manager's host. The death of this node is always detected, and ends
-# the cluster. If the node is late, it is only busy, for at most one loop iteration
+# The same for the node of the manager's host. The death of this node is always detected, and shuts
+# the cluster down. If the node is late, it is only busy, for at most one loop iteration
 # (_node/manager_link/connection.py). All reports must be complete after this time, too.
 OWN_S = 30.0
 
@@ -75,9 +75,9 @@ class ManagerRecovery:
         self._own = own
         self.returned: dict[int, NodeReturned] = {}  # by node
         self.later: list[Any] = []  # ordinary messages, handled after the reports
-        self._members: dict[int, Member] = {}  # all that any report names, by node
+        self._members: dict[int, Member] = {}  # all that are named in any report, by node
         self._begun: float | None = None
-        self._heard = 0.0  # when a report began or continued
+        self._heard = 0.0  # when a report last began or continued
         self.held: list[ReportedCopy] = []
         self.groups: list[ReportedGroup] = []
         self.group_ends: list[GroupEnd] = []
@@ -94,7 +94,7 @@ class ManagerRecovery:
         self._absent = absent
 
     def take(self, message: Any, now: float) -> None:
-        """Records a message of a node."""
+        """Records a message from a node."""
         if self._begun is None:
             self._begun = self._heard = now
         if getattr(message, "node", None) in self.returned.keys() - self._reported:
@@ -138,7 +138,7 @@ class ManagerRecovery:
 
     def _forget(self, node: int) -> None:
         """Drops the node's report, which may be out of date. (`later` stays: it holds no reports,
-        and some of its messages name other nodes than their senders.)"""
+        and some of its messages name nodes other than their senders.)"""
         self._reported.discard(node)
         self.returned.pop(node, None)
         self._members.clear()
@@ -235,7 +235,7 @@ class ManagerRecovery:
         until = self.until
         if until is not None and now >= until:
             return True
-        # Other nodes may have declared the node of the manager's host dead, but it lives.
+        # Other nodes may have declared the node of the manager's host dead, but it is alive.
         wanted = (self._members.keys() | {self._own}) - (self._absent or set())
         return wanted <= self._reported
 

@@ -28,7 +28,7 @@ __all__ = ["ANNOUNCE_S", "AT_ONCE_MAX", "Announcements"]
 
 
 class ClusterMembership:
-    """The living nodes, and the data that identifies late messages of dead nodes."""
+    """The living nodes, and the data that identifies late messages from dead nodes."""
 
     def __init__(self) -> None:
         self._living: dict[int, Member] = {}  # by node, in order of joining
@@ -65,13 +65,14 @@ class ClusterMembership:
         return node if node in self._living else None
 
     def is_joining(self, node: int, incarnation: int) -> bool:
-        """Whether this message begins a new incarnation. A duplicate or late message does not."""
+        """Whether a join with these numbers begins a new incarnation. A duplicate or late one does
+        not."""
         living = self._living.get(node)
         known = -1 if living is None else living.incarnation
         return incarnation > max(known, self._ended.get(node, -1))
 
     def is_living(self, node: int, incarnation: int | None = None) -> bool:
-        """Whether the node lives, in this incarnation if one is given."""
+        """Whether the node is alive, in this incarnation if one is given."""
         living = self._living.get(node)
         return living is not None and incarnation in (None, living.incarnation)
 

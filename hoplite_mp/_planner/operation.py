@@ -69,7 +69,7 @@ class DeadlinePassed:
 
 
 class HolderLost(NamedTuple):
-    """A node was lost that may hold sources, own stripes or be a destination. An internal event."""
+    """A node was lost. It may hold sources, own stripes or be a destination. An internal event."""
 
     node: int
 
@@ -144,7 +144,7 @@ class Operation:
     deadline_at: float | None = None  # not None if and only if in the list of deadlines
     ready: dict[int, Source] = field(default_factory=dict)  # by arrival; ∩ failed = ∅
     failed: set[int] = field(default_factory=set)
-    # The first failure that counts: of a source, or of the last source of a group.
+    # The first failure that counts: of a source, or of the last source in a group.
     cause: tuple[int, str] | None = None
     epoch: int = 0  # plans announced so far
     members: tuple[int, ...] = ()  # of the current epoch, sorted
@@ -201,7 +201,7 @@ class Operation:
         return tuple(sorted(chosen, key=self.groups.of.__getitem__))
 
     def moves(self, holder_of: dict[int, int], destinations: tuple[int, ...]) -> bool:
-        """Whether any member of a set of copies has to leave the node that holds it."""
+        """Whether a collective that copies must send any member to a node other than its holder."""
         wanted_by = set(destinations)
         for index, holder in holder_of.items():
             if self.request.kind == "alltoall":

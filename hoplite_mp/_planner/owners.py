@@ -1,6 +1,6 @@
 """Determines new owners for the objects of a dead node. An object's owner counts its holders.
 
-A *round* begins with the death of a node. It ends when every node that lived at that time has
+A *round* begins with the death of a node. It ends when every node that was alive at that time has
 reported its copies and uses of the dead node's objects, or has died. Then every object with a
 complete copy gets a new owner: the holder with the lowest number, if possible a node that is not
 leaving. An actor's new owner is the node that can restart the actor from the newest state. The
@@ -30,19 +30,21 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.messages import ObjectDeleted, OwnerQuery
 
 NOBODY = NODES_MAX
-# Numbers in one message, of at most 5 bytes each, and the equivalent of an object's id in numbers.
-# A frame has at most 16 MiB. Lower: more messages after the death of a host with very many objects.
+# Maximum count of numbers in one message, of at most 5 bytes each, and the count for an object's
+# id. A frame has at most 16 MiB. Lower: more messages after the death of a host with very many
+# objects.
 NUMBERS_MAX = 1 << 20
 OBJECT_NUMBERS = 8
 
 
-# An object, its owner, the number of holders on each node, its other copies: see OwnersReassigned.
+# An object, its owner, its counted holders, its other copies: see OwnersReassigned.
 _Row: TypeAlias = tuple[bytes, int, tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(slots=True)
 class _Held:
-    """The holders of an object. `counted`: (node, import number); `whole`: with complete copies."""
+    """The holders of an object. `counted`: (node, import number); `whole`: nodes with complete
+    copies."""
 
     counted: set[tuple[int, int]] = field(default_factory=set)
     whole: set[int] = field(default_factory=set)
@@ -80,7 +82,7 @@ class OwnerRounds:
 
     def lose(self, node: int) -> list[Send]:
         """Begins a round for a dead node. Membership must have recorded the death before."""
-        self._rounds.pop(node, None)  # of an earlier life of that node
+        self._rounds.pop(node, None)  # of an earlier incarnation
         self._rounds[node] = _Round(set(self._membership.nodes))
         for open_ in self._rounds.values():
             open_.waiting.discard(node)
@@ -201,7 +203,7 @@ class OwnerRounds:
         leaving = self._membership.leaving
         for object_id, found in held.items():
             if not found.whole or object_id in open_.gone or object_id in self.named:
-                continue  # an earlier manager has named its owner
+                continue  # lost or freed, or an earlier manager has named its owner
             newest = max(backups.get(object_id, ()), default=None)
             first = min(found.whole - leaving or found.whole)
             self.named[object_id] = first if newest is None else -newest[1]

@@ -5,7 +5,7 @@ pair's rate, a host's up rate, a host's down rate) has a price that grows with i
 tree is added repeatedly until the prices show that no further tree fits. The method is due to Garg
 and Könemann (FOCS 1998). The cheapest tree from a root to all other nodes is a minimum
 arborescence, found by the algorithm of Chu-Liu and Edmonds. The result is within about EPSILON of
-the best possible rate. Afterwards only the fewest heaviest trees are kept that reach the part
+the best possible rate. Afterwards only the heaviest trees are kept, as few as reach the part
 KEEP_RATE of this rate.
 
 Packing takes 0.2 s for 8 nodes, 4 s for 16, 50 s for 32. Therefore the planner requests trees in a
@@ -121,7 +121,7 @@ def pack(wanted: PackingWanted) -> TreesPacked:
 def _few(
     weights: dict[tuple[int, ...], float], prices: _Prices
 ) -> list[tuple[tuple[int, ...], float]]:
-    """The fewest heaviest trees that carry KEEP_RATE of the rate, scaled up to the limits."""
+    """The heaviest trees, as few as carry KEEP_RATE of the rate, scaled up to the limits."""
     ranked = sorted(weights.items(), key=lambda item: (-item[1], item[0]))
     full = sum(weights.values())
     for kept in range(1, len(ranked) + 1):
@@ -218,8 +218,9 @@ def arborescence(count: int, lengths: Mapping[Edge, float]) -> tuple[int, ...]:
 
     Chu-Liu 1965, Edmonds 1967: each vertex takes the shortest edge that enters it. If the edges
     form a cycle, it is contracted to one vertex. The length of an edge into the cycle is then
-    reduced by that of the edge which it replaces. The contracted graph is solved in the same way,
-    and its solution shows where to open the cycle. Raises ValueError if a vertex cannot be reached.
+    reduced by the length of the edge that it replaces. The contracted graph is solved in the same
+    way, and its solution shows where to open the cycle. Raises ValueError if a vertex cannot be
+    reached.
     """
     best: dict[int, Edge] = {}
     for edge, length in lengths.items():

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["NarrowPaths", "PlanCache", "TreeCache"]
 
 
-# Maximum number of cached stripe plans, of some hundred bytes for each of their nodes. Higher:
-# programs that alternate between more kinds of operations are also planned quickly.
+# Maximum number of cached stripe plans, of a few hundred bytes per node. Higher: programs that
+# alternate between more kinds of operations are also planned quickly.
 FORESTS_MAX = 16
 
 
@@ -37,7 +37,7 @@ class PlanCache:
     def spread(
         self, nbytes: int, source: int, receivers: Sequence[int], leaving: Collection[int]
     ) -> StripePlan:
-        """Like `stripe_plan.spread`."""
+        """Like `tree_shapes.spread`, but cached."""
         key = nbytes, source, tuple(receivers), frozenset(leaving)
         return self._remembered(
             key, lambda: tree_shapes.spread(nbytes, source, receivers, self._speeds, leaving)
@@ -53,7 +53,7 @@ class PlanCache:
         ordered: bool,
         leaving: Collection[int],
     ) -> StripePlan:
-        """Like `stripe_plan.reduction`."""
+        """Like `tree_shapes.reduction`, but cached."""
         key = (
             kind,
             nbytes,

@@ -1,7 +1,7 @@
 """Records of the latest plans, for users who ask why an object moved as it did.
 
-A record refers to what the planner has computed anyway, and is completed by the reports that end
-the plan. So records cost no messages, and are put into words only when a user asks. The records of
+A record refers to data that the planner has computed anyway, and is completed by the reports that
+end the plan. So records cost no messages, and become text only when a user asks. The records of
 PLAN_RECORDS_MAX objects are kept; a new manager begins without records.
 """
 
@@ -50,14 +50,14 @@ class PlanRecord:
     last_s: float = 0.0
 
     def finish(self, node: int, now: float, *, last: bool) -> None:
-        """A node has reported its end. last: no other node is awaited."""
+        """Records that a node has finished. last: no other node is awaited."""
         self.finished += 1
         self.last_node, self.last_s = node, max(0.0, now - self.began_at)
         if last:
             self.state = "done"
 
     def end(self, state: str, now: float, why: str = "") -> None:
-        """The whole plan has ended, unless it has ended before."""
+        """Records that the whole plan has ended, unless it had ended before."""
         if self.state == "running":
             self.state, self.last_s = state, max(0.0, now - self.began_at)
             self.why = why or self.why
@@ -79,7 +79,7 @@ class PlanRecord:
         for stripe in plan.stripes:
             owners[stripe.owner] += stripe.end_share - stripe.begin_share
         if copies and len(receivers) == 1:
-            sources = tuple(owners)  # also parents whose own copies are still arriving
+            sources = tuple(owners)  # including parents whose own copies are still arriving
         sources = tuple(dict.fromkeys(sources))
         kind = plan.kind if isinstance(plan, ExecuteReduce) else "broadcast"
         return PlanSummary(
@@ -120,7 +120,7 @@ class PlanLog:
         return record
 
     def share(self, result: bytes, object_id: bytes) -> None:
-        """The plans of the object, present and future ones, are also those of the result."""
+        """Makes the plans of the object, present and future ones, count as plans of the result."""
         rows = self._records.get(object_id)
         if rows is not None:
             self._records.pop(result, None)
@@ -137,7 +137,7 @@ class PlanLog:
 
 
 def shape_words(plan: Plan) -> str:
-    """The shape of a plan, in the words of its users."""
+    """The shape of a plan, in words for users."""
     owners = {stripe.owner for stripe in plan.stripes}
     if isinstance(plan, ExecuteReduce):
         if plan.kind not in FOLDING:
@@ -162,5 +162,5 @@ def _shape(shape: str, owners: int) -> str:
 
 
 def estimate(shape: str, owners: int, seconds: float) -> Estimate:
-    """The estimate of one alternative, in the words of users."""
+    """The estimate for one alternative, in words for users."""
     return _shape(shape, owners), owners, seconds

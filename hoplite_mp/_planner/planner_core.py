@@ -1,9 +1,10 @@
-"""The planner, which makes all decisions of the cluster: messages and time in, plans out.
+"""The planner, which makes all decisions of the cluster: messages and time in, step results out.
 
-`step` takes one message of a node, and `tick` the present time. Both return a StepResult and have
-no other effect. The same messages at the same times give the same plans, in a manager, in a
-simulation and in a test. A late or duplicate message, or a message of an earlier incarnation, gives
-an empty plan and never an exception, so no node can end the cluster by a message at the wrong time.
+`step` takes one message from a node, and `tick` the present time. Both return a StepResult and have
+no other effect. The same messages at the same times give the same results, in a manager, in a
+simulation and in a test. A late or duplicate message, or a message from an earlier incarnation,
+gives an empty result and never an exception, so no node can stop the cluster with a message at the
+wrong time.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Planner:
         own: int = 0,
     ) -> None:
         """again: there was an earlier planner, whose nodes will reconnect and report. own: the node
-        of the manager's host, whose death ends the cluster."""
+        of the manager's host, whose death shuts the cluster down."""
         self._own = own
         self.restoring = ManagerRecovery(own) if again else None
         self.membership = ClusterMembership()
@@ -105,7 +106,7 @@ class Planner:
         if self.restoring is not None:
             self.restoring.take(message, now)
             return self._restore(self.restoring, now)
-        handler = _HANDLERS.get(type(message))  # None: a report that no planner waits for
+        handler = _HANDLERS.get(type(message))  # None: a report that no planner is waiting for
         return self._plan([] if handler is None else handler(self, message, now))
 
     def tick(self, now: float) -> StepResult:
@@ -258,7 +259,8 @@ class Planner:
         self.announcements.lose(node)
         self.speeds.lose(node)
         self.actor_names.lose_node(node)
-        # A node without requests is not sent the refusals that its own death causes.
+        # The node's own operations end first, so that it is not sent the refusals that its death
+        # causes.
         sends = self.reductions.lose_requester(node)
         sends += self._heard(self.copies.lose(node, now), now)
         sends += self.reductions.lose_holder(node, now)
@@ -426,7 +428,8 @@ class Planner:
 
 
 def _is_restated(message: Any) -> bool:
-    """Whether this restates the name of a node's actor. Such claims come before all open claims."""
+    """Whether this restates the name of a node's actor. Such claims are handled before all open
+    claims."""
     return isinstance(message, ActorNameClaimed) and not message.request
 
 

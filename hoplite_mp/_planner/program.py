@@ -43,8 +43,9 @@ MEMBER = 2
 # have a different parent. Higher: more senders share one switch port, which then drops frames
 # (incast). Lower: a slow parent delays more of the other transfers.
 INBOUND_PARENTS_MAX = 4
-# Slices of a reduce_scatter over several nodes, times the members of one node; each pair is a cell.
-# Higher: larger calls. Lower: the node, which makes 100 000 cells a second, answers sooner.
+# Maximum of the slices of a reduce_scatter over several nodes, times the members of one node; each
+# pair is a cell. Higher: larger calls. Lower: the node, which makes 100 000 cells a second, answers
+# sooner.
 REDUCE_SCATTER_PARTS_MAX = 1 << 18
 PROGRAMS_MAX = 32
 
@@ -198,7 +199,7 @@ def too_many_parts(kind: str, holders: Collection[int], destinations: Sequence[i
 
 
 def tree_parent(position: int, degree: int) -> int:
-    """The parent of `position` (from 1 on) in a tree that is filled level by level."""
+    """The parent of `position` (at least 1) in a tree that is filled level by level."""
     return (position - 1) // degree
 
 

@@ -148,7 +148,7 @@ class Reductions:
         for number in sorted({*requests, *running}):
             request, fold, end = requests.get(number), running.get(number), ended.get(number)
             if request is not None and isinstance(end, Forget):
-                end = None  # only for a former participant; the requester still waits
+                end = None  # only for a former participant; the requester is still waiting
             if request is None or end is not None:
                 at = set() if fold is None else fold.at | fold.older
                 told = [] if request is None else [request.node]
@@ -194,7 +194,8 @@ class Reductions:
         return op is not None and op.state is OperationState.EXECUTING and op.epoch == message.epoch
 
     def step(self, message: Report, now: float) -> list[Send]:
-        """Handles a message about one operation. Ignored if the operation is over or unknown."""
+        """Handles a message about one operation. The message is ignored if the operation is over or
+        unknown."""
         op = self.operations.get(message.operation)
         return [] if op is None else self._apply(op, message, now)
 
@@ -255,7 +256,8 @@ class Reductions:
         return sends
 
     def lose_holder(self, node: int, now: float) -> list[Send]:
-        """Continues operations without a lost node, or ends them if they cannot do without it."""
+        """Continues operations without a lost node, or ends those that cannot continue without
+        it."""
         sends: list[Send] = []
         for op in list(self.operations.values()):
             if op.request.operation in self.operations:  # the loss may have ended it

@@ -4,7 +4,7 @@ Owners hold every contribution in a separate slot until the commit. After a deat
 repeat their folds without the dead node's slots, so none of these bytes is sent again. Only the
 dead node's own stripes are sent again, divided among the other owners. A stripe with the same owner
 and bounds is the same stripe in both epochs, and its slots are kept if their contributors still
-have the same members. With n owners, a death half way costs about 1/n of the operation. The stripes
+have the same members. With n owners, a death halfway costs about 1/n of the operation. The stripes
 of a node whose link has become slow are cut in the same way (`relieved`).
 """
 
@@ -86,7 +86,7 @@ def repaired(stripes: Sequence[Stripe], able: Collection[int]) -> tuple[Stripe, 
     return tuple(result)
 
 
-# New owners of the stripes of an allreduce when the link of one owner becomes slow in the middle.
+# New owners for the stripes of an allreduce in which one owner's link becomes slow.
 #
 # Each of n hosts contributes one array and gets the result. The owner of the share w sends and
 # receives (1 - w) of the array for other stripes, and (n - 1) w for its own stripe: first parts of
@@ -112,9 +112,9 @@ OWNERS_LEFT_MIN = 2
 # moved for little gain; an incorrectly measured rate then costs time.
 WORTHWHILE = 0.9
 # A link is slow if it carries less than this part of its needed rate. The needed rate follows from
-# the duration of the call by the known rates. (A host that is faster than the others sends at less
-# than its capacity, because the others accept no more.) Higher: busy processors count as slow
-# links.
+# the duration of the call that the known rates give. (A host that is faster than the others sends
+# at less than its capacity, because the others accept no more.) Higher: busy processors count as
+# slow links.
 EXPECTED = 0.6
 # If several hosts have slow links, the slow host is the one that sends at less than this part of
 # the rate of each other host. Equally slow hosts share busy processors or a busy switch. Higher:
@@ -270,7 +270,7 @@ def _with_s(report: SlowReport, plan: ExecuteReduce, node: int, share: float) ->
 def _without_s(report: SlowReport, plan: ExecuteReduce, node: int, share: float) -> float:
     """Seconds until the slow node has sent and received everything, if it gives up its stripe.
     Owners send results of folds after all parts, so the received bytes were parts of its own
-    stripe; results are sent again in any case."""
+    stripe; results are always sent again."""
     sends, receives = _moved(plan, node, 0.0)
     sending = (sends - min(sends * (1 - share), report.sent)) / max(1, report.up)
     return max(sending, receives / max(1, report.down))

@@ -36,9 +36,9 @@ __all__ = [
 ]
 
 UNITS = 10_000
-# Above this total, a resource has no indices: indices of a million bytes would be useless.
+# Above this total, a resource has no indices: indices for a million bytes would be useless.
 INDICES_MAX = 1024
-AMOUNT_MAX = 1 << 40  # of one resource: 1 TiB of bytes
+AMOUNT_MAX = 1 << 40  # of one resource; for bytes, 1 TiB
 NAMES_MAX, NAME_CHARS_MAX = 64, 64
 _NAME = re.compile(r"[^\s,=\0]{1,64}")
 
@@ -46,8 +46,8 @@ Assigned: TypeAlias = dict[str, list[int]]
 
 
 def amounts_of(resources: Any, what: str = "resources") -> Demand:
-    """{"gpu": 0.5} as sorted names with units; amounts of 0 are left out. Raises ValueError or
-    TypeError."""
+    """Converts a dictionary such as {"gpu": 0.5} into sorted names with units, without amounts of
+    0. Raises ValueError or TypeError if it is invalid."""
     if not isinstance(resources, Mapping):
         raise TypeError(f'{what}={resources!r}: it must be a dictionary, such as {{"gpu": 1}}')
     if len(resources) > NAMES_MAX:
@@ -120,7 +120,7 @@ def demand_words(demand: Demand) -> str:
 
 
 class ResourceLedger:
-    """A node's resources, and the parts of their holders. A holder is any hashable value."""
+    """A node's resources, and the parts that each holder has. A holder is any hashable value."""
 
     def __init__(self, totals: Demand = ()) -> None:
         self.totals = dict(totals)

@@ -1,6 +1,6 @@
 """The planner's result for the manager's loop after each step, and its text form.
 
-A plan is data. The loop executes the plan without further decisions, and tests compare plans
+A StepResult is data. The loop executes it without further decisions, and tests compare results
 without sockets and clocks.
 """
 
@@ -49,11 +49,11 @@ class StepResult:
     """The actions to take now, in this order."""
 
     # Messages are sent over their nodes' connections in this order, before any message of the next
-    # plan. Nodes rely on this order: they receive the masks of a board before the answer to a join,
-    # and the end of a board before its next use.
+    # result. Nodes rely on this order: they receive the masks of a board before the answer to a
+    # join, and the end of a board before its next use.
     sends: tuple[Send, ...] = ()
-    # Call `tick` at this time of the clock that gave `now`; None: no call is needed. Each plan
-    # replaces the time of the previous plan.
+    # Call `tick` at this time of the clock that gave `now`; None: no call is needed. Each result
+    # replaces the time of the previous result.
     wake_at: float | None = None
     # Pack these trees in the background, and pass each answer to `step` (`packing.pack` takes
     # milliseconds to seconds). Without the answers transfers are slower; there is no other effect.
@@ -62,7 +62,7 @@ class StepResult:
     notes: tuple[str, ...] = ()
 
     def followed_by(self, later: StepResult) -> StepResult:
-        """This plan and a later one as one plan."""
+        """This result and a later one, as one result."""
         return StepResult(
             self.sends + later.sends,
             later.wake_at,

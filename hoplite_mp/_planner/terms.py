@@ -3,7 +3,7 @@
 With a standby, two hosts may run a manager, and the network between them can be cut. There is one
 class for each side. The time is an argument.
 
-    ManagerLease  of the manager, which decides only while half of the hosts or more are bound to it
+    ManagerLease  of the manager, which decides only while at least half of the hosts are bound to it
     Voter         of a node: the manager that it follows, and whether it is free to vote for another
     Candidate     of the standby, which leads once more than half of the hosts have voted for it
 
@@ -11,7 +11,7 @@ A node that answers the manager's `LeaderHeartbeat` is bound to this manager for
 the answer. The manager counts the node for `lease_s`. This time is shorter, and starts when
 `LeaderHeartbeat` is sent. Half of the hosts and a majority of the hosts have a host in common. So
 when a standby has won, the lease of the other manager has expired, however slow messages were. The
-rates of clocks may differ by PROMISE_LEASES.
+rates of clocks may differ by the factor PROMISE_LEASES.
 
 Hosts join and leave, so there are *lists* of hosts, with increasing versions. A list is in force
 for the manager until half of its hosts know a later list; a candidate uses the latest list known to
@@ -36,15 +36,16 @@ __all__ = [
 ]
 
 # The lease of a manager, as a multiple of the silence after which a host is declared dead. Higher:
-# a manager that is cut off decides for longer, and a standby takes over later. Not above 1: a
-# manager would declare silent hosts dead before it knows whether it still has its lease.
+# a manager that is cut off decides for longer, and a standby takes over later. Not above 1:
+# otherwise a manager would declare silent hosts dead before it knows whether it still has its
+# lease.
 LEASE_SILENCES = 1.0
 # How long a node is bound, in leases. The rates of clocks may differ by a tenth. Higher: worse
 # clocks are tolerated, and a standby takes over later.
 PROMISE_LEASES = 1.1
 # How long a manager without a lease may receive nothing from half of the hosts before it steps
 # down. Higher: if no standby can take over, the manager survives longer cuts from most hosts.
-# Lower: programs on its side end sooner.
+# Lower: programs on its side stop sooner.
 OUT_S = 10.0
 # How long a standby that a user promotes waits for an offered vote. The connection of a lost host
 # may not have ended yet. Higher: the user waits. Lower: a busy node is declared lost, and joins
@@ -117,7 +118,7 @@ class ManagerLease:
     def words_for(self, node: int) -> tuple[Hosts, ...]:
         """The lists to send to that node; none if it knows the latest list. Nodes of other hosts
         are only sent lists that this host's node knows, so that this node can report all of them to
-        a manager that is restarted here."""
+        a manager that is restarted on this host."""
         known = self._knows.get(self.at, 0)
         told = [one for one in self.lists if node == self.at or one.version <= known]
         if not told or told[-1].version <= self._knows.get(node, 0):
