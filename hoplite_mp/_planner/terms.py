@@ -3,7 +3,7 @@
 With a standby, two hosts may run a manager, and the network between them can be cut. There is one
 class for each side. The time is an argument.
 
-    ManagerLease  of the manager, which decides only while at least half of the hosts are bound to it
+    ManagerLease  of the manager, which decides only if at least half of the hosts are bound to it
     Voter         of a node: the manager that it follows, and whether it is free to vote for another
     Candidate     of the standby, which leads once more than half of the hosts have voted for it
 

@@ -221,7 +221,7 @@ def test_a_message_with_very_many_refs(both: Cluster) -> None:
 
 def test_a_request_that_is_too_large(both: Cluster) -> None:
     """It is refused, and the process goes on."""
-    with pytest.raises(ValueError, match=r"a request .* to the node: at most"):
+    with pytest.raises(ValueError, match=r"a request .* to the node: a request has at most"):
         both._runtime.channel.call(GroupJoin("x" * (2 * MIB), 1, 0))
     assert both.submit(abs, -1).result(PATIENCE_S) == 1
 

@@ -78,7 +78,7 @@ MUTANTS = (
         (
             "            if request is not None and isinstance(end, Forget):\n"
             "                end = None  # only for a former participant; the "
-            "requester still waits\n"
+            "requester is still waiting\n"
         ),
         "",
         (

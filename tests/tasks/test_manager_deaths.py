@@ -174,7 +174,7 @@ def test_one_that_dies_all_the_time(capfd: pytest.CaptureFixture[str]) -> None:
                     one.kill()
             time.sleep(0.01)
         assert isinstance(future.exception(), hoplite_mp.NodeLostError)
-    assert "the manager has ended 10 times" in capfd.readouterr().err
+    assert "the manager has exited 10 times" in capfd.readouterr().err
 
 
 def test_a_rank_that_was_left_and_taken_again() -> None:

@@ -115,7 +115,9 @@ def test_tasks_fail_only_while_workers_die() -> None:
         assert cluster.submit(add, 1, 2).result(PATIENCE_S) == 3
         with killing(host_of(cluster)) as killed:
             eventually(lambda: killed() >= KILLS)
-            with pytest.raises(hoplite_mp.WorkerLostError, match=r"start.*SIGKILL") as caught:
+            with pytest.raises(
+                hoplite_mp.WorkerLostError, match=r"before their first task.*SIGKILL"
+            ) as caught:
                 until_it_fails(cluster.options(retries=100))
             assert "add()" in str(caught.value)
             eventually(lambda: cluster.nodes[0].workers == 0)
