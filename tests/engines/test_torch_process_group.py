@@ -301,6 +301,7 @@ def test_a_call_that_the_program_waits_for_comes_after_those_that_it_has_begun(
 
 def test_a_rank_that_is_interrupted_in_its_own_call_leaves(cluster: Cluster) -> None:
     def body(pg: ProcessGroup, rank: int) -> str:
+        pg.barrier(waited_for(dist.BarrierOptions())).wait()  # all ranks have joined
         if rank == 0:
 
             def interrupted(*args: Any, **kwargs: Any) -> Any:
