@@ -10,6 +10,10 @@ A rank that joins again may make its first call while the others are at any step
 These steps have a root, which no other allgather or alltoall has, so its call never matches: every
 rank gets the error for different calls. The ranks in the sequence then begin it again. The new
 member does so, too, if its call is the same reduction; otherwise it raises the error.
+
+If the host that decided the alltoall is lost, some ranks may have their slices, and others not.
+The ranks without slices begin the sequence again. Their headers meet the next step of the other
+ranks, in the same way.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from hoplite_mp._common.slice_operators import (
     no_finite_input,
     slice_array,
 )
-from hoplite_mp._serialize.contributions import STEP_ROOT, into
+from hoplite_mp._serialize.contributions import LOST_SHARE, STEP_ROOT, into
 from hoplite_mp.errors import PeerLostError, ReduceError
 
 if TYPE_CHECKING:
@@ -44,7 +48,11 @@ _IDENTITIES = {"sum": 0, "mean": 0, "prod": 1, "min": np.inf, "max": -np.inf}
 
 
 class _Again(Exception):
-    """The ranks have changed since the headers: all ranks begin the sequence again."""
+    """The ranks have changed since the headers: all ranks begin the sequence again. is_alone: this
+    rank has lost its slices, so the others are in the next step, which its headers interrupt."""
+
+    def __init__(self, is_alone: bool = False) -> None:
+        self.is_alone = is_alone
 
 
 class _Header:
@@ -87,18 +95,20 @@ class SliceFolds:
 
     def _reduce(self, kind: str, op: Any, root: int, x: Any, out: Any, finite: bool) -> Any:
         fold = self._by_slices if isinstance(op, SliceOperator) else self._by_name
+        interrupts = self._member.calls is None
         while True:
-            is_new = self._member.calls is None
             try:
                 ranks, taking, array = self._headers(kind, op, root, x, finite)
             except ValueError as error:
-                if is_new and MISMATCH in str(error):
+                if interrupts and MISMATCH in str(error):
+                    interrupts = False
                     continue  # the other ranks were in the middle of a sequence
                 raise
-            self._calls.is_open = True
+            interrupts, self._calls.is_open = False, True
             try:
                 result, accepted = fold(kind, op, root, array, ranks, taking)
-            except _Again:
+            except _Again as again:
+                interrupts = again.is_alone
                 continue
             except ValueError as error:
                 if MISMATCH not in str(error):
@@ -167,9 +177,13 @@ class SliceFolds:
 
     def _step(self, ranks: Sequence[int], kind: str, x: Any, out: Any = None) -> Any:
         """Makes one call of the sequence. _Again: its contributors are not the ranks of the
-        headers."""
+        headers, or this rank's slices are lost."""
         try:
             result = self._calls.call(kind, "", min(STEP_ROOT, self.size - 1), x, out)
+        except PeerLostError as error:
+            if self._calls.strict or LOST_SHARE not in str(error):
+                raise
+            raise _Again(is_alone=True) from None
         finally:
             self._calls.is_open = True  # after an error here, the other ranks may continue
         if self._calls.contributors != tuple(ranks):

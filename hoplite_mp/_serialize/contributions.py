@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = [
+    "LOST_SHARE",
     "NOTHING",
     "PREFIXES",
     "REDUCTIONS",
@@ -40,6 +41,8 @@ PREFIXES = ("scan", "exscan")  # rank r gets the reduction of the ranks up to r,
 TARGETED = ("alltoall", "scatter")  # a contributing rank passes a value for each rank
 # The end of the texts of errors about values that are not arrays.
 BY_FUNCTION = "; op=callable, a function of two values, reduces any values"
+# Part of the error of a rank whose part of a result was lost with the host that decided the call.
+LOST_SHARE = "was lost before it sent this host's result"
 # The root of an allgather or alltoall that is a step of a reduction by slices; otherwise it is 0.
 STEP_ROOT = 1
 NUMBERS = (bool, int, float, complex)

@@ -3,13 +3,16 @@
 All ranks that finish an operation have made it with the same members. If a rank dies during an
 operation, the other ranks repeat the operation. The first call of a new rank matches no call in an
 operation, so it fails on every rank. Then the new rank receives the common state, and all ranks
-repeat the operation. An operation must not change the state of its rank before it returns.
+repeat the operation. A rank whose part of a call is lost with a host begins the operation again;
+its first call does not match the next call of the other ranks either. An operation must not change
+the state of its rank before it returns.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hoplite_mp._serialize.contributions import LOST_SHARE
 from hoplite_mp.errors import PeerLostError
 
 if TYPE_CHECKING:
@@ -78,6 +81,10 @@ class MemberOperations:
             result = collective(*args, **kwargs)
         except ValueError as error:  # raised on every rank: there is a new rank, or a mistake
             raise _Again(error) from None
+        except PeerLostError as error:
+            if self.group.strict or LOST_SHARE not in str(error):
+                raise
+            raise _Again from None  # the others are in the next call, which matches none of these
         if isinstance(result, list) and any(_is_join(one) for one in result):
             raise _Again(ValueError("a rank joins again and again"))
         if self.group.contributors != self.members:

@@ -27,6 +27,7 @@ from hoplite_mp._protocol.group_calls import GroupCommit, Piece
 from hoplite_mp._protocol.messages import Distribute, ExecuteReduce, Stripe
 from hoplite_mp._protocol.operations import GROUP_OPERATION
 from hoplite_mp._serialize.contributions import (
+    LOST_SHARE,
     PREFIXES,
     TARGETED,
     mask_of,
@@ -438,10 +439,8 @@ def _passed_on(
 def lost(message: GroupCommit, members: GroupMembers) -> GroupCommit:
     """The commit as an error, for a node whose share of the result was lost with the deciding
     node."""
-    text = (
-        f"group {members.name!r}: node h{message.leader} decided call {message.call} and was lost "
-        "before it sent this host's result"
-    )
+    decided = f"node h{message.leader} decided call {message.call}"
+    text = f"group {members.name!r}: {decided} and {LOST_SHARE}"
     return msgspec.structs.replace(message, pieces=(), error="lost", message=text)
 
 
