@@ -25,7 +25,8 @@ FLOORS = [
     {"_supervisor", "_manager", "_node", "_worker", "_group"},
     {"_api"},
     {"_sync"},
-    {"_simulation", "integrations", "ml"},
+    {"integrations", "ml"},
+    {"_simulation"},
     {"__main__", "_cli"},
 ]
 FLOOR = {room: number for number, components in enumerate(FLOORS) for room in components}

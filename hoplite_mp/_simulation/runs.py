@@ -56,6 +56,8 @@ STANDBY_RUNS = 0.35
 # Share of runs in which processes have collector threads, as in production. Seeds below
 # COLLECTED_FROM have none, because tests replay seeds that found bugs without them.
 COLLECTED, COLLECTED_FROM = 0.5, 7_000_000
+# Seeds from this number on also draw the programs of workloads/learning.py.
+LEARNING_FROM = 9_000_000
 COLLECT_RUNS = 16  # runs per garbage collection, because one takes milliseconds
 SECONDS_MAX = 600.0  # timeout of a run, in virtual time
 # Time after the end of the last program until every node has detected every death and has cleaned
@@ -112,7 +114,7 @@ def run_seed(
         collectors = seed >= COLLECTED_FROM and drawn
     environment = RunEnvironment(
         timeline, network, sizes, standby_place=place, resources=f"{RESOURCE}=2",
-        collectors=collectors,
+        collectors=collectors, learning=seed >= LEARNING_FROM,
     )  # fmt: skip
     world = World(environment)
     prepare(world)

@@ -16,6 +16,7 @@ from tests.aimed import (
     bounded,
     copies,
     ends,
+    learning,
     losses,
     managers,
     members,
@@ -51,6 +52,7 @@ ALL: dict[str, Callable[[Aim], None]] = {
         losses,
         bounded,
         plans,
+        learning,
     )
     for name in module.__all__
 }

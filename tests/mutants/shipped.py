@@ -8,7 +8,7 @@ written from the shipped code alone, without a look at the campaign.
 
 from __future__ import annotations
 
-from tests.mutants import bounded, collectives, groups, node, objects, planner, recovery
+from tests.mutants import bounded, collectives, groups, learning, node, objects, planner, recovery
 
 __all__ = ["MUTANTS"]
 
@@ -16,6 +16,7 @@ MUTANTS = (
     *bounded.MUTANTS,
     *collectives.MUTANTS,
     *groups.MUTANTS,
+    *learning.MUTANTS,
     *node.MUTANTS,
     *objects.MUTANTS,
     *planner.MUTANTS,

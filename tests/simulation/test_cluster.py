@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from hoplite_mp._simulation.runs import COLLECTED_FROM
+from hoplite_mp._simulation.runs import COLLECTED_FROM, LEARNING_FROM
 
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).resolve().parents[2]
-FIRST, SEEDS_AT_A_TIME = (0, COLLECTED_FROM), 5
+FIRST, SEEDS_AT_A_TIME = (0, COLLECTED_FROM, LEARNING_FROM), 5
 REPLAYED = (7, 7000152)
 SECONDS_MAX = 280.0
 PLAY = """

@@ -16,7 +16,13 @@ import numpy as np
 
 from hoplite_mp import errors
 from hoplite_mp._common.object_states import KIND_PUT
-from hoplite_mp._simulation.oracle.values import WrongBytes, contributors_in, runs
+from hoplite_mp._simulation.oracle.values import (
+    FaultyLeaf,
+    WrongBytes,
+    contributors_in,
+    reduced,
+    runs,
+)
 
 if TYPE_CHECKING:
     from hoplite_mp._simulation.oracle.values import Array, Leaf
@@ -72,10 +78,17 @@ class ExpectedOperation:
     contributors_min: int  # fewer than num after a deadline
     ordered: bool = False
     groups: tuple[tuple[int, ...], ...] = ()  # one source of each contributes; empty: all
+    op: Any = "sum"
+    finite: bool = False  # sources that are not finite count as failed
 
     @property
     def salt(self) -> int:
         return self.leaves[0].salt
+
+    @property
+    def in_task(self) -> bool:
+        """Whether a task folds the sources."""
+        return self.finite or self.op != "sum"
 
 
 class Oracle:
@@ -91,6 +104,7 @@ class Oracle:
         self._refused: set[str] = set()  # programs to which a full store has refused a request
         self.made_by: dict[str, str] = {}  # the result of a collective -> its requester
         self._results: dict[tuple[int, int], tuple[Any, bytes]] = {}
+        self._wrong: list[tuple[str, VirtualHost | None]] = []
         self._contributors: list[
             tuple[tuple[object, int], tuple[Any, ...], VirtualHost | None]
         ] = []
@@ -128,8 +142,12 @@ class Oracle:
                 raise WrongEnd(f"{operation.kind} of one of {group} named {named}")
         order = [index for group in operation.groups for index in group if index in named] or named
         leaves = [operation.leaves[index] for index in order]
+        if operation.finite and any(isinstance(leaf, FaultyLeaf) for leaf in leaves):
+            raise WrongEnd(f"{operation.kind} of finite sources named {named}")
         whole = leaves[0].array()
-        if operation.ordered:  # folded from the left, in the order of the sources, or of the groups
+        if operation.in_task:
+            whole = reduced(operation.op, [leaf.array() for leaf in leaves])
+        elif operation.ordered:  # folded from the left, in the order of the sources or groups
             for leaf in leaves[1:]:
                 whole = whole + leaf.array()
         else:
@@ -150,6 +168,11 @@ class Oracle:
         """Records the contributors of a call that the running member of a Group has received."""
         running = self.world.processes.running
         self._contributors.append((call, ranks, self.world.host_of(running)))
+
+    def note_wrong(self, what: str) -> None:
+        """The running program was given a wrong value. Only a host that was declared lost may give
+        it one: it may finish a call that the others have made again, and then ends."""
+        self._wrong.append((what, self.world.host_of(self.world.processes.running)))
 
     def check_runs(self) -> None:
         """Checks that no task has run more than TRIES times."""
@@ -177,8 +200,11 @@ class Oracle:
         return ""
 
     def check_agreed(self) -> None:
-        """Checks that all members on surviving hosts received the same contributors of each
-        call."""
+        """Checks that all members on surviving hosts received the same contributors of each call,
+        and correct values."""
+        for what, host in self._wrong:
+            if host is not None and host.alive:
+                raise WrongBytes(what)
         seen: dict[tuple[object, int], tuple[Any, ...]] = {}
         for call, ranks, host in self._contributors:
             if host is not None and host.alive and seen.setdefault(call, ranks) != ranks:

@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hoplite_mp.ml.robust import GeometricMedian, Median, Score, TrimmedMean
+
 if TYPE_CHECKING:
     from hoplite_mp._api.cluster import Cluster
     from hoplite_mp._common.ref import ObjectRef
 
 __all__ = [
     "SOURCES_MAX",
+    "FaultyLeaf",
     "Leaf",
     "WrongBytes",
     "add",
@@ -31,6 +34,7 @@ __all__ = [
     "make_refs",
     "make_with_refs",
     "pattern",
+    "reduced",
     "rolled",
     "runs",
     "scaled",
@@ -71,6 +75,13 @@ class Leaf:
             rng = np.random.default_rng([self.salt, self.index])
             return rng.standard_normal(self.items) * 10.0 ** rng.integers(-9, 9)
         return pattern(self.items) * (self.salt << self.index)
+
+
+class FaultyLeaf(Leaf):
+    """A source of NaN."""
+
+    def _flat(self) -> Array:
+        return np.full(self.items, np.nan)
 
 
 @functools.lru_cache(maxsize=PATTERNS)
@@ -152,3 +163,45 @@ def contributors_in(value: Array, salt: int) -> set[int]:
     if rest or not np.array_equal(value, pattern(len(value)) * (first * salt)):
         raise WrongBytes(f"a sum of sources with salt {salt} is torn: {value[:PERIOD]}")
     return {bit for bit in range(first.bit_length()) if first >> bit & 1}
+
+
+def reduced(op: Any, rows: list[Array]) -> Array:
+    """The reduction of the contributors' arrays by numpy: a robust operator, "mean", "max" or
+    "sum"."""
+    count, dtype = len(rows), rows[0].dtype
+    if op == "max":
+        return functools.reduce(np.maximum, rows)
+    wide = np.stack(rows).astype(np.float64)
+    if isinstance(op, GeometricMedian):
+        return _geometric_median(wide, op.iterations).astype(dtype)
+    if isinstance(op, Score):
+        norms = np.linalg.norm(wide, axis=1, keepdims=True)
+        wide *= np.linalg.norm(op.v) / norms
+    elif isinstance(op, Median):
+        wide = np.sort(wide, axis=0)[(count - 1) // 2 : count // 2 + 1]
+    elif isinstance(op, TrimmedMean):
+        wide = np.sort(wide, axis=0)[op.f : count - op.f]
+    total: Array = functools.reduce(np.add, wide)
+    if op in ("mean", "sum"):
+        total = total.astype(dtype)
+        return total / dtype.type(count) if op == "mean" else total
+    mean: Array = (total / len(wide)).astype(dtype)
+    return mean
+
+
+def _geometric_median(rows: Array, iterations: int) -> Array:
+    """Weiszfeld's iteration, with the step of Vardi and Zhang at one of the rows."""
+    rows = rows[np.isfinite(rows).all(axis=1)]
+    point = np.median(rows, axis=0)
+    for _ in range(iterations):
+        distances = np.linalg.norm(rows - point, axis=1)
+        apart = distances > distances.max() * 1e-9
+        if not apart.any():
+            break
+        weights = np.where(apart, 1 / np.where(apart, distances, 1), 0.0)
+        moved = weights @ rows / weights.sum()
+        here = len(rows) - int(apart.sum())
+        norm = float(np.linalg.norm((moved - point) * weights.sum()))
+        back = min(1.0, here / norm) if norm else float(here > 0)
+        point = (1 - back) * moved + back * point
+    return point

@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from hoplite_mp import _shm, _tasks
+from hoplite_mp._api import collectives
 from hoplite_mp._client import runtime as client
 from hoplite_mp._common import clock, machine_limits
 from hoplite_mp._node.store import budget
@@ -121,6 +122,7 @@ def virtual_time(processes: VirtualProcesses) -> Iterator[None]:
         for module in MEMORY_READERS:
             module.available_bytes, module.total_bytes = available, total
         client._stack = stack
+        collectives._placing.clear()
         for process in processes.all:  # state of a process, kept by pid, ends with the process
             actor._made.pop(process.pid, None)
             checkpoints._checkpoints.pop(process.pid, None)

@@ -62,6 +62,7 @@ class RunEnvironment:
     workers: int = 2  # on each host
     resources: str | None = None  # of every third host
     collectors: bool = False  # whether processes have collector threads
+    learning: bool = False  # whether programs use hoplite_mp.ml
 
     def __post_init__(self) -> None:
         self.descriptors = Descriptors()

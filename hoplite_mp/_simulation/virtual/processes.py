@@ -324,9 +324,8 @@ class VirtualLock:
         self._depth = 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        running = self._processes.running
-        owner: object = running if running is not None else self._processes
-        while self._depth and not (self._reentrant and self._owner is owner):
+        running, owner = self._processes.running, self._caller
+        while self._depth and not (self._reentrant and self._is_owned()):
             if self._is_abandoned():
                 break
             if not blocking:
@@ -351,6 +350,15 @@ class VirtualLock:
 
     def locked(self) -> bool:
         return self._depth > 0
+
+    def _is_owned(self) -> bool:  # called by threading.Condition
+        return self._depth > 0 and self._owner is self._caller
+
+    @property
+    def _caller(self) -> object:
+        """The owner of the lock, if the caller acquires it."""
+        running = self._processes.running
+        return running if running is not None else self._processes
 
     def __enter__(self) -> bool:
         return self.acquire()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hoplite_mp._serialize.contributions import LOST_SHARE
 from hoplite_mp._simulation.oracle.oracle import WrongEnd
 from hoplite_mp._simulation.oracle.values import Leaf, WrongBytes, contributors_in
 from hoplite_mp._simulation.workloads.programs import HANGS_S
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["begin_group", "begin_p2p", "begin_rejoining"]
 
 
-# Error of a rank whose part of a result was lost with the host of the leader.
-ROOT_LOST = "was lost before it sent this host's result"
 MEMBERS_MAX = 8
 CALLS_MAX = 5
 # Some Groups make this many times as many calls, of kinds that engines can execute. The first call
@@ -153,7 +152,7 @@ def _member(
                 return
             except (PeerLostError, ObjectLostError) as error:
                 oracle.check_error(f"{kind} {call} of group {salt}", error, holds())
-                if isinstance(error, PeerLostError) and ROOT_LOST not in str(error):
+                if isinstance(error, PeerLostError) and LOST_SHARE not in str(error):
                     oracle.note_call((salt, call), ("lost",))
                 continue
             _check(oracle, salt, call, kind, items, root, rank, size, value, g.contributors)
@@ -413,17 +412,10 @@ def begin_rejoining(work: Programs) -> None:
     dies = rng.sample(range(size), rng.choice([0, 1, 1, 2]))
     for rank in dies:
         at = rng.random() * steps * STEP_S
-        work.world.timeline.after(at, _kill, work, f"rank {rank} of rejoined {salt}")
+        work.world.timeline.after(at, work.kill, f"rank {rank} of rejoined {salt}")
         late = at + rng.choice([0.001, 0.05]) * rng.random()
         body = partial(_step, work, salt, size, rank, 2, steps, late)
         work.program(rng.choice(hosts), f"rank {rank} again of rejoined {salt}", body)
-
-
-def _kill(work: Programs, name: str) -> None:
-    for host in work.world.hosts:
-        for process in host.programs:
-            if process.name == name and process.alive and host.alive:
-                work.world.kill(host, process)
 
 
 def _step(

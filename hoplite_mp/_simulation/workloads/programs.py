@@ -125,6 +125,16 @@ class Programs:
         self.begun += 1
         host.attach(name, run_program)
 
+    def kill(self, name: str) -> bool:
+        """Kills the program of that name. False if no such program is running."""
+        killed = False
+        for host in self.world.hosts:
+            for process in host.programs:
+                if process.name == name and process.alive and host.alive:
+                    self.world.kill(host, process)
+                    killed = True
+        return killed
+
     def await_nodes(self, host: VirtualHost, names: Sequence[str]) -> None:
         """Waits until the host's node knows these nodes. In production, a program gets names of
         nodes from its own node; here the name may be that of a host that has just joined."""

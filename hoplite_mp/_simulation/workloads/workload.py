@@ -8,6 +8,7 @@ never.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ import numpy as np
 from hoplite_mp._simulation.oracle.oracle import ExpectedOperation, WrongEnd
 from hoplite_mp._simulation.oracle.values import (
     SOURCES_MAX,
+    FaultyLeaf,
     Leaf,
     WrongBytes,
     add,
@@ -33,11 +35,17 @@ from hoplite_mp._simulation.workloads.durability import (
     begin_reconstructed,
 )
 from hoplite_mp._simulation.workloads.groups import begin_group, begin_p2p, begin_rejoining
+from hoplite_mp._simulation.workloads.learning import (
+    begin_compressed,
+    begin_error_reset,
+    begin_robust,
+)
 from hoplite_mp._simulation.workloads.programs import HANGS_S, PATIENCE_S, Programs
 from hoplite_mp._simulation.workloads.remote import begin_rerun, begin_resource_tasks, begin_shared
 from hoplite_mp._simulation.workloads.sharing import begin_locks, begin_stream
 from hoplite_mp._simulation.workloads.store_pressure import begin_store_pressure
 from hoplite_mp.errors import HopliteTimeoutError
+from hoplite_mp.ml.robust import Median, TrimmedMean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,6 +60,9 @@ KINDS = ("reduce", "reduce", "allreduce", "allreduce", "reduce_scatter", "broadc
 
 
 GROUPED_EVERY = 5  # one of this many reductions takes one source of each of two groups
+# In runs with learning, reductions with salt % ROBUST_EVERY == 0 have one of these operators, and
+# every second of them has finite=True and a source that is not finite.
+ROBUST_EVERY, ROBUST = 3, (Median(), TrimmedMean(1), "mean", "sum")
 # Factors for the number of programs of one kind.
 SWARM = 0, 0, 1, 1, 3
 # Share of runs with programs of only KINDS_FEW kinds, and the number of each kind in these, before
@@ -89,6 +100,12 @@ class Workload(Programs):
             kinds += [
                 (partial(begin_locks, self), (0, 0, 1)),
                 (partial(begin_stream, self), (0, 0, 1)),
+            ]
+        if self.world.environment.learning:
+            kinds += [
+                (partial(begin_robust, self), (0, 0, 1)),
+                (partial(begin_compressed, self), (0, 0, 1)),
+                (partial(begin_error_reset, self), (0, 0, 1)),
             ]
         if rng.random() < FOCUSED:
             kinds = [(begin, FOCUSED_COUNTS) for begin, _ in rng.sample(kinds, KINDS_FOCUSED)]
@@ -232,6 +249,9 @@ class Workload(Programs):
         number = self._operations
         contributors_min = 1 if deadline is not None else num
         operation = ExpectedOperation(number, kind, leaves, num, contributors_min, ordered, groups)
+        if self.world.environment.learning and kind in ("reduce", "allreduce"):
+            operation = _robust(operation)
+        leaves = operation.leaves
         names = [f"source {index} of {number}" for index in range(count)]
         makers = [rng.choice(hosts)] if rng.random() < 0.2 else hosts
         sources = [
@@ -240,7 +260,7 @@ class Workload(Programs):
         requester, to = rng.choice(hosts), self._destinations(kind, count, hosts)
         part = [host for host in hosts if to is None or f"h{host.number}" in to]
         part += [requester, *(host for host, _ in sources)]
-        tasks = any(by_task for _, by_task in sources)
+        tasks = any(by_task for _, by_task in sources) or operation.in_task
         ask = partial(self._request, operation, names, deadline, to, part, tasks, requester)
         self.program(requester, f"{kind} {number}", ask, self.no_errors_on(*part, tasks=tasks))
 
@@ -293,12 +313,12 @@ class Workload(Programs):
         kind, what = operation.kind, f"{operation.kind} {operation.number}"
         one = to[0] if to else None
         if kind == "reduce":
-            results = [c.reduce(refs, num=operation.num, deadline=deadline, to=one,
-                                reproducible=operation.ordered,
+            results = [c.reduce(refs, operation.op, num=operation.num, deadline=deadline, to=one,
+                                reproducible=operation.ordered, finite=operation.finite,
                                 one_of=operation.groups or None)]  # fmt: skip
         elif kind == "allreduce":
-            results = [c.allreduce(refs, num=operation.num, deadline=deadline, to=to,
-                                   reproducible=operation.ordered,
+            results = [c.allreduce(refs, operation.op, num=operation.num, deadline=deadline, to=to,
+                                   reproducible=operation.ordered, finite=operation.finite,
                                    one_of=operation.groups or None)]  # fmt: skip
         elif kind == "reduce_scatter":
             results = c.reduce_scatter(refs, to=to)
@@ -382,3 +402,29 @@ class Workload(Programs):
 
 
 READERS_MAX = 2
+
+
+def _robust(operation: ExpectedOperation) -> ExpectedOperation:
+    """The reduction with one of the operators ROBUST, if its salt says so."""
+    salt, num, leaves = operation.salt, operation.num, operation.leaves
+    if salt % ROBUST_EVERY:
+        return operation
+    op = ROBUST[salt // (2 * ROBUST_EVERY) % len(ROBUST)]
+    if isinstance(op, TrimmedMean) and operation.contributors_min < 3:
+        op = Median()
+    finite = isinstance(op, str) or salt % 4 == 1
+    leaves = tuple(replace(leaf, ordered=True) for leaf in leaves)
+    *others, last = leaves
+    if finite and others and last.items and not operation.groups:
+        leaves = (*others, FaultyLeaf(salt, last.index, last.items, True, last.fortran))
+        num = min(num, len(leaves) - 1)
+    contributors_min = min(operation.contributors_min, num)
+    return replace(
+        operation,
+        leaves=leaves,
+        num=num,
+        contributors_min=contributors_min,
+        ordered=True,
+        op=op,
+        finite=finite,
+    )
