@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hoplite_mp import ml
+from hoplite_mp._protocol.group_calls import GroupCommit
 from hoplite_mp._simulation.oracle.oracle import WrongEnd
 from hoplite_mp._simulation.oracle.values import reduced
 from hoplite_mp._simulation.workloads import workload
@@ -78,7 +79,7 @@ def _decider_dies(a: Aim, op: Any) -> None:
         if max(commits.values()) <= before:
             return True
         a.cut(L, next(host for host in others if not commits[host] > before), 1.0)
-        a.message_fault("GroupCommit", lambda s, r: r != to.place or a.die(L))
+        a.message_fault(GroupCommit, lambda s, r: r != to.place or a.die(L))
         return False
 
     def member(rank: int, c: Any) -> None:
@@ -94,6 +95,6 @@ def _decider_dies(a: Aim, op: Any) -> None:
                 raise WrongEnd(f"{op} of {ranks} is {total}")
             a.work.oracle.note_call(("lost slices", 0), (*ranks, total.tobytes()))
 
-    a.message_fault("GroupCommit", strike, arrives=False)
+    a.message_fault(GroupCommit, strike, arrives=False)
     for rank, host in enumerate(hosts):
         a.run(host, f"rank {rank}", partial(member, rank), rank > 0)
