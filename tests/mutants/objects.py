@@ -164,4 +164,14 @@ MUTANTS = (
             "that was deleted before it was made stays for ever, and so does its owner's."
         ),
     ),
+    Mutant(
+        "exports-importers-of-the-dead-stay",
+        "hoplite_mp/_node/objects/exports.py",
+        "importer for importer in export.importers if importer[0] != member.host_id",
+        "importer for importer in export.importers",
+        (
+            "An object goes when no living host holds it; here the imports of a host that has died "
+            "count for ever."
+        ),
+    ),
 )
