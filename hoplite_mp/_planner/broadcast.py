@@ -333,7 +333,7 @@ class Copies:
             if narrow is not None:  # the other estimates assume a star
                 estimates = (("stripes", len(stripes), narrow.stripes_s),)
                 if plan.rule == "parents":
-                    estimates += (("packed trees", len(plan.parents), seconds),)
+                    estimates += (("packed trees", len(set(plan.parents)), seconds),)
                 why = narrow.words
         record = PlanRecord(plan, now, seconds, estimates, best.rates, why=why)
         self._start(entry, plan, now, seconds, record)

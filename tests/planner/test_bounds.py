@@ -20,7 +20,7 @@ from hoplite_mp._planner.link_speeds import (
     HostRates,
     LinkSpeeds,
 )
-from hoplite_mp._planner.packing import PackingWanted, arborescence, pack
+from hoplite_mp._planner.packing import STREAMS, PackingWanted, arborescence, pack
 from hoplite_mp._planner.program import program_of
 from hoplite_mp._protocol import messages as m
 from tests.support.planner_edges import programs_of
@@ -329,6 +329,17 @@ def test_packed_trees_are_near_the_best() -> None:
 def test_trees_are_packed_within_the_rate_of_the_slowest_receiver() -> None:
     wanted = PackingWanted((0, 1, 2), up=(1e8, 1e8, 1e8), down=(1e8, 1e7, 1e8), pairs=())
     assert 0.8e7 <= pack(wanted).rate <= 1.001e7
+
+
+def test_streams_of_packed_trees_are_nearly_equal() -> None:
+    links = PackingWanted((0, 1, 2), (1e7,) * 3, (1e7,) * 3, ((0, 1, 1e6), (0, 2, 4e6)))
+    packed = pack(links)
+    streams = packed.streams()
+    assert len(packed.trees) < len(streams) < 2 * STREAMS
+    for weight, parents in packed.trees:
+        parts = [part for part, row in streams if row == parents]
+        assert sum(parts) == pytest.approx(weight)
+        assert max(parts) <= 1.5 * packed.rate / STREAMS
 
 
 def test_packed_trees_keep_the_heaviest() -> None:
