@@ -1,12 +1,12 @@
 """The names of actors. A name belongs to the first actor that claims it, until the node of this
 actor reports the actor's end.
 
-Names are the only property of actors that needs a decision for the whole cluster: the identity of
-an actor contains its node, and any process with a ref to an actor may call it.
+Names are the only property of actors for which the manager must decide. Calls need no decision,
+because the identity of an actor contains its node, and any process with a ref may call the actor.
 
-Invariant: no two living actors have the same name. After the death of a manager each node claims
-the names of its actors again (without a request). The next manager records these claims before it
-answers any other claim.
+Invariant: no two living actors have the same name. After the death of a manager, each node claims
+the names of its actors again, without expecting an answer. The next manager records these claims
+before it answers any other claim.
 
 When a node dies, an actor that may be restarted on another host keeps its name until the planner
 has decided whether another node restarts the actor (_planner/owners.py).
@@ -46,7 +46,8 @@ class ActorNames:
         self._held: dict[str, _Holder] = {}
 
     def claim(self, message: ActorNameClaimed) -> list[Send]:
-        """Gives the name to the claimant if no other actor has it, and answers with its holder."""
+        """Assigns the name to the claimant if no other actor has the name. Answers with the actor
+        that has it."""
         name = message.name
         claimed = _Holder(message.node, message.identity, message.can_fail_over)
         if not message.request:
@@ -68,14 +69,15 @@ class ActorNames:
         return []
 
     def lose_node(self, node: int) -> None:
-        """Frees the names of the node's actors, except those of actors that may be restarted
-        elsewhere."""
+        """Frees the names of the node's actors, except for actors that may be restarted on another
+        node."""
         for name, held in list(self._held.items()):
             if held.node == node and not held.can_fail_over:
                 del self._held[name]
 
     def moved(self, lost: int, actors: dict[bytes, int]) -> None:
-        """Records the new nodes of the lost node's actors. Its other actors have ended."""
+        """Records the nodes that restart the actors of a lost node. Frees the names of the lost
+        node's other actors."""
         for name, held in list(self._held.items()):
             if held.node == lost:
                 if held.identity in actors:
@@ -83,10 +85,10 @@ class ActorNames:
                 else:
                     del self._held[name]
 
-    def keep_only(self, is_decided_on: Callable[[int], bool]) -> None:
-        """Frees the names of lost nodes; called by a new manager. A name stays while it is
-        undecided which node restarts the actor (see `moved`). The node with the backup of an actor
-        may have claimed the name for the lost node."""
+    def keep_only(self, keeps_names: Callable[[int], bool]) -> None:
+        """Frees the names of actors on nodes for which `keeps_names` returns False. Called by a new
+        manager. The node with an actor's backup may have claimed the name for a lost node. It is
+        kept until it is decided which node restarts the actor (see `moved`)."""
         for name, held in list(self._held.items()):
-            if not is_decided_on(held.node):
+            if not keeps_names(held.node):
                 del self._held[name]

@@ -1,22 +1,21 @@
-"""Plans copies of immutable objects: the senders and receivers, while receivers arrive and parents
-die.
+"""Plans copies of immutable objects: who sends to whom, as receivers arrive and senders fail.
 
 There are two kinds of plans. **A spread** serves the receivers of a broadcast, which are known from
 the start. They share one `StripePlan`: every receiver waits only for a source, or for the owner of
-a stripe, and this owner waits for a source. **A single** serves one receiver with its own request
-(a get). The parents of a single are the holders with the most spare up rate; their copies may be
-complete or still arriving. The first receiver therefore streams from the object's owner, and the
-next receiver from the first. The owner sends little more than one copy, however many nodes request
-the object.
+a stripe, and this owner waits for a source. **A single** serves one receiver that has requested the
+object itself (a get). The parents of a single are the holders with the most spare up rate; their
+copies may be complete or still arriving. The first receiver therefore streams from the object's
+owner, and the next receiver from the first. The owner sends little more than one copy, however many
+nodes request the object.
 
 Invariant: nodes never wait for each other in a cycle. Owners of a spread's stripes wait for nodes
 with a complete copy. The parents of a single never wait for its receiver, directly or through other
-nodes. No node waits for a new receiver. If an earlier receiver gets new parents, nodes that wait
-for this receiver are excluded.
+nodes. No node waits for a new receiver yet. When an earlier receiver needs new parents, the nodes
+that wait for it are excluded.
 
 When a parent is lost, or a receiver reports that a parent failed, all receivers of that plan get a
-new plan under a new epoch, and keep their bytes. If no holder is left, the receiver is refused;
-nodes that waited for this receiver get new parents, or are refused in turn.
+new plan under a new epoch, and keep the bytes that they have received. If no holder is left, the
+receiver is refused; nodes that waited for this receiver get new parents, or are refused in turn.
 """
 
 from __future__ import annotations
@@ -53,16 +52,16 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.membership import ReportedCopy
 
 # Maximum number of complete holders, and of incomplete holders, that are considered for a new
-# receiver. The latest holders are considered, because they have served least. Higher: better
-# parents in large clusters, at the cost of more of the manager's time.
+# receiver. The latest holders are considered, because they have served the fewest receivers.
+# Higher: better parents in large clusters, but planning takes the manager longer.
 CANDIDATES_MAX = 8
-# Maximum number of parents of a late receiver. Higher: a faster receiver, more incast. An owner in
-# a broadcast to k receivers can spare 1/k of its link, so k owners fill another link.
+# Maximum number of parents of a late receiver. Higher: a faster receiver, more incast. In a
+# broadcast to k receivers, each owner can spare 1/k of its link, so k owners fill another link.
 PARENTS_MAX = 8
-# A parent is added while more than this part of the receiver's down rate is unused.
+# Parents are added while more than this fraction of the receiver's down rate is unused.
 UNUSED_MAX = 0.1
-# If less than this part of a parent's up rate is spare, its offer reduces the rates of its other
-# receivers. Higher: late receivers find fewer parents with a spare rate.
+# A parent with less than this fraction of its up rate to spare can only serve a new receiver by
+# slowing down its other receivers. Higher: fewer parents count as having a spare rate.
 SPARE_MIN = 0.1
 # Maximum number of sources in a spread. More would only lengthen the message.
 SOURCES_NAMED_MAX = 16
@@ -78,9 +77,9 @@ class Copies:
         self._plan_cache = PlanCache(speeds)
         self._directory = Directory(membership)
         self._epoch = 0  # plans made so far
-        self._busy: dict[int, float] = {}  # node -> bytes a second that it sends under its plans
+        self._busy: dict[int, float] = {}  # node -> bytes per second that it sends for all plans
         self.trees = TreeCache(speeds)
-        self.notes: list[str] = []  # the reasons for plans; taken by the planner
+        self.notes: list[str] = []  # reasons for plans; the planner removes them
 
     @property
     def entries(self) -> dict[bytes, DirectoryEntry]:
@@ -96,18 +95,18 @@ class Copies:
         if node in entry.receiving:
             return []
         sends: list[Send] = []
-        known = node in entry.whole
-        if known:  # the request shows that the node has no copy: the entry is out of date
+        listed = node in entry.whole
+        if listed:  # the entry is out of date, because a node with a copy would not request one
             sends = self._strike(entry, node, now)
-        sends += self._single(entry, node, now, waited_for=known)
+        sends += self._single(entry, node, now, waited_for=listed)
         self._directory.forget_if_over(entry)
         return sends
 
     def spread(
         self, object_id: bytes, nbytes: int, holders: Iterable[int], to: Iterable[int], now: float
     ) -> tuple[list[Send], set[int]]:
-        """Plans copies to many nodes. Returns the messages to send, and the nodes without a
-        complete copy."""
+        """Plans copies to many nodes. Returns the messages to send, and the nodes that do not have
+        a complete copy yet."""
         entry = self._directory.entry(object_id, nbytes, holders)
         lacking = {node for node in to if node not in entry.whole}
         receivers = [n for n in to if n in lacking and n not in entry.receiving]
@@ -124,7 +123,7 @@ class Copies:
 
     def complete(self, message: FetchComplete, now: float) -> list[Send]:
         """Records that a receiver has all bytes. The epoch shows whether the report is late, a
-        duplicate, or from an earlier incarnation of the node; such reports are ignored."""
+        duplicate, or from an earlier incarnation of the node. Such reports are ignored."""
         entry = self.entries.get(message.object)
         node = message.node
         if entry is None or entry.receiving.get(node) != message.epoch:
@@ -137,8 +136,8 @@ class Copies:
         return self._arrived(entry, message.epoch, node)
 
     def failed(self, message: FetchFailed, now: float) -> list[Send]:
-        """Handles a receiver's report of a failed parent: the receiver gets other parents. The
-        failed node stays a parent for other receivers, because the link may be at fault."""
+        """Plans other parents for a receiver that has reported a failed parent. The failed node
+        remains a parent of other receivers, because only the link to it may be at fault."""
         entry = self.entries.get(message.object)
         node = message.node
         if entry is None or entry.receiving.get(node) != message.epoch:
@@ -147,8 +146,8 @@ class Copies:
         entry.failed.add((node, message.parent))
         transfer = entry.transfers[message.epoch]
         others = [other for other in transfer.waiting if other != node]
-        # Other receivers may be pulling bytes from this node that it will no longer get. They also
-        # get new plans, and get them before this node.
+        # Other receivers may be waiting for bytes that this node will no longer receive. They also
+        # get new plans, before this node.
         return self._replace(entry, [message.epoch], [others, [node]], now)
 
     def dropped(self, message: CopyDropped, now: float) -> list[Send]:
@@ -188,7 +187,7 @@ class Copies:
         return sends
 
     def needs(self, node: int) -> bool:
-        """Whether a running plan names this node."""
+        """Whether this node takes part in a running plan."""
         return any(
             node in participants(transfer.plan)
             for entry in self._directory.naming(node)
@@ -213,10 +212,10 @@ class Copies:
             for node in filter(living, plan.sources):
                 self._directory.name(entry, (node,))
                 entry.whole.setdefault(node, False)
-        for one in held:
-            entry = self._directory.entry(one.object, one.nbytes, (one.node,))
-            if one.node in entry.whole:
-                entry.whole[one.node] = True
+        for report in held:
+            entry = self._directory.entry(report.object, report.nbytes, (report.node,))
+            if report.node in entry.whole:
+                entry.whole[report.node] = True
         broken: list[int] = []
         for epoch, copy in sorted(running.items()):
             entry, plan = self.entries[copy.plan.object], copy.plan
@@ -227,7 +226,7 @@ class Copies:
                 if node not in copy.receiving:
                     del entry.transfers[epoch].waiting[node]
                     del entry.receiving[node]
-                    if node in before:  # the node has only received an earlier plan
+                    if node in before:  # this node is still executing an earlier plan
                         entry.receiving[node] = before[node]
             entry.whole = {n: known for n, known in entry.whole.items() if n not in entry.receiving}
             without = [node for node in participants(plan) if node not in copy.at]
@@ -239,7 +238,8 @@ class Copies:
                 broken.append(epoch)
         for epoch in broken:
             entry = self._directory.restore(running[epoch].plan)
-            if (transfer := entry.transfers.get(epoch)) is not None:  # None: refused earlier
+            # The transfer is None if its receivers have been refused in this loop.
+            if (transfer := entry.transfers.get(epoch)) is not None:
                 sends += self._replace(entry, [epoch], [list(transfer.waiting)], now)
         for entry in list(self.entries.values()):
             self._directory.forget_if_over(entry)
@@ -266,8 +266,9 @@ class Copies:
     def _replace(
         self, entry: DirectoryEntry, epochs: list[int], receivers: list[list[int]], now: float
     ) -> list[Send]:
-        """Replaces these plans by new ones. The new plans are sent before the old ones are
-        withdrawn, so that no node releases the object in between."""
+        """Replaces the plans of `epochs` with one new plan for each group in `receivers`. The new
+        plans are sent before the old plans are withdrawn, so that no node releases the object in
+        between."""
         before = [entry.transfers[epoch].plan for epoch in epochs]
         old: list[Send] = []
         for epoch in epochs:
@@ -291,14 +292,14 @@ class Copies:
         now: float,
         before: Distribute | None = None,
     ) -> list[Send]:
-        """Makes one plan for all these receivers. `before`: their previous plan."""
+        """Makes one plan for all these receivers if possible. `before`: their previous plan."""
         living = self._membership.living(receivers)
         if not living:
             return []
         if not entry.whole:
             return self._refuse(entry, living, now)
         if len(living) == 1 or any(pair[0] in living for pair in entry.failed):
-            # A common stripe plan would ignore the failed pairs of receivers and parents.
+            # A spread would ignore which receivers have reported which parents as failed.
             return [send for node in living for send in self._single(entry, node, now)]
         leaving = self._membership.leaving
         staying = [node for node in entry.whole if node not in leaving]
@@ -311,7 +312,7 @@ class Copies:
         kept = None
         if before is not None and before.rule == "stripes" and len(before.receivers) > 1:
             kept = kept_cut(before.stripes, {*living, *entry.whole} - leaving, stripes)
-        if kept is not None:  # keeps the stripes of the bytes that have arrived
+        if kept is not None:  # the earlier stripes remain, so that arrived bytes stay usable
             stripes, shape = kept, "stripes"
         else:
             self.notes.append(best.why)
@@ -330,7 +331,7 @@ class Copies:
             estimates, why = (), "planned again: the stripes of bytes that have arrived are kept"
         elif shape == "stripes":
             plan, seconds, narrow = self.trees.used_by(plan, seconds, now, self.notes)
-            if narrow is not None:  # the other estimates assume a star
+            if narrow is not None:  # the earlier estimates ignore narrow paths
                 estimates = (("stripes", len(stripes), narrow.stripes_s),)
                 if plan.rule == "parents":
                     estimates += (("packed trees", len(set(plan.parents)), seconds),)
@@ -343,8 +344,8 @@ class Copies:
         self, entry: DirectoryEntry, receiver: int, now: float, *, waited_for: bool = True
     ) -> list[Send]:
         """Makes a plan for one receiver, with the parents that have the most spare rate.
-        `waited_for`: the receiver is not new. Nodes that wait for it cannot be its parents.
-        """
+        `waited_for`: whether other nodes may be waiting for the receiver. Such nodes cannot be its
+        parents."""
         if not self._membership.is_living(receiver):
             return []
         below = self._below(entry, receiver) if waited_for else set()
@@ -354,15 +355,15 @@ class Copies:
         wanted = self._speeds.hosts((receiver,))[0].down
         parents: list[tuple[int, float]] = []
         used = seconds = 0.0
-        backup = sum(offered for takes, _, _, offered in ranked[:PARENTS_MAX] if not takes)
-        # Several parents with little spare rate may offer less than one parent that slows down its
-        # other receivers.
-        ranked.sort(key=lambda one: not (one[0] and one[3] > backup))
-        for takes, ready_in, node, offered in ranked[:PARENTS_MAX]:
-            if parents and (used > (1 - UNUSED_MAX) * wanted or takes):
+        spare = sum(offered for slows, _, _, offered in ranked[:PARENTS_MAX] if not slows)
+        # All parents with a spare rate may together offer less than one parent that slows down its
+        # other receivers. In that case the latter is used.
+        ranked.sort(key=lambda candidate: not (candidate[0] and candidate[3] > spare))
+        for slows, ready_in, node, offered in ranked[:PARENTS_MAX]:
+            if parents and (used > (1 - UNUSED_MAX) * wanted or slows):
                 break
             if parents and ready_in > entry.nbytes / min(used, wanted):
-                continue  # without this parent the copy is complete earlier
+                continue  # the copy is complete earlier without this parent
             parents.append((node, offered))
             used += offered
             seconds = max(seconds, ready_in)
@@ -389,7 +390,7 @@ class Copies:
         seconds: float,
         ranked: list[tuple[bool, float, int, float]],
     ) -> PlanRecord:
-        """The record of a single; see `_candidates` for `ranked`."""
+        """Returns the record of a plan for a single receiver. `ranked`: see `_candidates`."""
         owners = dict.fromkeys(stripe.owner for stripe in plan.stripes)
         nodes = (*owners, *plan.receivers)
         record = PlanRecord(
@@ -404,11 +405,11 @@ class Copies:
     def _candidates(
         self, entry: DirectoryEntry, receiver: int, below: set[int], now: float
     ) -> list[tuple[bool, float, int, float]]:
-        """(takes from others, seconds until its own copy is complete, node, bytes a second offered)
-        for each possible parent, the best one first. Nodes with a spare rate come before nodes that
-        would have to reduce the rates of their other receivers. Within each group, nodes are sorted
-        by the time in which they could finish the transfer alone. Equal nodes serve in turn, for
-        one object and from object to object."""
+        """Returns, for each possible parent, (whether it would slow down its other receivers,
+        seconds until its own copy is complete, node, bytes per second offered), best first. Nodes
+        with a spare rate precede nodes that would slow down other receivers. Within both groups,
+        nodes are sorted by the time that each would need to send the whole object. Equal nodes are
+        used in turn, both for one object and from object to object."""
         nodes = [
             *islice(reversed(entry.whole), CANDIDATES_MAX),
             *islice(reversed(entry.receiving), CANDIDATES_MAX),
@@ -424,7 +425,7 @@ class Copies:
         narrow = self._speeds.pair_rates((*able, receiver), now)
         ranked = []
         for at, (node, host) in enumerate(zip(able, self._speeds.hosts(able), strict=True)):
-            takes, offered = self._offer(node, host)
+            slows, offered = self._offer(node, host)
             offered = min(down, offered, narrow.get((node, receiver), down))
             ready_in = 0.0
             if node in entry.receiving:
@@ -432,20 +433,20 @@ class Copies:
             seconds = max(ready_in, entry.nbytes / offered)
             seconds += self._speeds.pair_latency_s(node, receiver)
             turn = entry.served.get(node, 0), (at + entry.operation) % len(able)
-            ranked.append((takes, seconds, turn, ready_in, node, offered))
+            ranked.append((slows, seconds, turn, ready_in, node, offered))
         return [
-            (takes, ready_in, node, offered)
-            for takes, _, _, ready_in, node, offered in sorted(ranked)
+            (slows, ready_in, node, offered)
+            for slows, _, _, ready_in, node, offered in sorted(ranked)
         ]
 
     def _offer(self, node: int, host: HostRates) -> tuple[bool, float]:
-        """(whether the offer takes from others, bytes a second): the node's spare up rate or, if
-        little is spare, a fair part of its total rate, at the expense of the node's other
-        receivers."""
+        """Returns the rate at which a node can serve a new receiver, as (whether this slows down
+        its other receivers, bytes per second). The rate is the node's spare up rate or, if little
+        is spare, a fair share of its total rate."""
         busy = self._busy.get(node, 0.0)
-        left = host.up - busy
-        if left >= SPARE_MIN * host.up:
-            return False, left
+        spare = host.up - busy
+        if spare >= SPARE_MIN * host.up:
+            return False, spare
         return True, host.up * host.up / (host.up + busy)
 
     def _below(self, entry: DirectoryEntry, receiver: int) -> set[int]:
@@ -466,9 +467,9 @@ class Copies:
     def _cut_late(
         self, entry: DirectoryEntry, parents: Sequence[tuple[int, float]]
     ) -> tuple[Stripe, ...]:
-        """Stripes for a single. Where a stripe of an incomplete parent ends, a stripe of the single
-        ends, too, so that each stripe grows with one cell of its parent.
-        """
+        """Returns the stripes for a single. If a parent is still receiving the object, stripes also
+        end where the stripes of that parent end. Each stripe is then a range of a single cell of
+        its parent, and advances with that cell."""
         cuts = tree_shapes.cut(parents)
         edges: set[int] = set()
         for node, _ in parents:
@@ -518,7 +519,8 @@ class Copies:
         entry.receiving.update(dict.fromkeys(plan.receivers, plan.epoch))
 
     def _arrived(self, entry: DirectoryEntry, epoch: int, node: int) -> list[Send]:
-        """Removes a receiver that is done. After the last receiver the plan is withdrawn."""
+        """Removes a receiver that has the complete object. Withdraws the plan after the last
+        receiver."""
         transfer = entry.transfers[epoch]
         del transfer.waiting[node]
         if transfer.waiting:
@@ -535,7 +537,7 @@ class Copies:
             left = self._busy.get(node, 0.0) - rate
             if left > 1.0:
                 self._busy[node] = left
-            else:  # a rounding error, not the rate of another plan
+            else:  # the remainder is a rounding error
                 self._busy.pop(node, None)
         message = Withdraw(entry.operation, entry.object, epoch)
         living = self._membership.is_living
@@ -543,7 +545,7 @@ class Copies:
 
     def _refuse(self, entry: DirectoryEntry, receivers: list[int], now: float) -> list[Send]:
         """Refuses the object to these receivers. Nodes that wait for them get new parents, or are
-        refused, too."""
+        also refused."""
         why = "no living node has a complete copy"
         if entry.whole:
             why = "no holder can be reached from this node"

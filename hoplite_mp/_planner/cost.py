@@ -1,23 +1,25 @@
-"""The cost model: the durations of stripe plans, in closed form.
+"""The cost model: formulas for the durations of stripe plans.
 
-The model of a LAN is a star: host i can send u_i and receive d_i bytes a second at the same time,
+The model of a LAN is a star: host i can send u_i and receive d_i bytes per second at the same time,
 and the switch does not block. With latency L, and o seconds for each stream that a node opens, an
-operation of S bytes over links of B bytes a second takes:
+operation on S bytes over links of B bytes per second takes:
 
     chain            n (L + o + b/B) + S/B
     tree of degree d log_d(n) (L + d (o + b/B)) + d S/B
     star             L + n o + n S/B
     one-hop stripes  2 L + (streams of the busiest node) o + T
 
-where b is the size of a block. A node must have received a block completely before it passes the
-block on. A block is at most an eighth of a stripe, so the formula for stripes leaves b out. T is
-the time that the busiest direction of any host needs for its bytes. Each node forwards the blocks
+where b is the size of a block. A node must have received a block completely before it forwards the
+block. A block is at most an eighth of a stripe, so the formula for stripes ignores b. T is the time
+that the busiest direction of any host's link needs for its bytes. Each node forwards the blocks
 that have arrived so far, and a stripe's bytes flow at the same rate on both hops. T is reached if
 every stream has the rate (its bytes / T): then no direction exceeds its capacity, and no child
 receives faster than its parent. `broadcast` and `allreduce` choose the shares of the stripes such
 that T is minimal.
-Chain, tree and star follow Hoplite (Zhuang et al., SIGCOMM 2021), section 3; the bounds of one-hop
-stripes are those of Blink's one-hop trees (Wang et al., MLSys 2020) with unequal links.
+
+The formulas for chain, tree and star follow Hoplite (Zhuang et al., SIGCOMM 2021), section 3. The
+bounds for one-hop stripes are those of Blink's one-hop trees (Wang et al., MLSys 2020) with unequal
+links.
 """
 
 from __future__ import annotations
@@ -35,23 +37,23 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.link_speeds import HostRates
     from hoplite_mp._protocol.messages import Distribute
 
-# The cost of each further stream for the node that opens it: a request, a cell, a wake-up. Higher:
-# for more operations, trees with few children are preferred to one hop between all nodes.
+# The seconds that each further stream costs the node that opens it: a request, a cell, a wake-up.
+# Higher: more operations use trees with few children instead of one hop between all nodes.
 STREAM_S = 20e-6
-# The longest block of a node's engine (_node/peers/links.py). With a value below the real length,
-# long chains would be chosen even though each hop delays the bytes by milliseconds.
+# The maximum block size of a node's engine (_node/peers/links.py). With a value below the real
+# size, long chains would be chosen even though each hop delays the bytes by milliseconds.
 BLOCK_BYTES_MAX = 256 << 10
-# Bisection steps in the search for the least T. 24 leave an error below 1e-6.
+# Number of bisection steps in the search for the least T. With 24 steps the error is below 1e-6.
 _HALVINGS = 24
 
 
 def tree_s(
     count: int, degree: int, nbytes: int, rate: float, latency_s: float, *, both_ways: bool = False
 ) -> float:
-    """Seconds for a tree over `count` nodes below the root; degree 1 is a chain.
+    """Seconds for a tree with `count` nodes below the root. A tree of degree 1 is a chain.
 
-    `both_ways`: up the tree and down again, at the same time. An inner node then sends its
-    contribution to its parent, and the result to each child: d + 1 times the bytes.
+    `both_ways`: the bytes move up the tree and down again, at the same time. An inner node then
+    sends its contribution to its parent and the result to each child: d + 1 times the bytes.
     """
     if count == 0:
         return 0.0
@@ -75,10 +77,11 @@ def one_hop_s(transfer_s: float, streams: int, latency_s: float) -> float:
 def broadcast(
     nbytes: int, source_up: float, receivers: Sequence[HostRates]
 ) -> tuple[float, float, list[float]]:
-    """(T, share that the source itself sends to all, share that each receiver passes on).
+    """Returns (T, the share that the source itself sends to all receivers, the share that each
+    receiver forwards to the others).
 
     T = max{ S/u_s, S/min d_i, nS/(u_s + Σ u_i) } for n receivers. With up and down exchanged, the
-    formula describes the reduction to one node, in which the bytes flow into the destination.
+    formula describes the reduction to one node, in which the bytes flow to the destination.
     """
     count = len(receivers)
     if count == 0:
@@ -89,13 +92,13 @@ def broadcast(
         return nbytes / min(source_up, slowest), 0.0, [1.0]
     per_byte = max(1 / source_up, 1 / slowest, count / (source_up + sum(ups)))
     width = per_byte / (count - 1)
-    passed_on = [width * up for up in ups]
-    if max(passed_on) > 1:
-        passed_on = [min(1.0, share) for share in passed_on]
-    total = sum(passed_on)
+    forwarded = [width * up for up in ups]
+    if max(forwarded) > 1:
+        forwarded = [min(1.0, share) for share in forwarded]
+    total = sum(forwarded)
     if total >= 1:
-        return per_byte * nbytes, 0.0, [share / total for share in passed_on]
-    return per_byte * nbytes, 1 - total, passed_on
+        return per_byte * nbytes, 0.0, [share / total for share in forwarded]
+    return per_byte * nbytes, 1 - total, forwarded
 
 
 def broadcast_s(
@@ -105,18 +108,19 @@ def broadcast_s(
     direct: float,
     shares: Sequence[float],
 ) -> float:
-    """T for given shares."""
+    """The time T of a broadcast with given shares (see `broadcast`)."""
     count = len(receivers)
     if not count:
         return 0.0
     ups, downs = zip(*receivers, strict=True)
-    passing_on: float = (count - 1) * max(map(truediv, shares, ups))
-    busiest: float = max((sum(shares) + count * direct) / source_up, passing_on, 1 / min(downs))
+    forwarding: float = (count - 1) * max(map(truediv, shares, ups))
+    busiest: float = max((sum(shares) + count * direct) / source_up, forwarding, 1 / min(downs))
     return busiest * nbytes
 
 
 def narrow_s(plan: Distribute, rates: Mapping[tuple[int, int], float]) -> float:
-    """Seconds that the busiest of these pairs needs for its part of a plan with rule "stripes"."""
+    """The longest time in seconds that any of these (sender, receiver) pairs needs in a plan with
+    rule "stripes". rates: bytes per second of each pair."""
     widths = dict.fromkeys(rates, 0)
     for index, stripe in enumerate(plan.stripes):
         owner, width = stripe.owner, stripe.end_share - stripe.begin_share
@@ -131,7 +135,7 @@ def narrow_s(plan: Distribute, rates: Mapping[tuple[int, int], float]) -> float:
 
 
 def allreduce(nbytes: int, hosts: Sequence[HostRates]) -> tuple[float, list[float]]:
-    """(T, share that each host owns). All hosts contribute, and all hosts get the result.
+    """Returns (T, the share that each host owns). All hosts contribute and receive the result.
 
     T = S max{1/b_min, 2(n-1)/Σ b_i}, b_i = min(u_i, d_i);
     f_i = clip((T b_i/S - 1)/(n-2), 0, 1), scaled to sum 1.
@@ -157,9 +161,8 @@ def folding_s(
     wanted: Sequence[bool],
     shares: Sequence[float],
 ) -> float:
-    """T for given shares of owners. `sent[i]`: contributions that host i sends separately;
-    `wanted[i]`: host i is a destination.
-    """
+    """The time T of a fold with given shares of the owners. `sent[i]`: the number of contributions
+    that host i sends separately. `wanted[i]`: whether host i is a destination."""
     contributions, destinations = sum(sent), sum(wanted)
     rows = list(zip(hosts, sent, wanted, shares, strict=True))
     ups = [(own * (1 - x) + (destinations - want) * x) / up for (up, _), own, want, x in rows]
@@ -176,12 +179,12 @@ def folding(
     wanted: Sequence[bool],
     may_own: Sequence[bool],
 ) -> tuple[float, list[float]]:
-    """(T, shares of owners) for any set of contributors and destinations, found by bisection.
+    """Returns (T, the shares of the owners) for any set of contributors and destinations.
 
-    The bytes that each host sends and receives are linear functions of its own share. So each T
-    allows each host a range of shares. (If a larger share reduces the bytes that a host sends, the
-    function falls, and bounds the share from below.) The least T is the smallest value at which
-    shares within these ranges can add up to 1. At least one host must be allowed to own a share.
+    The bytes that each host sends and receives are linear functions of its own share. Each value of
+    T therefore allows each host a range of shares. (If the bytes decrease with a larger share, the
+    function bounds the share from below.) The least T at which shares within these ranges can add
+    up to 1 is found by bisection. At least one host must be allowed to own a share.
     """
     contributions, destinations = sum(sent), sum(wanted)
     rows = []
@@ -197,11 +200,11 @@ def folding(
         for lines, high in rows:
             low = 0.0
             for fixed, slope, rate in lines:
-                backup = per_byte * rate - fixed
+                spare = per_byte * rate - fixed
                 if slope > 0:
-                    high = min(high, max(0.0, backup / slope))
+                    high = min(high, max(0.0, spare / slope))
                 elif slope < 0:
-                    low = max(low, backup / slope)
+                    low = max(low, spare / slope)
             least.append(low)
             most.append(high)
         return least, most

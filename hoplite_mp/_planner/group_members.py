@@ -1,7 +1,6 @@
-"""One Group in the planner: its members, and the data that is kept after its end.
+"""The planner's data about one Group: its members, and the records that remain after its end.
 
-This module contains a Group's data, and the changes that concern only this Group. `groups.py` makes
-the decisions.
+The changes in this module concern only one Group. `groups.py` makes the decisions.
 """
 
 from __future__ import annotations
@@ -41,26 +40,26 @@ __all__ = [
 ]
 
 
-# Tombstones record Groups that have ended, because retried tasks of their members may request them
-# again.
+# Tombstones record Groups that have ended, because retried tasks of their members may request to
+# join them again.
 #
-# If a member dies in its Group, its task is retried, and requests the Group again. If the other
-# members have left, no other member would ever join, so the request is refused immediately. If all
-# members have died, their tasks are all retried and form the Group again, so the request is
-# accepted. A request is also accepted from a task that has left the Group, because a task, whether
-# retried or not, may use a name twice (`mates`).
+# If a member dies in its Group, its task is retried, and requests to join the Group again. If the
+# other members have left, none of them will join again, so the request is refused immediately. If
+# all members have died, all their tasks are retried and form the Group again, so the request is
+# accepted. A request is also accepted from a task that had left the Group, because a task may use
+# the name twice, whether it is retried or not (see `mates`).
 
 
 # Maximum number of dead tasks that are remembered, and of tasks that have left. The oldest task is
-# forgotten first; if it is retried, it waits for group_wait_s as for a new Group. Higher: the
-# manager needs more memory, up to 4 KiB for each.
+# forgotten first; if it is retried, it waits for up to group_wait_s, as for a new Group. Higher:
+# the manager needs more memory, up to 4 KiB for each task.
 ENDED_TASKS_MAX = 1024
 
 
 class _End(NamedTuple):
-    """The end of a Group for one task. `run`: the last run in which the task was a member.
-    `various`: the previous Group of that name had other members, so the task may wait for tasks
-    that are not known yet."""
+    """The end of a Group for one task. `tasks`: the tasks of all members. `run`: the last run in
+    which the task was a member. `various`: the task has used the name with different members, so it
+    may be waiting for tasks that are not known yet."""
 
     generation: int
     tasks: frozenset[bytes]
@@ -83,7 +82,7 @@ class Tombstones:
             key = end.name, task
             known = self._dead.get(key) or self._left.get(key)
             if known is not None and known.generation >= end.generation:
-                continue  # this end, or a later Group's end, was reported before
+                continue  # this end, or the end of a later Group, is already recorded
             self._dead.pop(key, None)
             self._left.pop(key, None)
             various = end.open or (
@@ -97,15 +96,16 @@ class Tombstones:
 
     def mates(self, name: str, task: bytes, run: TaskRun) -> Mates:
         """The other members' tasks in the Group of that name to which this task belonged before it
-        was retried. None: the task is not retried, or may wait for any task."""
+        was retried. None if the task is not a retry, or may be waiting for any task."""
         known = self._dead.get((name, task)) or self._left.get((name, task))
         if not task or known is None or known.run is None or known.run == run or known.various:
             return None
         return known.tasks - {task}
 
     def refusal(self, name: str, task: bytes, tasks: Collection[bytes]) -> str:
-        """Why a task cannot join again; "": it can. `tasks`: the tasks of the living Group of that
-        name, if there is one. Tasks in both Groups are waiting for this task."""
+        """Returns the reason if a task cannot join again, otherwise "". `tasks`: the tasks of the
+        present Group of that name, if any. A task that is in both Groups is waiting for this task,
+        which can then join."""
         known = self._dead.get((name, task)) if task else None
         if known is None or not known.tasks.isdisjoint(set(tasks) - {task}):
             return ""
@@ -116,12 +116,12 @@ class Tombstones:
         )
 
 
-TASKS_MAX = 2 * RANKS_MAX  # tasks of former members that one group remembers
-NO_REQUEST = -1  # `request` of a member whose join an earlier planner answered
+TASKS_MAX = 2 * RANKS_MAX  # maximum number of members' tasks that one group remembers
+NO_REQUEST = -1  # the `request` of a member whose join request an earlier planner answered
 
 
 class Identity(NamedTuple):
-    """One use of a client slot of a node. It identifies a process, even if the slot is reused."""
+    """One use of a client slot on a node. It identifies a process, even if the slot is reused."""
 
     node: int
     client: int
@@ -138,17 +138,17 @@ class Phase(enum.Enum):
     FORMED = "all ranks were held at one time"
 
 
-# The standing of a new member, and of an admitted member. Without a row, the standing stays the
-# same.
+# The standing of a new member, and of an admitted member. A standing without an entry does not
+# change.
 ON_JOIN = {Phase.FORMING: MemberStanding.ALIVE, Phase.FORMED: MemberStanding.JOINING}
 ON_ADMIT = {MemberStanding.JOINING: MemberStanding.ALIVE}
 
 
 @dataclass(slots=True)
 class MemberRecord:
-    """The holder of a rank. `request`: the number by which a repeated request is recognized.
-    `mates`: the tasks of its peers before its retry. `since`: the first version of the members that
-    shows this member; 0: none yet. `team`: the `spmd` call of the member."""
+    """The member at a rank. `request`: the number by which a repeated request is recognized.
+    `mates`: the tasks of its peers before its retry. `since`: the first version of the member list
+    that includes this member; 0: none yet. `team`: the `spmd` call that started the member."""
 
     identity: Identity
     request: int
@@ -175,17 +175,21 @@ class GroupRecord:
     phase: Phase = Phase.FORMING
     members: dict[int, MemberRecord] = field(default_factory=dict)  # by rank
     nodes: set[int] = field(default_factory=set)  # nodes that have or had members
-    shown: GroupMembers | None = None  # the version last sent to these nodes
-    versions: int = 0  # versions sent so far
-    whole: int = 0  # the first version that shows the group as formed; 0: none yet
-    tasks: dict[bytes, TaskRun] = field(default_factory=dict)  # of present and former members
-    dead: dict[bytes, None] = field(default_factory=dict)  # members that died and have not rejoined
-    left: bool = False  # a member has left of its own accord
+    # The latest version of the member list, as sent to these nodes.
+    shown: GroupMembers | None = None
+    versions: int = 0  # number of versions sent so far
+    whole: int = 0  # the first version in which the group is formed; 0: none yet
+    # Task -> its latest run, for present and former members.
+    tasks: dict[bytes, TaskRun] = field(default_factory=dict)
+    # The tasks of members that have died and have not rejoined.
+    dead: dict[bytes, None] = field(default_factory=dict)
+    left: bool = False  # a member has closed its Group
     open: bool = False  # a driver was a member
     parent: int = 0  # generation of the group from which this group was split; 0: none
     founders: tuple[Founder, ...] = ()  # members of the parent, by rank in this group
-    come: int = 0  # ranks that have ever joined, as bits
-    # Until the group is formed: rank -> (task, team) of the rank's last member, even if it is gone.
+    come: int = 0  # bit mask of the ranks that have ever joined
+    # Rank -> (task, team) of the rank's last member, even if it is gone. Used until the group is
+    # formed.
     holders: dict[int, Holder] = field(default_factory=dict)
 
     def take(self, rank: int, member: MemberRecord) -> None:
@@ -206,27 +210,27 @@ class GroupRecord:
             self.die(self.members.pop(rank).task)
 
     def die(self, task: bytes) -> None:
-        """Records the death of a member that had not left; its task may be retried."""
+        """Records the death of a member's task, which may be retried."""
         if task:
             self.dead[task] = None
             if len(self.dead) > TASKS_MAX:
                 del self.dead[next(iter(self.dead))]
 
     def hear(self, left: Iterable[int], died: Iterable[int]) -> None:
-        """Handles a node's report about members that have left or died since the last version."""
+        """Handles a node's report of the members that have left or died since the last version."""
         self.left = self.left or not set(left) <= set(died)
         for rank in died:
             self.die(self.task_at(rank))
 
     def task_at(self, rank: int) -> bytes:
-        """The task of the member last shown at that rank."""
+        """The task of the rank's member in the latest version of the member list."""
         tasks = () if self.shown is None else self.shown.tasks
         return tasks[rank] if rank < len(tasks) else NO_TASK
 
     @property
     def vacated(self) -> dict[int, Holder]:
-        """For a group that is not formed: the free ranks that were last held by tasks, and their
-        last members. Empty for a group with a parent, which waits for founders by another rule."""
+        """The free ranks whose last members were tasks, with these members. Empty if the group is
+        formed, or has a parent (see `awaits_founders`)."""
         if self.phase is Phase.FORMED or self.parent:
             return {}
         return {
@@ -237,45 +241,45 @@ class GroupRecord:
 
     @property
     def end(self) -> GroupEnd | None:
-        """The record that outlives the group; None if there is none."""
+        """The record that remains after the end of the group. None if no member was a task."""
         if not self.tasks:
             return None
         tasks, runs = tuple(self.tasks), tuple(self.tasks.values())
         return GroupEnd(self.name, self.generation, tuple(self.dead), tasks, runs, self.open)
 
     def mask(self, standing: MemberStanding) -> int:
-        """The ranks with that standing, as a mask."""
+        """The ranks with that standing, as a bit mask."""
         return sum(1 << rank for rank, m in self.members.items() if m.standing is standing)
 
     def free_rank(self) -> int | None:
-        """The lowest free rank."""
+        """The lowest free rank, or None."""
         return next((rank for rank in range(self.size) if rank not in self.members), None)
 
 
 # Members that wait for other members that may never join.
 #
-# If a task has left its Group, died and is retried, it opens a new Group of that name. The new
-# Group may be formed as long as the other members' tasks may join: they may use the name again, or
-# be retried, too. When all of these tasks are over, none of them will join, and the member need not
-# wait for the full group_wait_s. The node of the host that submitted a task knows whether the task
-# is over. This node gets one request, and answers when the task is over.
+# If a task has left its Group, has died and is retried, it opens a new Group of the same name. The
+# new Group can be formed only as long as the tasks of the other members may join: they may use the
+# name again, or be retried, too. When all of these tasks are over, none of them will join, and the
+# member need not wait for the full group_wait_s. The planner sends one request about each task to
+# the node of the host that submitted the task. That node answers when the task is over.
 #
 # The planner sends the same request about a task that has left a Group, or died, before the Group
-# was formed. Until this task is over it may join again, as a retry or by another call of `group()`.
+# was formed. Until the task is over, it may join again, as a retry or by another call to `group()`.
 # After that, the Group can never be formed.
 
 
 # Maximum number of (name, team) pairs of Groups that ended before they were formed. The oldest pair
-# is forgotten first; its peers wait for group_wait_s. Higher: the manager needs more memory, up to
-# 2 KiB for each.
+# is forgotten first; members that join later then wait for group_wait_s. Higher: the manager needs
+# more memory, up to 2 KiB for each pair.
 VACATED_MAX = 256
-# The tasks of a rejoining member's former peers; None: the member may wait for any task.
+# The tasks of a rejoining member's former peers. None: the member may be waiting for any task.
 Mates: TypeAlias = "frozenset[bytes] | None"
 Holder: TypeAlias = tuple[bytes, bytes]  # the task of a member, and its team
 
 
 def ended_text(name: str) -> str:
-    """The error text for a rejoining member whose former peers' tasks are over."""
+    """The error text for a rejoining member if the tasks of all its former peers are over."""
     return (
         f"group {name!r} has ended: this task was a member before its retry, and the other "
         "members' tasks are over. No other member will join; finished work is in the results of "
@@ -286,18 +290,18 @@ def ended_text(name: str) -> str:
 def vacated_text(name: str, size: int, ranks: Collection[int]) -> str:
     """The error text for the members of a Group that can never be formed. ranks: the ranks that
     stay vacant."""
-    some = ", ".join(map(str, ranks))
-    who, have, tasks = ("rank", "has", "its task has ended, so it")
+    listed = ", ".join(map(str, ranks))
+    noun, have, tasks = ("rank", "has", "its task has ended, so it")
     if len(ranks) > 1:
-        who, have, tasks = ("ranks", "have", "their tasks have ended, so they")
+        noun, have, tasks = ("ranks", "have", "their tasks have ended, so they")
     return (
-        f"group {name!r} can never have all its {size} members: {who} {some} {have} left or died "
-        f"before the others had joined, and {tasks} cannot join again"
+        f"group {name!r} can never have all its {size} members: {noun} {listed} {have} left or "
+        f"died before the others had joined, and {tasks} cannot join again"
     )
 
 
 def struck_text(name: str) -> str:
-    """The error text for a member whose host was declared dead by a manager that later died."""
+    """The error text for a member whose host was declared dead by a previous manager."""
     return (
         f"group {name!r}: this host was declared dead by a manager that has died since, and the "
         "group has continued without this host's members"
@@ -305,9 +309,9 @@ def struck_text(name: str) -> str:
 
 
 class Vacated:
-    """The vacant ranks of Groups that ended before they were formed, by the name and the team of
-    their last members. Peers of the same `spmd` call that join later need not wait for those
-    members, because they use the name for the same Group."""
+    """The vacant ranks of Groups that ended before they were formed, by name and team. Peers from
+    the same `spmd` call (team) that join later use the name for the same Group. They need not wait
+    if the last members of these ranks cannot join again."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, bytes], tuple[int, dict[int, bytes]]] = {}
@@ -316,30 +320,30 @@ class Vacated:
         """Records the end of a Group that was never formed."""
         for rank, (task, team) in holders.items():
             if team:
-                before, tasks = self._known.pop((name, team), (size, {}))
-                tasks = tasks if before == size else {}
+                known, tasks = self._known.pop((name, team), (size, {}))
+                tasks = tasks if known == size else {}
                 self._known[name, team] = size, {**tasks, rank: task}
         while len(self._known) > VACATED_MAX:
             del self._known[next(iter(self._known))]
 
     def take(self, name: str, size: int, team: bytes) -> dict[int, Holder]:
-        """Returns and removes the entry for a Group that a peer of that team joins."""
+        """Removes and returns the entry for a Group that a member of that team joins."""
         known, tasks = self._known.pop((name, team), (size, {}))
         return {rank: (task, team) for rank, task in tasks.items()} if known == size else {}
 
 
 class Rejoins:
-    """The tasks for which members wait, and the nodes that will report their ends."""
+    """The tasks that members are waiting for, and the nodes that will report the tasks' ends."""
 
     def __init__(self, node_of: Callable[[int], int | None]) -> None:
-        """node_of: returns the living node of a host, or None if it has died. The tasks that a dead
-        host submitted are over."""
+        """node_of: returns the living node of a host, or None if the host is dead. All tasks that a
+        dead host submitted are over."""
         self._node_of = node_of
         self._asked: dict[bytes, int] = {}  # task -> the node that reports when it is over
         self._over: set[bytes] = set()
 
     def ask(self, tasks: Iterable[bytes]) -> list[Send]:
-        """The requests about those of these tasks for which no request has been sent."""
+        """Returns the requests about these tasks, except for tasks with an earlier request."""
         asked: dict[int, list[bytes]] = {}
         for task in sorted(set(tasks) - self._over - self._asked.keys()):
             node = self._node_of(ids.unpack_id(task)[0])
@@ -359,11 +363,11 @@ class Rejoins:
         self._over.update(task for task in message.tasks if task in self._asked)
 
     def lose_node(self, node: int) -> None:
-        """Records the loss of a host: the tasks that it submitted are over."""
+        """Records the loss of a node. The tasks that its host submitted are over."""
         self._over.update(task for task, at in self._asked.items() if at == node)
 
     def keep(self, tasks: Collection[bytes]) -> None:
-        """Forgets all other tasks, because no member waits for them."""
+        """Forgets all other tasks, because no member is waiting for them."""
         self._asked = {task: node for task, node in self._asked.items() if task in tasks}
         self._over.intersection_update(tasks)
 
@@ -373,9 +377,8 @@ class Rejoins:
 
     def hopeless(self, members: Mapping[int, tuple[bytes, Mates]]) -> list[int]:
         """The ranks whose members wait in vain. `members`: the task and the mates of each member of
-        a Group that is not formed. A member waits in vain if the tasks of all its mates are over. A
-        mate that is a member does not count as over, unless it has rejoined and waits for its own
-        mates."""
+        a Group that is not formed. A member waits in vain if each of its mates is over, or has
+        itself rejoined and waits for its own mates."""
         back = {task for task, mates in members.values() if mates is not None}
         first = {task for task, mates in members.values() if mates is None}
         return [

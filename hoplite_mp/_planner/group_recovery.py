@@ -1,9 +1,10 @@
 """Restores the Groups of a dead manager from the reports of the members' nodes.
 
-The dead manager may have announced a change to only some of the nodes, so reports of one Group may
+A manager announces the members of a Group as a numbered version of its member list (GroupMembers).
+The dead manager may have announced a change to only some of the nodes, so reports about a Group may
 differ. The latest version is valid. A node's report about a member is valid if the latest version
-shows the same member. If the answer to a join request was lost, the request is matched with a rank
-that the latest version shows at its node.
+has the same member at that rank. If the answer to a join request was lost, the request is matched
+with a rank that the latest version assigns to the node that sent the request.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ __all__ = ["RecoveredGroups"]
 
 
 class RecoveredGroups:
-    """All Groups that nodes have reported. `groups`: living Groups, by name. `ended`: Groups that
-    have ended, although some node has not received the end. `generation`: the highest
-    generation."""
+    """All Groups that nodes have reported. `groups`: the existing Groups, by name. `ended`: the
+    Groups that have ended, but whose end some node has not received. `generation`: the highest
+    generation of any Group."""
 
     def __init__(
         self,
@@ -47,52 +48,53 @@ class RecoveredGroups:
         closed: Collection[int],
         take: Callable[[GroupRecord, int, MemberRecord], None],
     ) -> None:
-        """joins: requests without a received answer. members: living nodes. closed: generations of
-        Groups whose end some node has received. take: adds a member."""
+        """joins: requests whose answers have not been received. members: the living nodes. closed:
+        the generations of Groups whose end some node has received. take: adds a member."""
         self.groups: dict[str, GroupRecord] = {}
         self.ended: list[GroupRecord] = []
         self.sends: list[Send] = []
-        self.generation = max((one.shown.generation for one in held), default=0)
+        self.generation = max((report.shown.generation for report in held), default=0)
         self._held = held
-        self._unread = list(joins)
+        self._unanswered = list(joins)
         self._members = members
         self._take = take
         self._gone: dict[int, set[int]] = {}  # generation -> ranks whose members have left or died
-        latest = latest_shown([one.shown for one in held])
+        latest = latest_shown([report.shown for report in held])
         over = superseded(latest.values()) | latest.keys() & set(closed)
         ended: dict[int, GroupRecord] = {}
-        for one in held:
-            shown = latest[one.shown.generation]
+        for report in held:
+            shown = latest[report.shown.generation]
             if shown.generation in over:
                 group = ended.setdefault(shown.generation, restored(shown))
                 self.sends += [
-                    (one.node, _given_up(shown, rank, client, generation))
-                    for rank, client, generation in one.here
+                    (report.node, _removed(shown, rank, client, generation))
+                    for rank, client, generation in report.here
                 ]
             else:
                 group = self.groups.setdefault(shown.name, restored(shown))
-                self._note_members(group, one, shown)
-            group.nodes.add(one.node)
-            group.left = group.left or not set(one.left) <= set(one.died)
-            left = [rank for rank in one.left if _is_latest(one, shown, rank)]
-            group.hear(left, [rank for rank in one.died if _is_latest(one, shown, rank)])
+                self._note_members(group, report, shown)
+            group.nodes.add(report.node)
+            group.left = group.left or not set(report.left) <= set(report.died)
+            left = [rank for rank in report.left if _is_latest(report, shown, rank)]
+            group.hear(left, [rank for rank in report.died if _is_latest(report, shown, rank)])
             if shown.generation not in over:
                 self._gone.setdefault(shown.generation, set()).update(left)
-                if shown.formed:  # the answer to the last join may not have arrived
-                    self._give_back(group, one.node, left)
+                if shown.formed:  # the answer to the last join request may not have arrived
+                    self._reassign(group, report.node, left)
         self.ended = list(ended.values())
 
-    def _note_members(self, group: GroupRecord, one: ReportedGroup, shown: GroupMembers) -> None:
-        """Adds the members that the node reports and the latest version shows."""
-        if shown.formed and not one.shown.formed and group.shown is not None:
-            # Some nodes do not know that the group is formed, so all are informed again.
+    def _note_members(self, group: GroupRecord, report: ReportedGroup, shown: GroupMembers) -> None:
+        """Adds the members that the node reports and that the latest version contains."""
+        if shown.formed and not report.shown.formed and group.shown is not None:
+            # This node does not know that the group is formed. A difference in `formed` makes
+            # `_settle` send a new version to all nodes.
             group.shown = msgspec.structs.replace(group.shown, formed=False)
-        for rank, client, generation in one.here:
-            if shown.nodes[rank] != one.node or not _is_latest(one, shown, rank):
-                self.sends.append((one.node, _given_up(shown, rank, client, generation)))
+        for rank, client, generation in report.here:
+            if shown.nodes[rank] != report.node or not _is_latest(report, shown, rank):
+                self.sends.append((report.node, _removed(shown, rank, client, generation)))
                 continue
             standing = MemberStanding.JOINING if shown.joining >> rank & 1 else MemberStanding.ALIVE
-            identity = Identity(one.node, client, generation)
+            identity = Identity(report.node, client, generation)
             tries = shown.tries[rank] if rank < len(shown.tries) else 0
             member = MemberRecord(identity, NO_REQUEST, standing, group.task_at(rank), tries)
             member.since = shown.since_of(rank)
@@ -100,72 +102,74 @@ class RecoveredGroups:
             self._take(group, rank, member)
 
     def find_unheard(self, group: GroupRecord) -> list[Send]:
-        """Finds the members at nodes that have never received a version of that Group. Returns the
-        messages to nodes without remaining members. Call this once for each Group, in any order,
-        before the Group is settled."""
-        self._give_back_unheard(group)
-        sends = self._tell_unheard(group)
-        asks = {join.task for join in self._unread if join.name == group.name}
+        """Finds the members on nodes that have never received a version of that Group. Returns the
+        messages to such nodes that have no remaining members. Must be called once for each Group,
+        in any order, before the Group is settled."""
+        self._reassign_unreached(group)
+        sends = self._notify_unreached(group)
+        requesting = {join.task for join in self._unanswered if join.name == group.name}
         known = group.members.keys() | self._gone.get(group.generation, set())
         for rank, node in enumerate(group.shown.nodes if group.shown is not None else ()):
             if node is not None and rank not in known:
-                # The node does not know this member: the member's request will be sent again, or
-                # the member has died.
-                if group.task_at(rank) not in asks:
+                # The node has not reported this member. Either the member's request will be sent
+                # again, or the member has died.
+                if group.task_at(rank) not in requesting:
                     group.die(group.task_at(rank))
                 group.come &= ~(1 << rank)
         return sends
 
     def missed(self, group: GroupRecord) -> list[Send]:
-        """The latest version, for the nodes of that Group that may not have received it."""
+        """Sends the latest version to the nodes of that Group that may not have received it."""
         if group.shown is None:
             return []
         return [
-            (one.node, group.shown)
-            for one in self._held
-            if one.shown.generation == group.generation and one.shown.version < group.versions
+            (report.node, group.shown)
+            for report in self._held
+            if report.shown.generation == group.generation and report.shown.version < group.versions
         ]
 
-    def _heard(self, group: GroupRecord) -> set[int]:
+    def _reached(self, group: GroupRecord) -> set[int]:
         """The nodes that have received some version of that Group."""
-        return {one.node for one in self._held if one.shown.generation == group.generation}
+        return {report.node for report in self._held if report.shown.generation == group.generation}
 
-    def _give_back_unheard(self, group: GroupRecord) -> None:
-        """Like `_give_back`, for nodes that received no version."""
+    def _reassign_unreached(self, group: GroupRecord) -> None:
+        """Like `_reassign`, for all nodes that have received no version."""
         if group.shown is None or group.phase is not Phase.FORMED:
             return
-        nodes = {one for one in group.shown.nodes if one is not None}
-        for node in sorted(nodes - self._heard(group)):
-            if self._give_back(group, node, ()):
+        nodes = {node for node in group.shown.nodes if node is not None}
+        for node in sorted(nodes - self._reached(group)):
+            if self._reassign(group, node, ()):
                 group.nodes.add(node)
-                # The node is informed that the group is formed.
+                # A new version will be sent, as in `_note_members`.
                 group.shown = msgspec.structs.replace(group.shown, formed=False)
 
-    def _tell_unheard(self, group: GroupRecord) -> list[Send]:
-        """Sends the version of a formed group to nodes that never received a version because their
-        members died early. Such a node answers that it has no more contributions. Without this
-        message, calls would wait for the node indefinitely."""
+    def _notify_unreached(self, group: GroupRecord) -> list[Send]:
+        """Sends the latest version of a formed group to nodes that never received a version because
+        their members died early. They answer that they have no contributions. Otherwise calls would
+        wait for them indefinitely."""
         shown = group.shown
         if shown is None or not shown.formed:
             return []
         nodes = {node for node in shown.nodes if node is not None and node in self._members}
-        unheard = nodes - self._heard(group) - group.nodes
-        group.nodes |= unheard
-        return [(node, shown) for node in sorted(unheard)]
+        unreached = nodes - self._reached(group) - group.nodes
+        group.nodes |= unreached
+        return [(node, shown) for node in sorted(unreached)]
 
-    def _give_back(self, group: GroupRecord, node: int, left: Collection[int]) -> bool:
-        """Gives the ranks that a version shows at a node to that node's unanswered requests. The
-        requesters are members from call 0 on, because no call can have been made without them.
-        left: ranks whose members on that node have left or died. Returns False if there is no such
-        request."""
+    def _reassign(self, group: GroupRecord, node: int, left: Collection[int]) -> bool:
+        """Assigns the ranks that the latest version has for a node to the unanswered requests from
+        that node. The requesters are members since call 0, because no call can have been made
+        without them. left: ranks whose members on that node have left or died. Returns whether any
+        rank was assigned."""
         assert group.shown is not None
         found = False
-        about = node, group.name, group.size
-        for join in [join for join in self._unread if (join.node, join.name, join.size) == about]:
-            for rank, its in enumerate(group.shown.nodes):
+        wanted = node, group.name, group.size
+        for join in [
+            join for join in self._unanswered if (join.node, join.name, join.size) == wanted
+        ]:
+            for rank, at in enumerate(group.shown.nodes):
                 if rank in left or not is_founder(group.shown, rank):
-                    continue  # a former member has read the answer for this rank
-                if its == node and rank not in group.members and join.rank in (None, rank):
+                    continue  # a former member has received the answer for this rank
+                if at == node and rank not in group.members and join.rank in (None, rank):
                     identity = Identity(join.node, join.client, join.client_generation)
                     member = MemberRecord(
                         identity, join.request, MemberStanding.ALIVE, join.task, join.tries
@@ -173,7 +177,7 @@ class RecoveredGroups:
                     member.since = group.shown.since_of(rank)
                     member.team = join.team
                     self._take(group, rank, member)
-                    self._unread.remove(join)
+                    self._unanswered.remove(join)
                     found = True
                     break
         return found
@@ -182,17 +186,17 @@ class RecoveredGroups:
 def latest_shown(shown: Iterable[GroupMembers]) -> dict[int, GroupMembers]:
     """The latest reported version of each group, by its generation."""
     latest: dict[int, GroupMembers] = {}
-    for one in shown:
-        known = latest.get(one.generation)
-        if known is None or known.version < one.version:
-            latest[one.generation] = one
+    for version in shown:
+        known = latest.get(version.generation)
+        if known is None or known.version < version.version:
+            latest[version.generation] = version
     return latest
 
 
 def superseded(shown: Collection[GroupMembers]) -> set[int]:
     """The generations of groups whose name or board belongs to a later group. These groups have
-    ended, although some node has not received the end."""
-    newest: dict[str | int, int] = {}  # name or board -> the latest group that has it
+    ended, but some node has not received the end."""
+    newest: dict[str | int, int] = {}  # name or board -> generation of the latest group with it
     for one in shown:
         for key in (one.name, one.board):
             newest[key] = max(newest.get(key, 0), one.generation)
@@ -202,12 +206,13 @@ def superseded(shown: Collection[GroupMembers]) -> set[int]:
 
 
 def is_founder(shown: GroupMembers, rank: int) -> bool:
-    """Whether the living member of that rank was a member when the group was formed."""
+    """Whether the member at that rank is alive and was a member when the group was formed."""
     return bool(shown.alive >> rank & 1 and shown.since_of(rank) <= shown.whole)
 
 
 def restored(shown: GroupMembers) -> GroupRecord:
-    """The group as in the latest version from the previous planner, without its members."""
+    """Returns the group according to the latest version from the previous planner, without its
+    members."""
     group = GroupRecord(shown.name, shown.generation, shown.board, shown.size)
     group.phase = Phase.FORMED if shown.formed else Phase.FORMING
     group.shown, group.versions = shown, shown.version
@@ -221,12 +226,13 @@ def restored(shown: GroupMembers) -> GroupRecord:
     return group
 
 
-def _is_latest(one: ReportedGroup, shown: GroupMembers, rank: int) -> bool:
-    """Whether the latest version shows the same member at that rank as the node's version does."""
-    return one.shown.since_of(rank) == shown.since_of(rank)
+def _is_latest(report: ReportedGroup, shown: GroupMembers, rank: int) -> bool:
+    """Whether the latest version has the same member at that rank as the version that the node has
+    received."""
+    return report.shown.since_of(rank) == shown.since_of(rank)
 
 
-def _given_up(shown: GroupMembers, rank: int, client: int, generation: int) -> GroupMemberRemoved:
+def _removed(shown: GroupMembers, rank: int, client: int, generation: int) -> GroupMemberRemoved:
     return GroupMemberRemoved(
         name=shown.name,
         generation=shown.generation,

@@ -5,16 +5,17 @@
     join  ► alive                                  join  ► joining
     leave ► the rank is free                       admit ► joining becomes alive
     all ranks held ► formed                        leave ► the rank is free
-                                                   none is alive ► all joining ones become alive
+                                                   none alive ► all joining members become alive
 
-These rules treat a member that leaves and a member that dies alike. When no member is left, the
+For these rules it makes no difference whether a member leaves or dies. When no member is left, the
 group is closed, and its name and its board are free. Members are identified by (node, client slot,
 generation of the slot), so a late message about a dead process is never attributed to the next
 process in the same slot.
 
-After every event `_settle` applies these rules. If the masks have changed, it sends the masks to
-the members' nodes, together with the data for calls over several nodes: the node of each rank, and
-the stripes of large calls. Calls send no messages to the manager.
+After every event `_settle` applies these rules. If the members have changed, it sends a new version
+of the member list (GroupMembers) to the members' nodes. The list also contains the data for calls
+that involve several nodes: the node of each rank, and the stripes of large calls. The nodes make
+calls without the manager.
 """
 
 from __future__ import annotations
@@ -73,19 +74,19 @@ class GroupRegistry:
         """node_of: returns the living node of a host, or None."""
         self._boards_max = boards_max
         self._speeds = speeds
-        self._generation = 0  # groups made so far
+        self._generation = 0  # number of groups made so far
         self.groups: dict[str, GroupRecord] = {}
         self.ends = Tombstones()
         self.returns = Rejoins(node_of)
         self.vacated = Vacated()
 
     def join(self, message: GroupJoinRequested) -> list[Send]:
-        """Gives the requester a rank, or refuses with a reason. A repeated request gets the same
-        answer."""
+        """Assigns a rank to the requester, or refuses with a reason. A repeated request gets the
+        same answer."""
         group = self.groups.get(message.name)
-        before = None if group is None else _find_request(group, message)
-        if group is not None and before is not None:
-            return [(message.node, _answer(group, before, message.request))]
+        assigned = None if group is None else _find_request(group, message)
+        if group is not None and assigned is not None:
+            return [(message.node, _answer(group, assigned, message.request))]
         refusal = self._over(group, message)
         refusal = refusal or _refusal(group, message) or self._no_board(group, message)
         if refusal is not None:
@@ -114,7 +115,7 @@ class GroupRegistry:
         group.take(rank, member)
 
     def tasks_over(self, message: GroupTasksEnded) -> list[Send]:
-        """Handles a report of ended tasks. Some members may now be waiting in vain."""
+        """Handles a report of ended tasks. Removes members that wait in vain for these tasks."""
         self.returns.told(message)
         return self._settle_forming()
 
@@ -139,8 +140,8 @@ class GroupRegistry:
         return self._settle(group) + self._settle_forming()
 
     def lose_client(self, node: int, client: int, generation: int) -> list[Send]:
-        """Removes from all groups the process with this generation of the slot, and all earlier
-        processes of the slot. They have ended."""
+        """Removes the process with this generation of the slot, and all earlier processes in the
+        slot, from all groups, because they have ended."""
         sends: list[Send] = []
         for group in list(self.groups.values()):
             lost = [
@@ -152,7 +153,7 @@ class GroupRegistry:
         return sends + self._settle_forming()
 
     def lose_node(self, node: int) -> list[Send]:
-        """Records the death of all members on a lost node. No more messages go to it."""
+        """Records the death of all members on a lost node, to which no more messages are sent."""
         sends: list[Send] = []
         self.returns.lose_node(node)
         for group in list(self.groups.values()):
@@ -160,15 +161,16 @@ class GroupRegistry:
                 continue
             group.nodes.discard(node)
             group.lose([r for r, m in group.members.items() if m.identity.node == node])
-            sends += self._settle(group)  # even without members there, because `former` has changed
+            # Even without lost members, because `former` has changed.
+            sends += self._settle(group)
         return sends + self._settle_forming()
 
     def go_on(self, generations: int) -> None:
-        """Continues the numbering of the previous planner, which made this many groups."""
+        """Continues the numbering of the previous planner's groups."""
         self._generation = max(self._generation, generations)
 
     def remember(self, ends: Iterable[GroupEnd]) -> None:
-        """Records groups that ended before this planner was made."""
+        """Records groups that ended under the previous planner."""
         for end in ends:
             self._generation = max(self._generation, end.generation)
             self.ends.add(end)
@@ -181,8 +183,8 @@ class GroupRegistry:
         closed: Mapping[int, GroupEnd] = MappingProxyType({}),
     ) -> list[Send]:
         """Restores the groups of the previous planner from the reports of the members' nodes.
-        `joins`: requests whose answers these nodes have not received. `members`: living nodes.
-        `closed`: the ends that at least one node has received, by generation."""
+        `joins`: the requests whose answers these nodes have not received. `members`: the living
+        nodes. `closed`: the ends of groups that at least one node has received, by generation."""
         found = RecoveredGroups(held, joins, members, closed, self._take)
         self._generation = max(self._generation, found.generation)
         self.groups.update(found.groups)
@@ -195,8 +197,8 @@ class GroupRegistry:
         return sends + self._settle_forming()
 
     def _settle_forming(self) -> list[Send]:
-        """Settles all groups that are not formed yet. A founder for which a group is waiting may
-        have left or died, or the tasks of a rejoined member's former peers may be over."""
+        """Settles all groups that are not formed yet. Called after events that may end their wait:
+        a founder has left or died, or tasks that might have joined are over."""
         forming = [group for group in self.groups.values() if group.phase is Phase.FORMING]
         awaited = {task for g in forming for m in g.members.values() for task in m.mates or ()}
         awaited.update(task for g in forming for task, _ in g.vacated.values())
@@ -204,16 +206,16 @@ class GroupRegistry:
         return [send for group in forming for send in self._settle(group)]
 
     def _give_up(self, group: GroupRecord) -> list[Send]:
-        """Removes from a forming group the members that wait in vain for others."""
+        """Removes the members of a forming group that wait in vain for other members."""
         if not group.members:
             return []
-        waits = {rank: (member.task, member.mates) for rank, member in group.members.items()}
-        mates = {task for _, some in waits.values() for task in some or ()}
+        waiting = {rank: (member.task, member.mates) for rank, member in group.members.items()}
+        mates = {task for _, some in waiting.values() for task in some or ()}
         vacated = {task for task, _ in group.vacated.values()}
-        sends = self.returns.ask((mates | vacated) - {task for task, _ in waits.values()})
+        sends = self.returns.ask((mates | vacated) - {task for task, _ in waiting.values()})
         never = self._never_again(group)
         text = self._why_hopeless(group)
-        for rank in list(waits) if never else self.returns.hopeless(waits):
+        for rank in list(waiting) if never else self.returns.hopeless(waiting):
             member = group.members.pop(rank)
             group.tasks.pop(member.task, None)
             group.holders.pop(rank, None)
@@ -231,7 +233,7 @@ class GroupRegistry:
         return sends
 
     def _never_again(self, group: GroupRecord) -> list[int]:
-        """The free ranks whose last members will not join again."""
+        """The free ranks whose last members cannot join again."""
         vacated = group.vacated.items()
         return sorted(rank for rank, (task, _) in vacated if self.returns.is_over(task))
 
@@ -272,17 +274,17 @@ class GroupRegistry:
         return group
 
     def _settle(self, group: GroupRecord) -> list[Send]:
-        """Applies the rules, and sends changes to the members' nodes."""
+        """Applies the rules, and sends any changes to the members' nodes."""
         awaited = awaits_founders(group, self.groups.values())
         forming = group.phase is Phase.FORMING and len(group.members) < group.size
         return (self._give_up(group) if forming else []) + self._settled(group, awaited)
 
-    def _close(self, group: GroupRecord, told: GroupEnd | None = None) -> list[Send]:
-        """Ends a group without members. told: the end of the group as the previous planner
+    def _close(self, group: GroupRecord, announced: GroupEnd | None = None) -> list[Send]:
+        """Ends a group without members. announced: the end of the group as the previous planner
         announced it."""
         end = group.end if group.left and group.phase is Phase.FORMED else None
-        if told is not None:  # later reports about the group may be out of date
-            end = told if told.tasks else None
+        if announced is not None:  # the reports from which `group` was restored may be out of date
+            end = announced if announced.tasks else None
         elif end is not None:
             self.ends.add(end)
         return _to_all(group, GroupClosed(group.name, group.generation, group.board, end))
@@ -292,7 +294,7 @@ class GroupRegistry:
             del self.groups[group.name]
             self.vacated.add(group.name, group.size, group.vacated)
             return self._close(group)
-        if not group.members:  # all members have left, but a founder may still join
+        if not group.members:  # the group is empty, but a founder may still join
             return []
         if len(group.members) == group.size or (group.parent and not awaited):
             group.phase = Phase.FORMED
@@ -307,9 +309,9 @@ class GroupRegistry:
         )
         formed = group.phase is Phase.FORMED
         former = tuple(sorted(group.nodes.difference(nodes)))
-        now_shown = (alive, joining, formed, nodes, former)
+        changed = (alive, joining, formed, nodes, former)
         new = any(not member.since for member in group.members.values())
-        if shown and _shown(shown) == now_shown and not new:
+        if shown and _shown(shown) == changed and not new:
             return []
         group.versions += 1
         if formed and not group.whole:
@@ -354,8 +356,8 @@ class GroupRegistry:
         return _to_all(group, group.shown)
 
     def _stripes(self, group: GroupRecord) -> tuple[Stripe, ...]:
-        """Owners of the stripes of large calls: the living members' nodes in rank order, with
-        shares according to their link speeds."""
+        """The stripes of large calls. Their owners are the nodes of the living members in rank
+        order, with shares proportional to their link speeds."""
         nodes = [
             group.members[rank].identity.node
             for rank in sorted(group.members)
@@ -367,20 +369,20 @@ class GroupRegistry:
 
 
 def awaits_founders(group: GroupRecord, groups: Iterable[GroupRecord]) -> bool:
-    """Whether a founder of the group may still join. The founders of a split group are members of
-    its parent group. A founder may join as long as it is a member of the parent. If a group has a
-    parent but names no founders, its founders are all members of the parent, at the same ranks."""
+    """Whether a founder of the group may still join. Only a group that was split from a parent
+    group has founders. They may join as long as they are members of the parent. If the group names
+    no founders, they are all members of the parent, at the same ranks."""
     if not group.parent or group.phase is Phase.FORMED:
         return False
-    parent = next((one for one in groups if one.generation == group.parent), None)
+    parent = next((other for other in groups if other.generation == group.parent), None)
     if parent is None:
         return False
     if not group.founders:
         return any(not group.come >> rank & 1 for rank in parent.members)
-    for rank, (before, *identity) in enumerate(group.founders):
-        member = parent.members.get(before)
-        here = member is not None and member.identity == Identity(*identity)
-        if here and not group.come >> rank & 1:
+    for rank, (parent_rank, *identity) in enumerate(group.founders):
+        member = parent.members.get(parent_rank)
+        remains = member is not None and member.identity == Identity(*identity)
+        if remains and not group.come >> rank & 1:
             return True
     return False
 
@@ -407,7 +409,7 @@ def _answer(group: GroupRecord, rank: int, request: int) -> GroupJoined:
 
 
 def _find_request(group: GroupRecord, message: GroupJoinRequested) -> int | None:
-    """The rank already given to the same request."""
+    """The rank that was assigned to the same request before, or None."""
     identity = Identity(message.node, message.client, message.client_generation)
     for rank, member in group.members.items():
         if member.identity == identity and member.request == message.request:
@@ -416,7 +418,7 @@ def _find_request(group: GroupRecord, message: GroupJoinRequested) -> int | None
 
 
 def _refusal(group: GroupRecord | None, message: GroupJoinRequested) -> GroupRefused | None:
-    """The refusal of a join request, with the most basic reason; None: the request is accepted."""
+    """The refusal of a join request, with the most basic reason. None if the request is valid."""
     name, size, rank = message.name, message.size, message.rank
     text = None
     if group is not None and size != group.size:

@@ -4,14 +4,14 @@ Each node reports latencies and rates. Latencies are measured by probes when the
 are measured in backlogged transfers, because only these show the capacity of a link. Latencies are
 smoothed with a half life of HALF_LIFE_REPORTS. Rates are smoothed by the nodes that measure them
 (_node/peers/link_estimator.py), so that one bad second does not change all plans. Nodes report a
-rate only when it has changed, so a second smoothing here would never reach a new steady value. A
-rate that no node has measured is assumed to be the median of the measured rates, or a gigabit
-Ethernet if there are none. A wrong guess costs time, never correctness.
+rate only when it has changed, so a second smoothing here would never reach a new steady value. If
+the rate of a host has not been measured, it is assumed to be the median of the measured rates, or
+that of gigabit Ethernet if there are none. A wrong guess costs time, never correctness.
 
-Rates are kept per host and direction, because a switched LAN is a star. A pair that is much slower
-than both its ends shows that the LAN is not a star; such pairs are reported, and their rates are
-kept, too. Plans avoid slow pairs, so a pair that has become fast would never be measured again.
-Therefore the rate of a pair is ignored if no report has confirmed it for PAIR_S.
+Rates are kept per host and direction, because a switched LAN is a star. A pair of hosts whose path
+is much slower than the links of both hosts shows that the LAN is not a star. The rates of such
+pairs are reported and kept, too. Plans avoid slow pairs, so a pair that has become fast would never
+be measured again. Therefore the rate of a pair is ignored if no report has confirmed it for PAIR_S.
 """
 
 from __future__ import annotations
@@ -29,33 +29,35 @@ LATENCY_S_DEFAULT = 100e-6  # one way, within a LAN
 BYTES_PER_S_DEFAULT = 125e6  # gigabit Ethernet
 # After this many reports the weight of a report is halved. Higher: smoother, and slower to react.
 HALF_LIFE_REPORTS = 4
-# A pair with less than this part of its ends' capacity must share a narrower link with other pairs.
+# If the rate of a pair is below this fraction of the capacity of its hosts' links, the LAN is not a
+# star.
 STAR_TOLERANCE = 0.7
-# How long the reported rate of a pair is used. Lower: plans use the slow pair fully more often, and
-# so measure it again. Higher: a path that has become faster stays unused for longer.
+# How long the reported rate of a pair is used. Lower: the slow pair is tried and measured again
+# more often. Higher: a path that has become faster stays unused for longer.
 PAIR_S = 300.0
-# A host that reports at least this part of the fastest rate counts as equally fast: most links are
+# A host with at least this fraction of the fastest rate counts as equally fast. Most links are
 # alike, and a small measurement error would cause a large error in the shares. Higher: plans follow
-# small differences between links, and also measurement errors.
+# small differences between links, but also measurement errors.
 ALIKE = 0.7
 
 _WEIGHT = 1.0 - 0.5 ** (1.0 / HALF_LIFE_REPORTS)
 
 
 class HostRates(NamedTuple):
-    """Bytes a second that a host can send and receive, both at once."""
+    """The bytes per second that a host can send and receive at the same time."""
 
     up: float
     down: float
 
 
 def levelled(rate: float, fastest: float) -> float:
-    """The rate for plans: the fastest rate, if the measured rate is nearly as fast."""
+    """The rate to use in plans: the fastest rate if the measured rate is nearly as fast, otherwise
+    the measured rate."""
     return rate if rate < ALIKE * fastest else fastest
 
 
-def _smooth(before: float | None, report: float) -> float:
-    return report if before is None else before + _WEIGHT * (report - before)
+def _smooth(previous: float | None, report: float) -> float:
+    return report if previous is None else previous + _WEIGHT * (report - previous)
 
 
 class _Rates:
@@ -71,13 +73,13 @@ class _Rates:
         insort(self._sorted, value)
 
     def drop(self, node: int) -> None:
-        before = self.by_node.pop(node, None)
-        if before is not None:
-            del self._sorted[bisect_left(self._sorted, before)]
+        previous = self.by_node.pop(node, None)
+        if previous is not None:
+            del self._sorted[bisect_left(self._sorted, previous)]
 
     @property
     def guess(self) -> float:
-        """The assumed rate of a host that has reported none."""
+        """The rate that is assumed for a host that has reported none."""
         known = self._sorted
         return known[len(known) // 2] if known else BYTES_PER_S_DEFAULT
 
@@ -88,12 +90,13 @@ class LinkSpeeds:
     def __init__(self) -> None:
         self._up = _Rates()
         self._down = _Rates()
-        # (rates by node, rates of hosts that have reported none); None: to be recomputed.
+        # (rates by node, rates of hosts that have reported none). None: must be computed again.
         self._hosts: tuple[dict[int, HostRates], HostRates] | None = None
-        self.changes = 0  # number of reports that affect stripe plans; rates of pairs do not
-        self._latency: dict[int, float] = {}  # node -> smoothed over all its peers
+        # Number of changes that affect stripe plans. Reports of pairs' rates are not counted.
+        self.changes = 0
+        self._latency: dict[int, float] = {}  # node -> smoothed latency to all its peers
         self._pairs: dict[int, dict[int, float]] = {}  # node -> peer -> latency
-        # Node -> peer -> (rate, when it was reported).
+        # Node -> peer -> (rate, time of the report).
         self._narrow: dict[int, dict[int, tuple[float, float]]] = {}
 
     def measure_link(
@@ -107,11 +110,11 @@ class LinkSpeeds:
         self.changes += 1
         row = self._pairs.setdefault(node, {})
         row[peer] = _smooth(row.get(peer), latency_s)
-        for one in (node, peer):
-            self._latency[one] = _smooth(self._latency.get(one), latency_s)
+        for end in (node, peer):
+            self._latency[end] = _smooth(self._latency.get(end), latency_s)
 
     def measure_host(self, node: int, up: float | None, down: float | None) -> None:
-        """Records a report about all links of a host as a whole."""
+        """Records a report about the total rates of a host."""
         self._hosts = None
         self.changes += 1
         if up is not None:
@@ -120,7 +123,7 @@ class LinkSpeeds:
             self._down.report(node, down)
 
     def lose(self, node: int) -> None:
-        """Forgets a lost node's links, which may have changed when its host joins again."""
+        """Forgets a lost node's links, which may be different when its host joins again."""
         self._hosts = None
         self.changes += 1
         self._up.drop(node)
@@ -149,13 +152,13 @@ class LinkSpeeds:
         return [known.get(node, unknown) for node in nodes]
 
     def measured(self, nodes: Iterable[int]) -> dict[int, HostRates]:
-        """The rates of the nodes that have reported both of their rates."""
+        """The rates of those nodes that have reported both an up rate and a down rate."""
         some = [n for n in nodes if n in self._up.by_node and n in self._down.by_node]
         return dict(zip(some, self.hosts(some), strict=True))
 
     def described(self, nodes: Iterable[int]) -> tuple[tuple[int, float, float, bool], ...]:
-        """(node, up, down, whether it has reported a rate) for the first NODES_REPORTED_MAX of
-        these nodes."""
+        """Returns (node, up, down, whether the node has reported a rate) for the first
+        NODES_REPORTED_MAX of these nodes."""
         some = list(islice(nodes, NODES_REPORTED_MAX))
         ups, downs = self._up.by_node, self._down.by_node
         return tuple(
@@ -164,13 +167,14 @@ class LinkSpeeds:
         )
 
     def latency_s(self, nodes: Iterable[int]) -> float:
-        """Seconds one way between any two of these nodes: the largest known average of a node."""
+        """The one-way latency in seconds between any two of these nodes: the largest known average
+        of a node."""
         known = self._latency
         return max((known[n] for n in nodes if n in known), default=LATENCY_S_DEFAULT)
 
     def pair_rates(self, nodes: Iterable[int], now: float) -> dict[tuple[int, int], float]:
-        """Bytes a second from one of these nodes to another, for each pair whose rate was reported
-        within PAIR_S and is less than the capacity of both ends."""
+        """The bytes per second from one of these nodes to another. Contains only pairs whose rate
+        was reported within PAIR_S and is below the capacity of the links of both nodes."""
         some = list(nodes)
         if not self._narrow:
             return {}
@@ -186,13 +190,13 @@ class LinkSpeeds:
         }
 
     def pair_latency_s(self, node: int, peer: int) -> float:
-        """Seconds one way, as measured by either of the two, or the default."""
-        ours = self._pairs.get(node, {}).get(peer)
-        measured = self._pairs.get(peer, {}).get(node) if ours is None else ours
+        """The one-way latency in seconds, as measured by either node, or the default."""
+        own = self._pairs.get(node, {}).get(peer)
+        measured = self._pairs.get(peer, {}).get(node) if own is None else own
         return LATENCY_S_DEFAULT if measured is None else measured
 
     def is_star(self, nodes: Iterable[int], now: float) -> bool:
-        """Whether the rates of the hosts alone explain the measurements between these nodes."""
+        """Whether no path between these nodes is much slower than the links of both its hosts."""
         some = list(nodes)
         pairs = self.pair_rates(some, now)
         if not pairs:

@@ -1,10 +1,10 @@
 """Restores the state of a dead manager from the reports of the nodes.
 
-The manager's process may die while nodes, transfers and Groups continue. Its state consisted of the
-nodes' reports and its plans, and the nodes still have both. A new planner therefore collects
-reports until every known node has reconnected, or the wait has lasted too long (`until`); other
-messages are kept for later. Then each component of the planner takes its part of the reports. A
-node that has not reconnected counts as lost.
+The manager's process may die while nodes, transfers and Groups continue. The nodes still know what
+they had reported to the manager, and which plans they had received from it. A new planner therefore
+collects reports until every known node has reconnected, or the wait has lasted too long (`until`);
+other messages are kept for later. Then each component of the planner restores its state from the
+reports. A node that has not reconnected counts as lost.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 
 __all__ = ["RESTORE_S", "ManagerRecovery", "RunningCopy", "RunningFold"]
 
-# How long to wait for further reports, after the first node and after each message of an incomplete
-# report. Higher: a node with a bad link stays in the cluster; lower: the other nodes wait less if a
-# node has died together with the manager.
+# How long to wait for further reports, after the first node has reconnected and after each message
+# of an incomplete report. Higher: a node with a bad link stays in the cluster. Lower: the other
+# nodes wait for less time if a node has died together with the manager.
 RESTORE_S = 2.0
-# The same for the node of the manager's host. The death of this node is always detected, and shuts
-# the cluster down. If the node is late, it is only busy, for at most one loop iteration
-# (_node/manager_link/connection.py). All reports must be complete after this time, too.
+# How long to wait for the node on the manager's host. The death of this node is always detected,
+# and shuts the cluster down. If its report is late, the node is busy in one iteration of its loop
+# (see _node/manager_link/connection.py). All other reports must be complete after this time, too.
 OWN_S = 30.0
 
 
 @dataclass(slots=True)
 class RunningCopy:
-    """A running plan for copies. `at`: the nodes with the plan. `receiving`: the nodes among these
-    without the whole object."""
+    """A running plan for copies. `at`: the nodes with the plan. `receiving`: those of these nodes
+    that do not have the whole object yet."""
 
     plan: Distribute
     at: set[int] = field(default_factory=set)
@@ -58,8 +58,8 @@ class RunningCopy:
 
 @dataclass(slots=True)
 class RunningFold:
-    """The latest plan of an operation. `at`: the nodes with this plan. `reported`: the nodes among
-    these that have finished. `older`: the nodes with an earlier plan."""
+    """The latest plan of an operation. `at`: the nodes with this plan. `reported`: those of these
+    nodes that have finished. `older`: the nodes with an earlier plan."""
 
     plan: ExecuteReduce
     at: set[int] = field(default_factory=set)
@@ -68,16 +68,16 @@ class RunningFold:
 
 
 class ManagerRecovery:
-    """The reports of nodes, while they arrive."""
+    """Collects the reports of the nodes."""
 
     def __init__(self, own: int = 0) -> None:
-        """own: the node of the manager's host."""
+        """own: the number of the node on the manager's host."""
         self._own = own
         self.returned: dict[int, NodeReturned] = {}  # by node
         self.later: list[Any] = []  # ordinary messages, handled after the reports
-        self._members: dict[int, Member] = {}  # all that are named in any report, by node
-        self._begun: float | None = None
-        self._heard = 0.0  # when a report last began or continued
+        self._members: dict[int, Member] = {}  # all members that any report names, by node
+        self._begun: float | None = None  # time of the first message
+        self._reported_at = 0.0  # time of the latest message that belongs to a report
         self.held: list[ReportedCopy] = []
         self.groups: list[ReportedGroup] = []
         self.group_ends: list[GroupEnd] = []
@@ -86,26 +86,26 @@ class ManagerRecovery:
         self.ended: dict[int, OperationEnded] = {}  # by operation
         self.copies: dict[int, RunningCopy] = {}  # by epoch
         self.folds: dict[int, RunningFold] = {}  # by operation
-        self._reported: set[int] = set()
+        self._reported: set[int] = set()  # nodes whose reports are complete
         self._absent: set[int] | None = None
 
     def leave_out(self, absent: set[int]) -> None:
-        """Excludes the nodes of earlier managers' hosts, which will not reconnect."""
+        """Excludes the nodes on the hosts of earlier managers, which will not reconnect."""
         self._absent = absent
 
     def take(self, message: Any, now: float) -> None:
         """Records a message from a node."""
         if self._begun is None:
-            self._begun = self._heard = now
+            self._begun = self._reported_at = now
         if getattr(message, "node", None) in self.returned.keys() - self._reported:
-            self._heard = now
+            self._reported_at = now
         match message:
             case NodeReturned():
-                if message.node in self.returned:  # it reports everything again
+                if message.node in self.returned:  # the node sends its whole report again
                     self._forget(message.node)
                 self.returned[message.node] = message
                 self._note_members(message)
-                self._heard = now
+                self._reported_at = now
             case ReportComplete():
                 self._reported.add(message.node)
             case NodeLost():
@@ -137,17 +137,17 @@ class ManagerRecovery:
                 self.later.append(message)
 
     def _forget(self, node: int) -> None:
-        """Drops the node's report, which may be out of date. (`later` stays: it holds no reports,
-        and some of its messages name nodes other than their senders.)"""
+        """Drops the node's report, which may be out of date. Keeps the messages in `later`. They
+        are not reports, and the `node` of some is not their sender."""
         self._reported.discard(node)
         self.returned.pop(node, None)
         self._members.clear()
         for report in self.returned.values():
             self._note_members(report)
-        for facts in (self.held, self.groups, self.owners, self.inventories):
-            said: list[Any] = facts
-            said[:] = [one for one in said if one.node != node]
-        self.ended = {number: one for number, one in self.ended.items() if one.node != node}
+        for collected in (self.held, self.groups, self.owners, self.inventories):
+            reports: list[Any] = collected
+            reports[:] = [report for report in reports if report.node != node]
+        self.ended = {number: end for number, end in self.ended.items() if end.node != node}
         for copy in self.copies.values():
             copy.at.discard(node)
             copy.receiving.discard(node)
@@ -155,7 +155,7 @@ class ManagerRecovery:
         for fold in self.folds.values():
             for nodes in (fold.at, fold.reported, fold.older):
                 nodes.discard(node)
-        self.folds = {number: one for number, one in self.folds.items() if one.at or one.older}
+        self.folds = {number: fold for number, fold in self.folds.items() if fold.at or fold.older}
 
     def _take_fold(self, message: ReportedReduce) -> None:
         plan = message.plan
@@ -172,7 +172,7 @@ class ManagerRecovery:
 
     @property
     def members(self) -> list[Member]:
-        """All members that any report names, in order of joining."""
+        """All members that any report names, in the order in which they joined."""
         return [self._members[node] for node in sorted(self._members)]
 
     def _note_members(self, report: NodeReturned) -> None:
@@ -182,23 +182,23 @@ class ManagerRecovery:
                 self._members[member.node] = member
 
     def bury(self) -> set[int]:
-        """Removes and returns the nodes that have reported but are not readmitted. The report of
-        such a node is incomplete, or may be out of date: another node knows that the previous
-        manager had declared the node dead."""
+        """Removes and returns the nodes that have reconnected but are not readmitted. The report of
+        such a node is incomplete, or another report shows that the previous manager had declared
+        the node dead."""
         known = [
-            (by.numbers, {member.node: member.incarnation for member in by.members})
-            for by in self.returned.values()
+            (report.numbers, {member.node: member.incarnation for member in report.members})
+            for report in self.returned.values()
         ]
         gone = {
             node
-            for node, said in self.returned.items()
+            for node, own in self.returned.items()
             if node != self._own
             and (
                 node not in self._reported
-                # A node knows all members whose numbers are below its `numbers`.
+                # A report names all living members whose numbers are below its `numbers`.
                 or any(
-                    node < numbers and lives.get(node, said.incarnation + 1) > said.incarnation
-                    for numbers, lives in known
+                    node < numbers and living.get(node, own.incarnation + 1) > own.incarnation
+                    for numbers, living in known
                 )
             )
         }
@@ -208,7 +208,8 @@ class ManagerRecovery:
 
     @property
     def counted(self) -> tuple[int, int, int]:
-        """The previous planner's counts: (epochs, objects with an operation, generations)."""
+        """The previous planner's counters: (epochs of copies, operations for copies, generations of
+        Groups)."""
         reports = self.returned.values()
         return (
             max(report.epochs for report in reports),
@@ -218,7 +219,7 @@ class ManagerRecovery:
 
     @property
     def numbers(self) -> int:
-        """The number of node numbers that were assigned."""
+        """How many node numbers the previous manager had assigned."""
         return max(report.numbers for report in self.returned.values())
 
     @property
@@ -227,7 +228,7 @@ class ManagerRecovery:
         if self._begun is None:
             return None
         if self._own in self._reported:
-            return min(self._heard + RESTORE_S, self._begun + OWN_S)
+            return min(self._reported_at + RESTORE_S, self._begun + OWN_S)
         return self._begun + OWN_S
 
     def is_over(self, now: float) -> bool:
@@ -235,17 +236,17 @@ class ManagerRecovery:
         until = self.until
         if until is not None and now >= until:
             return True
-        # Other nodes may have declared the node of the manager's host dead, but it is alive.
+        # Wait for the node on the manager's host even if it is missing from all reports.
         wanted = (self._members.keys() | {self._own}) - (self._absent or set())
         return wanted <= self._reported
 
     @property
     def joins(self) -> list[GroupJoinRequested]:
-        """Requests to join Groups that are not answered yet."""
+        """The unanswered requests to join Groups, without duplicates."""
         return [*dict.fromkeys(one for one in self.later if isinstance(one, GroupJoinRequested))]
 
     def requests(self) -> dict[int, ReduceRequested]:
-        """The open collectives, taken out of `later`."""
+        """Removes the requests for collectives from `later`, and returns them by operation."""
         found = {one.operation: one for one in self.later if isinstance(one, ReduceRequested)}
         self.later = [one for one in self.later if not isinstance(one, ReduceRequested)]
         return found

@@ -1,14 +1,14 @@
 """The living nodes and their incarnations, their dead clients, and the announcement of joins.
 
-A node joins with the id of its host, and is assigned a number here, in order of joining. A number
-is never given to another host, so that a late message about a dead node is never attributed to
-another host; a host that comes back keeps its number.
+A node joins with the id of its host, and is assigned a number here, in order of joining. A host
+that joins again keeps its number. Numbers are never reused for other hosts, so a late message about
+a dead node is never attributed to another host.
 
-Late messages about nodes and clients are ignored: incarnations of a node and generations of a
-client slot have increasing numbers, and a message names the number that it concerns.
+Late messages about nodes and clients are ignored. They are recognized by the incarnation of the
+node or the generation of the client slot, which only increase.
 
-The memory used is bounded by the hosts and client slots of the cluster: three numbers per node that
-ever joined, one number per slot that ever lost a process.
+The memory used is bounded by the hosts and client slots in the cluster: three numbers per node that
+ever joined, and one number per slot in which a process was ever lost.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ __all__ = ["ANNOUNCE_S", "AT_ONCE_MAX", "Announcements"]
 
 
 class ClusterMembership:
-    """The living nodes, and the data that identifies late messages from dead nodes."""
+    """The living nodes, and the data by which late messages about dead nodes are recognized."""
 
     def __init__(self) -> None:
         self._living: dict[int, Member] = {}  # by node, in order of joining
-        self._numbers: dict[int, int] = {}  # host id -> node, of all nodes that ever joined
-        self.given = 0  # numbers assigned so far
-        self._ended: dict[int, int] = {}  # node -> highest incarnation that is over
-        self._gone: dict[int, dict[int, int]] = {}  # node -> client -> highest generation gone
-        self.leaving: set[int] = set()  # living nodes that asked to leave
-        self._told_to_leave: set[int] = set()  # the leaving nodes to which Leave was sent
+        self._numbers: dict[int, int] = {}  # host id -> node, for all nodes that ever joined
+        self.given = 0  # how many numbers have been assigned
+        self._ended: dict[int, int] = {}  # node -> highest incarnation that has ended
+        # Node -> client slot -> highest generation that has ended.
+        self._gone: dict[int, dict[int, int]] = {}
+        self.leaving: set[int] = set()  # living nodes that have asked to leave
+        self._sent_leave: set[int] = set()  # the leaving nodes to which Leave was sent
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -46,11 +47,11 @@ class ClusterMembership:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """The living nodes in order of joining, as the nodes know each other."""
+        """The living nodes in order of joining, in the form that is sent to nodes."""
         return tuple(self._living.values())
 
     def number_of(self, host_id: int) -> int | None:
-        """The host's number, or the number that it would get; None if no number is left."""
+        """The host's number, or the number that it would be assigned. None if no number is left."""
         number = self._numbers.get(host_id, self.given)
         return number if number < NODES_MAX else None
 
@@ -60,29 +61,29 @@ class ClusterMembership:
         return self._numbers.get(host_id)
 
     def node_of(self, host_id: int) -> int | None:
-        """The living node of that host."""
+        """The living node of that host, or None."""
         node = self._numbers.get(host_id)
         return node if node in self._living else None
 
     def is_joining(self, node: int, incarnation: int) -> bool:
-        """Whether a join with these numbers begins a new incarnation. A duplicate or late one does
-        not."""
+        """Whether a join with these numbers begins a new incarnation. Otherwise it is a duplicate
+        or a late message."""
         living = self._living.get(node)
         known = -1 if living is None else living.incarnation
         return incarnation > max(known, self._ended.get(node, -1))
 
     def is_living(self, node: int, incarnation: int | None = None) -> bool:
-        """Whether the node is alive, in this incarnation if one is given."""
+        """Whether the node is alive. If an incarnation is given, it must be the present one."""
         living = self._living.get(node)
         return living is not None and incarnation in (None, living.incarnation)
 
     def living(self, nodes: Iterable[int]) -> list[int]:
         """The living nodes among these."""
-        there = self._living
-        return [node for node in nodes if node in there]
+        living = self._living
+        return [node for node in nodes if node in living]
 
     def join(self, message: NodeJoined) -> Member:
-        """Begins a new incarnation of a node. `lose` has ended the previous incarnation."""
+        """Begins a new incarnation of a node. `lose` must have ended the previous incarnation."""
         node = self.number_of(message.host_id)
         assert node is not None
         assert self.is_joining(node, message.incarnation)
@@ -103,7 +104,7 @@ class ClusterMembership:
         return member
 
     def restore(self, members: Iterable[Member], numbers: int) -> None:
-        """Records the nodes of the previous manager. `numbers`: how many numbers it had
+        """Records the nodes of the previous manager. `numbers`: how many numbers this manager had
         assigned."""
         for member in members:
             self._numbers[member.host_id] = member.node
@@ -115,46 +116,46 @@ class ClusterMembership:
         self._ended[node] = self._living.pop(node).incarnation
         self._gone.pop(node, None)
         self.leaving.discard(node)
-        self._told_to_leave.discard(node)
+        self._sent_leave.discard(node)
 
     def incarnation(self, node: int) -> int:
         """The incarnation of a living node."""
         return self._living[node].incarnation
 
     def say_leave(self, node: int) -> bool:
-        """True at the first call for this incarnation of a leaving node, so that Leave is sent
-        once."""
-        first = node not in self._told_to_leave
-        self._told_to_leave.add(node)
+        """Returns True once for each incarnation of a leaving node, so that Leave is sent once."""
+        first = node not in self._sent_leave
+        self._sent_leave.add(node)
         return first
 
     def is_client_gone(self, node: int, client: int, generation: int) -> bool:
-        """Whether this use of the slot, or a later one, has ended. Uses of a slot end in order."""
+        """Whether this use of the client slot, or a later one, has ended. Uses of a slot end in
+        order."""
         return generation <= self._gone.get(node, {}).get(client, -1)
 
     def lose_client(self, node: int, client: int, generation: int) -> None:
-        """Ends this use of the slot, and all earlier uses."""
+        """Ends this use of the client slot, and all earlier uses."""
         gone = self._gone.setdefault(node, {})
         gone[client] = max(generation, gone.get(client, -1))
 
 
 # The announcement of joins to the other nodes.
 #
-# A joining node is announced to all others. If many nodes join at the same time, separate
-# announcements would cost as many messages as the cluster has pairs of nodes. A join is therefore
-# announced immediately only if few messages were sent just before. Further joins are announced
-# together, at most ANNOUNCE_S later.
+# Each join is announced to all other nodes. If many nodes joined at the same time, separate
+# announcements would require a message for each pair of nodes. A join is therefore announced
+# immediately only if few messages were sent just before. Further joins are announced together, at
+# most ANNOUNCE_S later.
 #
-# A member gets all earlier joins before any other message of the planner (`before`), so no message
-# names a node that its receiver does not know.
+# All joins are announced to a node before any other message is sent to it (see `before`), so no
+# message names a node that its receiver does not know.
 
 
-# The longest delay of an announcement. Higher: fewer messages during many joins. Lower: nodes learn
-# about each other sooner.
+# The longest delay of an announcement. Higher: fewer messages while many nodes join. Lower: nodes
+# are informed of each other sooner.
 ANNOUNCE_S = 0.25
-# Maximum number of announcements without delay within ANNOUNCE_S; with 64, the first eleven nodes
-# of a new cluster are announced at once. Higher: more nodes join without delay; lower: fewer
-# messages.
+# Maximum number of messages that are sent without delay within ANNOUNCE_S. With 64, the first
+# eleven nodes of a new cluster are announced immediately. Higher: more joins are announced without
+# delay. Lower: fewer messages.
 AT_ONCE_MAX = 64
 
 
@@ -162,23 +163,23 @@ class Announcements:
     """The joins that have not been announced yet."""
 
     def __init__(self) -> None:
-        self._came: list[Member] = []  # in order of joining
-        # Node -> how many of these joins were sent to it; 0 without an entry.
+        self._joined: list[Member] = []  # in order of joining
+        # Node -> how many of these joins were sent to it. A missing entry means 0.
         self._known: dict[int, int] = {}
         self._began = float("-inf")  # start of the interval in which messages are counted
-        self._sent = 0  # in this interval
+        self._sent = 0  # number of messages sent in this interval
 
     @property
     def wake_at(self) -> float | None:
-        """When the pending announcements are due."""
-        return self._began + ANNOUNCE_S if self._came else None
+        """The time at which the pending announcements are due, or None."""
+        return self._began + ANNOUNCE_S if self._joined else None
 
     def join(self, member: Member, others: Iterable[int], now: float) -> list[Send]:
-        """Records that a node has joined, and knows all members. Returns the announcements to send
-        immediately."""
+        """Records that a node has joined. The node itself knows all members. Returns the
+        announcements to send immediately."""
         others = list(others)
-        self._came.append(member)
-        self._known[member.node] = len(self._came)
+        self._joined.append(member)
+        self._known[member.node] = len(self._joined)
         if now - self._began >= ANNOUNCE_S:
             self._began, self._sent = now, 0
         if self._sent and self._sent + len(others) > AT_ONCE_MAX:
@@ -187,16 +188,16 @@ class Announcements:
 
     def tick(self, nodes: Iterable[int], now: float) -> list[Send]:
         """The messages that are due now."""
-        if not self._came or now < self._began + ANNOUNCE_S:
+        if not self._joined or now < self._began + ANNOUNCE_S:
             return []
         self._began, self._sent = now, 0
         return self._announce(nodes)
 
     def before(self, sends: list[Send]) -> list[Send]:
-        """The same messages, each preceded by the joins that its node does not know. Nothing is put
-        before NodeAdmitted, which comes first and contains all members, or before DeclaredDead,
-        which ends the node's membership."""
-        if not self._came:
+        """Returns the same messages, each preceded by the joins that its receiver does not know.
+        Two messages need no announcements: NodeAdmitted contains all members, and DeclaredDead ends
+        the node's membership."""
+        if not self._joined:
             return sends
         found: list[Send] = []
         for node, message in sends:
@@ -208,12 +209,12 @@ class Announcements:
         return found
 
     def knows_all(self, node: int) -> None:
-        """Records that all members were sent to the node."""
-        if self._came:
-            self._known[node] = len(self._came)
+        """Records that the node has been informed of all members."""
+        if self._joined:
+            self._known[node] = len(self._joined)
 
     def lose(self, node: int) -> None:
-        """Removes a lost node. If its host joins again, all members are sent to it."""
+        """Removes a lost node. If its host joins again, it receives all members."""
         self._known.pop(node, None)
 
     def _announce(self, nodes: Iterable[int]) -> list[Send]:
@@ -221,19 +222,19 @@ class Announcements:
         encoded_once: dict[int, MembersChanged] = {}
         for node in nodes:
             sends += self._missing(node, encoded_once)
-        self._came.clear()
+        self._joined.clear()
         self._known.clear()
         self._sent += len(sends)
         return sends
 
     def _missing(self, node: int, made: dict[int, MembersChanged] | None = None) -> list[Send]:
         known = self._known.get(node, 0)
-        if known == len(self._came):
+        if known == len(self._joined):
             return []
         message = None if made is None else made.get(known)
         if message is None:
-            message = MembersChanged(tuple(self._came[known:]), ())
+            message = MembersChanged(tuple(self._joined[known:]), ())
             if made is not None:
                 made[known] = message
-        self._known[node] = len(self._came)
+        self._known[node] = len(self._joined)
         return [(node, message)]

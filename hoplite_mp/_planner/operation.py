@@ -1,12 +1,12 @@
 """One collective: its state, and the transitions that messages about it cause.
 
 Theory of operation. A request names sources that may not exist yet. They become ready, or fail, in
-any order; reports may arrive late or twice. As soon as `num` sources are ready, these are the
-members. The plan announces the members to all participating nodes, and no node decides this again.
-A failed source is skipped while `num` can still be met. From the deadline on one source is enough;
-all sources that are ready by then take part. A request may divide its sources into groups of
-alternatives: the first ready source of each group takes part, and groups are counted in place of
-sources.
+any order; reports may arrive late or twice. The first `num` sources that become ready are the
+members. The plan announces the members to all participating nodes, and nodes do not choose members
+themselves. Failed sources are skipped as long as `num` sources can still become ready. After the
+deadline one source is enough, and all sources that are ready by then take part. A request may
+divide its sources into groups of alternatives. Then the first ready source of each group takes
+part, and groups are counted in place of sources.
 
              enough ready                     complete everywhere
     WAITING ──────────────► EXECUTING ─────────────────────────────► Commit, forgotten
@@ -15,10 +15,11 @@ sources.
       └────────────────────────┘
        sources vanished, or a node that holds members or owns stripes was lost: epoch + 1
 
-The table TRANSITIONS holds every transition that a message can cause, except that reports of slow
-links (OperationSlow) may lead to the next epoch of a running plan. Messages that are not in the
-table are ignored; late messages are among these. A transition only records the event; `reduce` then
-decides what follows, in the same way after every message.
+The table TRANSITIONS contains every transition that a message can cause, with one exception:
+reports of slow links (OperationSlow) may cause a plan of the next epoch.
+Messages that are not in the table, such as late messages, are ignored. A transition only records
+the event. After every message, `reduce` applies the same rule to the recorded state and decides
+what to send.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 
 
 class OperationState(enum.Enum):
-    """The states of an operation. A finished operation has none, because it is forgotten."""
+    """The states of an operation. A finished operation is forgotten and has no state."""
 
     WAITING = "for enough sources to be ready"
     EXECUTING = "the members are fixed and announced"
@@ -69,7 +70,7 @@ class DeadlinePassed:
 
 
 class HolderLost(NamedTuple):
-    """A node was lost. It may hold sources, own stripes or be a destination. An internal event."""
+    """A node that holds sources, owns stripes or is a destination was lost. An internal event."""
 
     node: int
 
@@ -98,22 +99,23 @@ class Source:
 
 
 class SourceGroups:
-    """The groups of alternatives into which a request divides its sources. Counts the groups that
-    are ready or have failed, because each report needs these numbers."""
+    """The groups of alternatives into which a request divides its sources. Counts the ready and
+    the failed groups, because these numbers are needed after each report."""
 
     def __init__(self, one_of: tuple[tuple[int, ...], ...]) -> None:
         self.of = {index: place for place, group in enumerate(one_of) for index in group}
-        # Group -> its ready sources, without groups that have none.
+        # Group -> number of its ready sources. Groups without ready sources are absent.
         self.ready: Counter[int] = Counter()
-        self._left = [len(group) for group in one_of]  # sources that have not failed
-        self.failed = 0  # groups whose sources have all failed
+        # For each group, the number of sources that have not failed.
+        self._left = [len(group) for group in one_of]
+        self.failed = 0  # number of groups whose sources have all failed
 
     def note_ready(self, index: int) -> None:
         """Records that a source has become ready."""
         self.ready[self.of[index]] += 1
 
     def note_failed(self, index: int, was_ready: bool) -> bool:
-        """Records that a source has failed. Returns whether its whole group has failed now."""
+        """Records that a source has failed. Returns whether its whole group has now failed."""
         place = self.of[index]
         if was_ready:
             self.ready[place] -= 1
@@ -124,7 +126,7 @@ class SourceGroups:
         return self._left[place] == 0
 
     def firsts(self, ready: Iterable[int]) -> Iterator[int]:
-        """The first of each group among ready sources, which are given by arrival."""
+        """Yields the first source of each group from `ready`, which is in order of arrival."""
         seen: set[int] = set()
         for index in ready:
             if self.of[index] not in seen:
@@ -134,45 +136,46 @@ class SourceGroups:
 
 @dataclass(slots=True)
 class Operation:
-    """A running collective: requested, and not yet committed, failed or dropped."""
+    """A running collective, from the request until it is committed, failed or dropped."""
 
     request: ReduceRequested
-    need: int  # ready sources that suffice: 1 <= need <= num; 1 from the deadline on
-    twins: dict[bytes, list[int]]  # ids given more than once, with all their indices
-    groups: SourceGroups | None = None  # None: each source is a group of its own
+    need: int  # number of ready sources that suffice, at most num; 1 after the deadline
+    twins: dict[bytes, list[int]]  # source that is named more than once -> all its indices
+    groups: SourceGroups | None = None  # None: the sources are not divided into groups
     state: OperationState = OperationState.WAITING
-    deadline_at: float | None = None  # not None if and only if in the list of deadlines
-    ready: dict[int, Source] = field(default_factory=dict)  # by arrival; ∩ failed = ∅
+    deadline_at: float | None = None  # None: the list of deadlines has no entry for the operation
+    ready: dict[int, Source] = field(default_factory=dict)  # in order of arrival; none in `failed`
     failed: set[int] = field(default_factory=set)
-    # The first failure that counts: of a source, or of the last source in a group.
+    # (index, reason) of the first failure of a source, or of a whole group.
     cause: tuple[int, str] | None = None
-    epoch: int = 0  # plans announced so far
-    members: tuple[int, ...] = ()  # of the current epoch, sorted
-    plan: ExecuteReduce | None = None  # the latest plan; None before it, and for a broadcast
-    destinations: tuple[int, ...] = ()  # without a plan: for a broadcast, or if nothing must move
-    unfinished: set[int] = field(default_factory=set)  # nodes that have not reported yet
+    epoch: int = 0  # number of plans announced so far
+    members: tuple[int, ...] = ()  # the members of the current epoch, sorted
+    plan: ExecuteReduce | None = None  # the latest plan; None before the first, or for a broadcast
+    # The destinations of a broadcast, or of an operation that need not move any bytes.
+    destinations: tuple[int, ...] = ()
+    unfinished: set[int] = field(default_factory=set)  # nodes that have not finished their part
     lost: set[int] = field(default_factory=set)  # nodes lost during the operation
     told: dict[int, None] = field(default_factory=dict)  # living nodes that have the latest plan
-    # (index, node): the node should have held the source but did not, or was lost with it.
+    # (index, node): the node was expected to hold the source, but did not hold it or was lost.
     gone: dict[tuple[int, int], None] = field(default_factory=dict)
     # The nodes' reports of slow links in this epoch.
     links: SlowLinks[OperationSlow] = field(default_factory=SlowLinks)
     record: PlanRecord | None = None  # of the latest plan
-    relieved: bool = False  # the stripes of a node with a slow link were moved
+    relieved: bool = False  # stripes have been moved away from a node with a slow link
 
     def same(self, index: int) -> Iterable[int]:
-        """All indices of the source at `index`; none if there is no such source."""
+        """All indices at which the request names the source at `index`. Empty if out of range."""
         if index >= len(self.request.sources):
             return ()
         return self.twins.get(self.request.sources[index], (index,))
 
     def note_gone(self, index: int, nodes: Iterable[int]) -> None:
-        """These nodes no longer hold the source. If the operation fails for lack of sources, the
-        requester is informed, because it may know of another copy or recompute the source."""
+        """Records that these nodes no longer hold the source. If too few sources are left, the
+        requester is informed, because it may find another copy or recompute the source."""
         self.gone.update({(index, node): None for node in nodes})
 
     def all_gone(self, index: int, nodes: tuple[int, ...]) -> SourceFailed:
-        """The event that a source has failed because all nodes that held it are gone."""
+        """Returns the event that a source has failed because all nodes that held it are lost."""
         self.note_gone(index, nodes)
         reason = f"its holder, node {nodes[0]}, is lost"
         return SourceFailed(self.request.operation, index, reason)
@@ -184,7 +187,7 @@ class Operation:
         return len(self.request.sources) - len(self.failed) >= self.need
 
     def choose(self) -> tuple[int, ...] | None:
-        """The sources that take part, by arrival; None if too few are ready."""
+        """The sources that take part, in order of arrival. None if too few are ready."""
         if self.groups is None:
             enough, found = len(self.ready) >= self.need, iter(self.ready)
         else:
@@ -192,8 +195,8 @@ class Operation:
         return tuple(islice(found, self.request.num)) if enough else None
 
     def folding_order(self, chosen: tuple[int, ...]) -> tuple[int, ...]:
-        """The order in which chosen sources are folded: a reproducible reduction keeps that of the
-        request, others that of arrival."""
+        """The order in which the chosen sources are folded: the order of the request for a
+        reproducible reduction, otherwise the order of arrival."""
         if not self.request.reproducible:
             return chosen
         if self.groups is None:
@@ -201,7 +204,7 @@ class Operation:
         return tuple(sorted(chosen, key=self.groups.of.__getitem__))
 
     def moves(self, holder_of: dict[int, int], destinations: tuple[int, ...]) -> bool:
-        """Whether a collective that copies must send any member to a node other than its holder."""
+        """Whether a collective that only copies must send any member to another node."""
         wanted_by = set(destinations)
         for index, holder in holder_of.items():
             if self.request.kind == "alltoall":
@@ -215,11 +218,11 @@ class Operation:
         """The message that ends the operation when too few sources are left."""
         assert self.cause is not None
         index, reason = self.cause
-        failed, total, what = len(self.failed), len(self.request.sources), "sources"
+        failed, total, noun = len(self.failed), len(self.request.sources), "sources"
         if self.groups is not None:
-            failed, total, what = self.groups.failed, len(self.request.one_of), "groups of sources"
+            failed, total, noun = self.groups.failed, len(self.request.one_of), "groups of sources"
         message = (
-            f"{failed} of {total} {what} failed, so {self.need} cannot become ready; "
+            f"{failed} of {total} {noun} failed, so {self.need} cannot become ready; "
             f"the first failure was source {index}: {reason}"
         )
         error = "reduce" if self.request.kind in FOLDING else "source"
@@ -227,7 +230,7 @@ class Operation:
         return OperationFailed(self.request.operation, error, message, index, gone)
 
     def mismatch(self, chosen: Sequence[int]) -> OperationFailed | None:
-        """The error if members of a fold have different layouts, as far as these are known."""
+        """Returns the error if members of a fold are known to have different layouts."""
         if self.request.kind not in FOLDING:
             return None
         layouts = {index: self.ready[index].layout for index in chosen}
@@ -244,7 +247,7 @@ class Operation:
         return OperationFailed(self.request.operation, "value", text)
 
     def _named(self, index: int) -> str:
-        """The text of a source's ref, as users see it."""
+        """The ref of a source, as it is displayed to users."""
         return f"ObjectRef({self.request.sources[index].hex()})"
 
     def commit(self) -> Commit:
@@ -260,7 +263,7 @@ class Operation:
 
 
 def find_twins(sources: tuple[bytes, ...]) -> dict[bytes, list[int]]:
-    """Ids that occur more than once, with all their indices."""
+    """Maps each id that occurs more than once to all its indices."""
     if len(set(sources)) == len(sources):
         return {}
     indices: dict[bytes, list[int]] = {}
@@ -269,12 +272,12 @@ def find_twins(sources: tuple[bytes, ...]) -> dict[bytes, list[int]]:
     return {source: same for source, same in indices.items() if len(same) > 1}
 
 
-# ---- transitions: they record what happened. A returned message ends the operation.
+# ---- transitions: functions that record an event. A returned message ends the operation.
 
 
 def note_ready(op: Operation, message: SourceReady) -> None:
-    """Records another holder of a source. If a ready source occurs more than once, the request
-    names all its indices. The first index registers all of them, so the others cost nothing."""
+    """Records another holder of a source. If the request names the source at several indices, each
+    of them may be reported. The first report updates all indices, so the others are ignored."""
     known = op.ready.get(message.index)
     if known is not None and message.node in known.holders:
         return
@@ -289,7 +292,7 @@ def note_ready(op: Operation, message: SourceReady) -> None:
 
 
 def note_failed(op: Operation, message: SourceFailed) -> None:
-    """Records that a source has failed, with all its indices."""
+    """Records that a source has failed, at all its indices."""
     if message.index in op.failed:
         return
     for index in op.same(message.index):
@@ -328,13 +331,14 @@ def _note_refusal(op: Operation, event: CopyRefused) -> ManagerToNode | None:
     return OperationFailed(op.request.operation, event.error, text)
 
 
-# Kinds that fail if any destination is lost, because its part of the result has no other place.
+# Kinds that fail if any destination is lost, because no other node can receive its part of the
+# result.
 _BOUND = ("reduce", "gather", "reduce_scatter")
 
 
 def _note_holder_lost(op: Operation, event: HolderLost) -> ManagerToNode | None:
-    """Records the loss of a node. A source fails with its last holder, and the operation fails with
-    a destination that it needs."""
+    """Records the loss of a node. A source fails if the node was its last holder. The operation
+    fails if it needs the node as a destination."""
     node = event.node
     op.lost.add(node)
     op.told.pop(node, None)
@@ -355,16 +359,16 @@ def _note_holder_lost(op: Operation, event: HolderLost) -> ManagerToNode | None:
 
 
 def _note_node_lost(op: Operation, event: HolderLost) -> ManagerToNode | None:
-    """Records the loss of a node while a plan is executed. If other nodes depend on the lost node,
-    the operation starts again; if it was only a receiver, the plan continues without it."""
+    """Records the loss of a node while a plan is being executed. If other nodes depend on the lost
+    node, the operation is planned again. Otherwise the plan continues without the node."""
     message = _note_holder_lost(op, event)
     if message is not None:
         return message
     plan, node = op.plan, event.node
     if plan is None or node not in participants(plan):
         return _finish(op, node) if node in op.unfinished else None
-    gives = node in plan.holders or any(stripe.owner == node for stripe in plan.stripes)
-    if gives or (plan.shape != "stripes" and node in waits_for(plan)):
+    provides = node in plan.holders or any(stripe.owner == node for stripe in plan.stripes)
+    if provides or (plan.shape != "stripes" and node in waits_for(plan)):
         op.state = OperationState.WAITING
         return None
     return _finish(op, node) if node in op.unfinished else None
@@ -375,13 +379,13 @@ def _note_execution_failed(op: Operation, message: ExecutionFailed) -> ManagerTo
         return None
     vanished = sorted(set(message.failed_sources).intersection(op.members))
     if not vanished:
-        # No source can be left out, so a further epoch would fail in the same way.
+        # The failure is not due to a missing source, so another plan would fail in the same way.
         return OperationFailed(op.request.operation, message.error, message.reason)
     noted: set[bytes] = set()
     for index in vanished:
         op.note_gone(index, (message.node,))
         source = op.request.sources[index]
-        if source not in noted:  # a node without the source names all its indices
+        if source not in noted:  # the message may name several indices of the same source
             noted.add(source)
             _note_gone(op, index, message)
     op.state = OperationState.WAITING
@@ -389,23 +393,23 @@ def _note_execution_failed(op: Operation, message: ExecutionFailed) -> ManagerTo
 
 
 def _note_gone(op: Operation, index: int, message: ExecutionFailed) -> None:
-    """Records that a node no longer holds a source. Other nodes may still hold the source, because
-    a node deletes its copy as soon as no local process needs it."""
+    """Records that a node no longer holds a source. The source fails only if no other node holds
+    it, because a node may delete its own copy when no local process needs the copy any more."""
     source = op.ready.get(index)
     if source is None or message.node not in source.holders or len(source.holders) == 1:
         note_failed(op, SourceFailed(op.request.operation, index, message.reason))
         return
-    for one in op.same(index):
-        op.ready[one].holders.pop(message.node, None)
+    for same in op.same(index):
+        op.ready[same].holders.pop(message.node, None)
 
 
 def _drop(op: Operation, _: OperationDropped) -> ManagerToNode:
     return Forget(op.request.operation)
 
 
-# Rows that look the same in both states mean different things. While a plan is executed, a source
-# that becomes ready is a spare for the next epoch. A source that fails is no longer a spare, but
-# the plan remains valid, because its nodes may have read the source before; otherwise they report
+# Some rows have the same function in both states, but different consequences. While a plan is being
+# executed, a source that becomes ready is a spare for the next epoch. If a source fails, the plan
+# remains valid, because the nodes may already have read the source; otherwise they report
 # ExecutionFailed.
 TRANSITIONS: dict[tuple[OperationState, type], Callable[[Operation, Any], ManagerToNode | None]] = {
     (OperationState.WAITING, SourceReady): note_ready,

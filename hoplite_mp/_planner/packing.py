@@ -1,15 +1,16 @@
-"""Packs spanning trees for links that do not form a star: the share of an object for each tree.
+"""Packs spanning trees for links that do not form a star, and divides an object among the trees.
 
 Blink (Wang et al., MLSys 2020) packs trees fractionally by multiplicative weights. Every limit (a
 pair's rate, a host's up rate, a host's down rate) has a price that grows with its use; the cheapest
 tree is added repeatedly until the prices show that no further tree fits. The method is due to Garg
 and Könemann (FOCS 1998). The cheapest tree from a root to all other nodes is a minimum
 arborescence, found by the algorithm of Chu-Liu and Edmonds. The result is within about EPSILON of
-the best possible rate. Afterwards only the heaviest trees are kept, as few as reach the part
-KEEP_RATE of this rate.
+the best possible rate. Afterwards only the heaviest trees are kept, namely the fewest that reach
+the fraction KEEP_RATE of this rate.
 
-Packing takes 0.1 s for 8 nodes and 1.4 s for 16. Therefore the planner requests trees in a field of
-StepResult. The manager's loop calls `pack` in the background, and passes the answer to `step`.
+Packing takes 0.1 s for 8 nodes and 1.4 s for 16. Therefore the planner only requests trees, in a
+field of StepResult. The manager's loop calls `pack` in the background, and passes the answer to the
+planner's `step`.
 """
 
 from __future__ import annotations
@@ -23,28 +24,28 @@ if TYPE_CHECKING:
 
     from hoplite_mp._planner.link_speeds import LinkSpeeds
 
-    Edge = tuple[int, int]  # (sender, receiver), places in `nodes`
+    Edge = tuple[int, int]  # (sender, receiver), both as indices into `nodes`
 
-# The largest relative gap between the packing and the best rate. Lower: more rounds, in proportion
-# to 1/EPSILON².
+# The largest relative gap between the rate of the packing and the best rate. Lower: more rounds, in
+# proportion to 1/EPSILON².
 EPSILON = 0.12
-# Trees are removed as long as this part of the rate remains.
+# Trees are removed as long as this fraction of the rate remains.
 KEEP_RATE = 0.99
-# A tree gets one stream for each of these parts of the rate. Engines alternate between the streams
-# of a link by blocks, so nearly equal streams share each link in proportion to the trees' weights.
-# Higher: a better proportion, more streams and shorter blocks.
+# The number of streams into which the whole rate is divided. An engine alternates between the
+# streams of a link after each block. Nearly equal streams therefore share each link in proportion
+# to the weights of their trees. Higher: a better proportion, more streams and shorter blocks.
 STREAMS = 64
-# Rates are rounded to powers of this, so that small changes of a rate need no new packing.
+# Rates are rounded to powers of this number, so that small changes in a rate need no new packing.
 RATE_STEP = 2**0.25
 
 
 @dataclass(frozen=True, slots=True)
 class PackingWanted:
-    """A request to pack trees from nodes[0] to all other nodes. It is also a key, because equal
-    requests have equal answers.
+    """A request to pack trees from nodes[0] to all other nodes. Equal requests have equal answers,
+    so requests also serve as keys.
 
-    `up`, `down`: bytes a second of each node; `pairs`: (place, place, bytes a second) of the pairs
-    that are slower than both their ends.
+    `up`, `down`: the rate of each node in bytes per second. `pairs`: (sender, receiver, bytes per
+    second) for the pairs that are slower than both their ends, with indices into `nodes`.
     """
 
     nodes: tuple[int, ...]
@@ -54,7 +55,7 @@ class PackingWanted:
 
     @classmethod
     def between(cls, nodes: Sequence[int], speeds: LinkSpeeds, now: float) -> PackingWanted:
-        """The request for these nodes, with the measured rates, rounded."""
+        """Returns the request for these nodes, with the measured rates in rounded form."""
         hosts = speeds.hosts(nodes)
         places = {node: place for place, node in enumerate(nodes)}
         pairs = sorted(
@@ -71,15 +72,15 @@ class PackingWanted:
 
 @dataclass(frozen=True, slots=True)
 class TreesPacked:
-    """The answer: (weight, parents), the heaviest first; parents[i] is the parent of
-    nodes[i + 1]."""
+    """The answer to a request. `trees`: (weight, parents) for each tree, the heaviest first;
+    parents[i] is the parent of nodes[i + 1]."""
 
     wanted: PackingWanted
-    rate: float  # bytes a second of all trees together
+    rate: float  # bytes per second of all trees together
     trees: tuple[tuple[float, tuple[int, ...]], ...]
 
     def streams(self) -> list[tuple[float, tuple[int, ...]]]:
-        """(weight, parents) of nearly equal streams: a heavy tree has several of them."""
+        """Divides the trees into nearly equal streams. Returns (weight, parents) for each."""
         found: list[tuple[float, tuple[int, ...]]] = []
         for weight, parents in self.trees:
             count = max(1, round(weight / self.rate * STREAMS))
@@ -87,8 +88,8 @@ class TreesPacked:
         return found
 
     def rate_over(self, links: PackingWanted) -> float:
-        """Bytes a second that these trees carry over the links of `links`, a request for the same
-        nodes."""
+        """The bytes per second that these trees carry if the links have the rates of `links`, which
+        is a request for the same nodes."""
         places = {node: place for place, node in enumerate(links.nodes)}
         weights = {
             tuple(places[parent] for parent in parents): weight for weight, parents in self.trees
@@ -102,7 +103,7 @@ def _rounded(rate: float) -> float:
 
 
 def pack(wanted: PackingWanted) -> TreesPacked:
-    """Trees that together nearly reach the capacity of the links."""
+    """Finds trees that together nearly reach the capacity of the links."""
     count = len(wanted.nodes)
     pair_rates = {(i, j): rate for i, j, rate in wanted.pairs}
     edges = [(i, j) for i in range(count) for j in range(1, count) if i != j]
@@ -111,14 +112,13 @@ def pack(wanted: PackingWanted) -> TreesPacked:
     while not prices.all_sold():
         parents = arborescence(count, {edge: prices.of(edge) for edge in edges})
         amount = prices.largest(parents)
-        # While this tree is nearly the cheapest, it is used again without another search (Fleischer
-        # 2000).
-        bearable = prices.of_tree(parents) * (1 + EPSILON)
-        while prices.of_tree(parents) <= bearable and not prices.all_sold():
+        # Use this tree again, without a search, while it is nearly the cheapest (Fleischer 2000).
+        price_max = prices.of_tree(parents) * (1 + EPSILON)
+        while prices.of_tree(parents) <= price_max and not prices.all_sold():
             weights[parents] = weights.get(parents, 0.0) + amount
             prices.buy(parents, amount)
-    # The worst overuse of the limits is measured, because the upper bound that the method proves is
-    # never smaller.
+    # Scale by the actual overuse of the limits, which never exceeds the upper bound that the method
+    # guarantees.
     scale = prices.overuse(weights)
     scaled = {parents: weight / scale for parents, weight in weights.items()}
     kept = _few(scaled, prices)
@@ -132,7 +132,7 @@ def pack(wanted: PackingWanted) -> TreesPacked:
 def _few(
     weights: dict[tuple[int, ...], float], prices: _Prices
 ) -> list[tuple[tuple[int, ...], float]]:
-    """The heaviest trees, as few as carry KEEP_RATE of the rate, scaled up to the limits."""
+    """The fewest and heaviest trees that reach KEEP_RATE of the rate, scaled up to the limits."""
     ranked = sorted(weights.items(), key=lambda item: (-item[1], item[0]))
     full = sum(weights.values())
     for kept in range(1, len(ranked) + 1):
@@ -146,8 +146,7 @@ def _few(
 class _Prices:
     """The limits and their prices. A limit is the rate of a pair, or a host's up or down rate.
 
-    All down rates limit every tree in the same way, because each host receives once in each tree.
-    So only the lowest down rate is a limit.
+    Because each host receives once in each tree, only the lowest down rate limits the trees.
     """
 
     def __init__(
@@ -173,12 +172,12 @@ class _Prices:
         return total >= 1
 
     def of(self, edge: Edge) -> float:
-        """The price of one byte a second over this edge, without the down rate, whose price is the
-        same for all trees."""
+        """The price of one byte per second over this edge, without the down rate, whose price is
+        the same for all trees."""
         return self._up_price[edge[0]] + self._pair_price.get(edge, 0.0)
 
     def of_tree(self, parents: tuple[int, ...]) -> float:
-        """The price of one byte a second along this tree, including the down rate."""
+        """The price of one byte per second along this tree, including the down rate."""
         edges = sum(self.of((parent, child)) for child, parent in enumerate(parents, 1))
         return edges + self._down_price
 
@@ -225,13 +224,13 @@ class _Prices:
 
 
 def arborescence(count: int, lengths: Mapping[Edge, float]) -> tuple[int, ...]:
-    """The shortest tree from vertex 0 to all others: the parents of vertices 1 to count - 1.
+    """Finds the shortest tree from vertex 0 to all others. Returns the parents of vertices 1 to
+    count - 1. Raises ValueError if a vertex cannot be reached.
 
-    Chu-Liu 1965, Edmonds 1967: each vertex takes the shortest edge that enters it. If the edges
-    form a cycle, it is contracted to one vertex. The length of an edge into the cycle is then
-    reduced by the length of the edge that it replaces. The contracted graph is solved in the same
-    way, and its solution shows where to open the cycle. Raises ValueError if a vertex cannot be
-    reached.
+    The algorithm (Chu-Liu 1965, Edmonds 1967) chooses the shortest edge that enters each vertex. If
+    these edges form a cycle, the cycle is contracted to one vertex. The length of an edge into the
+    cycle is then reduced by the length of the edge that it replaces. The contracted graph is solved
+    in the same way, and its solution shows where to open the cycle.
     """
     best: dict[int, Edge] = {}
     for edge, length in lengths.items():
@@ -242,34 +241,34 @@ def arborescence(count: int, lengths: Mapping[Edge, float]) -> tuple[int, ...]:
             best[receiver] = edge
     if len(best) < count - 1:
         raise ValueError(f"{count - 1 - len(best)} vertices have no edge that enters them")
-    circle = _circle({receiver: edge[0] for receiver, edge in best.items()})
-    if circle is None:
+    cycle = _find_cycle({receiver: edge[0] for receiver, edge in best.items()})
+    if cycle is None:
         return tuple(best[vertex][0] for vertex in range(1, count))
     # The cycle becomes the last vertex of a smaller graph.
-    rest = [vertex for vertex in range(count) if vertex not in circle]
+    rest = [vertex for vertex in range(count) if vertex not in cycle]
     place = {vertex: index for index, vertex in enumerate(rest)}
     merged = len(rest)
     smaller: dict[Edge, float] = {}
-    meant: dict[Edge, Edge] = {}
+    original: dict[Edge, Edge] = {}  # edge of the smaller graph -> edge of this graph
     for edge, length in lengths.items():
         sender, receiver = edge
-        if receiver == 0 or (sender in circle and receiver in circle):
+        if receiver == 0 or (sender in cycle and receiver in cycle):
             continue
-        saved = lengths[best[receiver]] if receiver in circle else 0.0
+        saved = lengths[best[receiver]] if receiver in cycle else 0.0
         new = (place.get(sender, merged), place.get(receiver, merged))
         if new not in smaller or length - saved < smaller[new]:
             smaller[new] = length - saved
-            meant[new] = edge
+            original[new] = edge
     parents = arborescence(merged + 1, smaller)
     chosen = dict(best)
     for child, parent in enumerate(parents, 1):
-        sender, receiver = meant[(parent, child)]
+        sender, receiver = original[(parent, child)]
         chosen[receiver] = (sender, receiver)
     return tuple(chosen[vertex][0] for vertex in range(1, count))
 
 
-def _circle(parent_of: Mapping[int, int]) -> set[int] | None:
-    """The vertices of a cycle of parents, if there is one."""
+def _find_cycle(parent_of: Mapping[int, int]) -> set[int] | None:
+    """Returns the vertices of a cycle of parents, or None if there is no cycle."""
     seen: set[int] = {0}
     for start in parent_of:
         trail: list[int] = []

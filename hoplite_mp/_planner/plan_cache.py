@@ -1,7 +1,7 @@
 """Caches stripe plans and packed trees for repeated operations.
 
-Programs repeat the same collectives, and computing a stripe plan over a thousand nodes takes
-milliseconds. Equal nodes, bytes and links give equal stripe plans.
+Programs repeat the same collectives, and computing a stripe plan for a thousand nodes takes
+milliseconds. For equal nodes, bytes and links the stripe plans are equal.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["NarrowPaths", "PlanCache", "TreeCache"]
 
 # Maximum number of cached stripe plans, of a few hundred bytes per node. Higher: programs that
 # alternate between more kinds of operations are also planned quickly.
-FORESTS_MAX = 16
+STRIPE_PLANS_MAX = 16
 
 
 class PlanCache:
-    """Stripe plans by the arguments that determine them, the most recent last."""
+    """A cache of stripe plans, by the arguments that determine them. The most recent is last."""
 
     def __init__(self, speeds: LinkSpeeds) -> None:
         self._speeds = speeds
@@ -81,26 +81,27 @@ class PlanCache:
         found = self._known.pop(versioned, None)
         if found is None:
             found = make()
-            if len(self._known) >= FORESTS_MAX:
+            if len(self._known) >= STRIPE_PLANS_MAX:
                 del self._known[next(iter(self._known))]
         self._known[versioned] = found
         return found
 
 
-# Packed trees for LANs that are not a star: requested once, used as soon as they are packed.
+# Packed trees for LANs that are not a star.
 #
-# Packing takes seconds, and plans do not wait for packed trees. The first spread between certain
-# nodes uses stripes and requests trees; later spreads use the trees. When a rate has changed, new
-# trees are requested. Until these are packed, the previous trees are used if they are still faster
-# than stripes. Stripes are used if narrow paths do not slow them down: with many receivers, each of
-# these paths carries few bytes.
+# Packing takes seconds, and plans do not wait for packed trees. The first broadcast between certain
+# nodes uses stripes and requests trees; later broadcasts use the trees. When a rate has changed,
+# new trees are requested. Until these are packed, the previous trees are used if they are still
+# faster than stripes. Stripes are used if narrow paths do not slow them down, for example because
+# each path carries few bytes in a large broadcast.
 
 
-# Maximum number of nodes in a spread with packed trees. Packing 16 nodes takes 1.4 s in a thread
-# that shares the interpreter with the manager's loop; 32 nodes would take about 20 s.
+# Maximum number of nodes in a broadcast with packed trees. Packing trees for 16 nodes takes 1.4 s,
+# in a thread that shares the interpreter with the manager's loop. For 32 nodes it would take about
+# 20 s.
 PACKED_NODES_MAX = 16
-# Trees are packed if narrow paths slow stripes down by this factor. Lower: more packing, even for
-# differences that are only measurement errors.
+# Trees are packed if narrow paths slow down stripes by more than this factor. Lower: trees are
+# packed more often, even if the difference is only a measurement error.
 WORTH = 1.2
 # Maximum number of cached packings, of a few kilobytes each.
 PACKINGS_MAX = 64
@@ -111,14 +112,14 @@ PATHS_NAMED_MAX = 4
 
 
 class NarrowPaths(NamedTuple):
-    """The rates of narrow paths in bytes a second, and the seconds that stripes take over them."""
+    """The narrow paths of a plan. A narrow path is slower than the links of both its hosts."""
 
-    rates: Mapping[tuple[int, int], float]
-    stripes_s: float
+    rates: Mapping[tuple[int, int], float]  # (sender, receiver) -> bytes per second
+    stripes_s: float  # the duration with stripes, in seconds
 
     @property
     def words(self) -> str:
-        """The narrowest paths, for users."""
+        """Text for users that names the narrowest paths."""
         paths = sorted(self.rates.items(), key=lambda item: (item[1], item[0]))
         named = [
             f"h{one} to h{other} {rate / 1e6:.3g} MB/s"
@@ -129,16 +130,16 @@ class NarrowPaths(NamedTuple):
 
 
 class TreeCache:
-    """The packed trees, and the requests for more."""
+    """A cache of packed trees, with the requests for more."""
 
     def __init__(self, speeds: LinkSpeeds) -> None:
         self._speeds = speeds
-        self._packed: dict[PackingWanted, TreesPacked | None] = {}  # None: requested
-        self._latest: dict[tuple[int, ...], TreesPacked] = {}  # by nodes, regardless of the links
-        self.wanted: list[PackingWanted] = []  # taken by the planner
+        self._packed: dict[PackingWanted, TreesPacked | None] = {}  # None: not packed yet
+        self._latest: dict[tuple[int, ...], TreesPacked] = {}  # by nodes, for any rates
+        self.wanted: list[PackingWanted] = []  # new requests; the planner removes them
 
     def take(self, trees: TreesPacked) -> None:
-        """Records the answer to a PackingWanted. The next spread between these nodes uses it."""
+        """Records the answer to a request, for the next broadcasts between these nodes."""
         while len(self._packed) >= PACKINGS_MAX:
             del self._packed[next(iter(self._packed))]
         while len(self._latest) >= PACKINGS_MAX:
@@ -148,33 +149,34 @@ class TreeCache:
     def used_by(
         self, plan: Distribute, seconds: float, now: float, notes: list[str]
     ) -> tuple[Distribute, float, NarrowPaths | None]:
-        """Returns the faster plan, along packed trees (if there are any) or `plan`, its duration in
-        seconds, and the narrow paths if they were considered. Requests trees that are worth
-        packing. `seconds`: the duration with stripes if the LAN were a star."""
+        """Returns (the plan to use, its duration in seconds, the narrow paths if they were
+        considered). The plan is `plan`, or a plan along packed trees if these are available and
+        faster. Requests trees that are worth packing. `seconds`: the duration of `plan` if the LAN
+        were a star."""
         nodes = (plan.sources[0], *plan.receivers)
         if len(nodes) > PACKED_NODES_MAX or self._speeds.is_star(nodes, now):
             return plan, seconds, None
         rates = self._speeds.pair_rates(nodes, now)
-        held_up_s = cost.narrow_s(plan, rates)
-        narrow = NarrowPaths(rates, held_up_s)
-        if held_up_s <= WORTH * seconds:
-            return plan, max(seconds, held_up_s), narrow
+        stripes_s = cost.narrow_s(plan, rates)
+        narrow = NarrowPaths(rates, stripes_s)
+        if stripes_s <= WORTH * seconds:
+            return plan, max(seconds, stripes_s), narrow
         wanted = PackingWanted.between(nodes, self._speeds, now)
         packed = self._packed.get(wanted)
         if wanted not in self._packed:
-            self._packed[wanted] = None  # so that it is requested once
+            self._packed[wanted] = None  # so that the trees are requested only once
             self.wanted.append(wanted)
         if packed is None:
             packed = self._latest.get(wanted.nodes)
         if packed is None:
-            return plan, held_up_s, narrow
+            return plan, stripes_s, narrow
         rate = packed.rate if packed.wanted == wanted else packed.rate_over(wanted)
-        if plan.nbytes / rate >= held_up_s:
-            return plan, held_up_s, narrow
+        if plan.nbytes / rate >= stripes_s:
+            return plan, stripes_s, narrow
         streams = packed.streams()
         stripes = tree_shapes.cut([(plan.sources[0], weight) for weight, _ in streams])
         rows = tuple(parents for _, parents in streams)[: len(stripes)]
-        along = Distribute(
+        along_trees = Distribute(
             plan.operation,
             plan.object,
             plan.epoch,
@@ -185,5 +187,5 @@ class TreeCache:
             "parents",
             rows,
         )
-        notes.append(f"the LAN is no star: {len(set(rows))} packed trees, {rate:.3g} B/s")
-        return along, plan.nbytes / rate, narrow
+        notes.append(f"the LAN is not a star: {len(set(rows))} packed trees, {rate:.3g} B/s")
+        return along_trees, plan.nbytes / rate, narrow

@@ -1,8 +1,8 @@
-"""Records of the latest plans, for users who ask why an object moved as it did.
+"""Records of the latest plans, for users who ask why an object was moved in a certain way.
 
 A record refers to data that the planner has computed anyway, and is completed by the reports that
-end the plan. So records cost no messages, and become text only when a user asks. The records of
-PLAN_RECORDS_MAX objects are kept; a new manager begins without records.
+end the plan. Records therefore cost no messages, and become text only when a user asks. The records
+of PLAN_RECORDS_MAX objects are kept. A new manager begins without records.
 """
 
 from __future__ import annotations
@@ -33,15 +33,14 @@ __all__ = ["PlanLog", "PlanRecord", "estimate", "shape_words"]
 
 @dataclass(slots=True)
 class PlanRecord:
-    """One plan. Times are the planner's."""
+    """The record of one plan."""
 
     plan: Plan
     began_at: float
     expected_s: float | None = None
     estimates: Sequence[Estimate] = ()
     rates: Sequence[NodeRate] = ()
-    # Of a single: (takes from others, seconds until its own copy is complete, node, bytes a second
-    # offered) of each possible parent, the best first.
+    # For a copy to a single receiver, its possible parents: see `Copies._candidates`.
     candidates: Sequence[tuple[bool, float, int, float]] = ()
     why: str = ""
     state: str = "running"
@@ -50,27 +49,28 @@ class PlanRecord:
     last_s: float = 0.0
 
     def finish(self, node: int, now: float, *, last: bool) -> None:
-        """Records that a node has finished. last: no other node is awaited."""
+        """Records that a node has finished. last: whether all other nodes have finished, too."""
         self.finished += 1
         self.last_node, self.last_s = node, max(0.0, now - self.began_at)
         if last:
             self.state = "done"
 
     def end(self, state: str, now: float, why: str = "") -> None:
-        """Records that the whole plan has ended, unless it had ended before."""
+        """Records that the whole plan has ended, unless its end is already recorded."""
         if self.state == "running":
             self.state, self.last_s = state, max(0.0, now - self.began_at)
             self.why = why or self.why
 
     def _compared(self) -> Sequence[Estimate]:
-        """The alternatives; for a single, each candidate as the only parent."""
+        """The estimates for the alternatives. For a copy to a single receiver, each alternative has
+        one candidate as the only parent."""
         return self.estimates or [
             (f"only from h{node}", 1, max(ready_in, self.plan.nbytes / offered))
             for _, ready_in, node, offered in self.candidates
         ]
 
     def summary(self) -> PlanSummary:
-        """The record as a message."""
+        """Converts the record into the form that is sent to nodes."""
         plan = self.plan
         copies = isinstance(plan, Distribute)
         sources = plan.sources if isinstance(plan, Distribute) else plan.holders
@@ -104,14 +104,14 @@ class PlanRecord:
 
 
 class PlanLog:
-    """The records by object, or by the result of a collective; the most recent last."""
+    """The records by object, or by the result of a collective; the most recent is last."""
 
     def __init__(self, records_max: int = PLAN_RECORDS_MAX) -> None:
         self._records_max = records_max
         self._records: dict[bytes, list[PlanRecord]] = {}
 
     def add(self, objects: Iterable[bytes], record: PlanRecord) -> PlanRecord:
-        """Records a plan of these objects; returns the record."""
+        """Adds a record for these objects, and returns it."""
         for _, object_id in zip(range(self._records_max), objects, strict=False):
             rows = self._records.pop(object_id, [])
             rows.append(record)
@@ -120,7 +120,7 @@ class PlanLog:
         return record
 
     def share(self, result: bytes, object_id: bytes) -> None:
-        """Makes the plans of the object, present and future ones, count as plans of the result."""
+        """Makes all present and future plans of the object count as plans of the result, too."""
         rows = self._records.get(object_id)
         if rows is not None:
             self._records.pop(result, None)
@@ -132,7 +132,7 @@ class PlanLog:
         self._records[object_id] = rows
 
     def summaries(self, object_id: bytes) -> tuple[PlanSummary, ...]:
-        """The recorded plans of an object, the latest last."""
+        """Summaries of an object's recorded plans, the latest last."""
         return tuple(record.summary() for record in self._records.get(object_id, ()))
 
 
@@ -162,5 +162,5 @@ def _shape(shape: str, owners: int) -> str:
 
 
 def estimate(shape: str, owners: int, seconds: float) -> Estimate:
-    """The estimate for one alternative, in words for users."""
+    """Returns the estimate for one alternative, with its shape in words for users."""
     return _shape(shape, owners), owners, seconds

@@ -1,10 +1,10 @@
-"""The planner, which makes all decisions of the cluster: messages and time in, step results out.
+"""The planner, which makes all decisions for the cluster, without input or output of its own.
 
-`step` takes one message from a node, and `tick` the present time. Both return a StepResult and have
-no other effect. The same messages at the same times give the same results, in a manager, in a
-simulation and in a test. A late or duplicate message, or a message from an earlier incarnation,
-gives an empty result and never an exception, so no node can stop the cluster with a message at the
-wrong time.
+`step` handles one message from a node, and `tick` handles the passing of time. Both return a
+StepResult (the messages to send) and have no effect outside the planner. The same messages at the
+same times lead to the same results in a manager, a simulation and a test. For a late or duplicate
+message, or a message from an earlier incarnation of a node, the result is empty. Such a message
+never raises an exception, which would stop the manager.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from hoplite_mp._protocol.membership import Report
     from hoplite_mp._protocol.messages import Member, NodeToManager
 
-# Maximum number of simultaneous Groups. A node's shared memory has as many boards.
+# Maximum number of simultaneous Groups. Each node's shared memory has the same number of boards.
 BOARDS_MAX = 64
 # Maximum number of running collectives. Higher: more memory for results that nobody awaits.
 OPERATIONS_MAX = 1 << 16
@@ -86,8 +86,9 @@ class Planner:
         again: bool = False,
         own: int = 0,
     ) -> None:
-        """again: there was an earlier planner, whose nodes will reconnect and report. own: the node
-        of the manager's host, whose death shuts the cluster down."""
+        """again: whether this planner replaces an earlier one, whose nodes will reconnect and
+        report. own: the number of the node on the manager's host, whose death shuts the cluster
+        down."""
         self._own = own
         self.restoring = ManagerRecovery(own) if again else None
         self.membership = ClusterMembership()
@@ -102,45 +103,48 @@ class Planner:
         self.owners.concluded = self.actor_names.moved
 
     def step(self, message: NodeToManager | Report | TreesPacked, now: float) -> StepResult:
-        """The result of one message received at `now`, or of an answer to StepResult.packing."""
+        """Handles one message received at `now`, or an answer to `StepResult.packing`."""
         if self.restoring is not None:
             self.restoring.take(message, now)
             return self._restore(self.restoring, now)
-        handler = _HANDLERS.get(type(message))  # None: a report that no planner is waiting for
+        handler = _HANDLERS.get(type(message))  # None: a report that only recovery uses
         return self._plan([] if handler is None else handler(self, message, now))
 
     def tick(self, now: float) -> StepResult:
-        """The result of the passing of time up to `now`."""
+        """Handles all events that are due at `now`."""
         if self.restoring is not None:
             return self._restore(self.restoring, now)
         announced = self.announcements.tick(self.membership.nodes, now)
         return self._plan(announced + self.reductions.tick(now))
 
     def _restore(self, restoring: ManagerRecovery, now: float) -> StepResult:
-        """Continues the work of the previous planner as soon as its nodes have reported."""
+        """Takes over the state of the previous planner as soon as its nodes have reported."""
         if not restoring.is_over(now):
             return StepResult((), restoring.until)
         self.restoring = None
         sends: list[Send] = []
-        buried: set[int] = set()
+        dead: set[int] = set()
         if restoring.returned:
             self.membership.restore(restoring.members, restoring.numbers)
             epochs, copied, generations = restoring.counted
             self.copies.go_on(epochs, copied)
             self.groups.go_on(generations)
             copied_again = self.copies.restore(restoring.held, restoring.copies, now)
-            buried = restoring.bury()
-            for message in filter(_is_restated, restoring.later):  # also those of lost nodes
+            dead = restoring.bury()
+            # Including claims by lost nodes, whose actors may be restarted elsewhere.
+            for message in filter(_is_restated, restoring.later):
                 if not (message.by_backup and message.node in restoring.returned):
                     self.actor_names.claim(message)
-            # A node that the former manager had declared dead may have reported again. It is not a
-            # member, so its loss will not be reported.
+            # Exclude nodes that the previous manager had declared dead. They are not members, so
+            # their loss would never be reported.
             known = self.membership.is_living
-            requests = {n: one for n, one in restoring.requests().items() if known(one.node)}
+            requests = {
+                n: request for n, request in restoring.requests().items() if known(request.node)
+            }
             ended = restoring.ended
-            ends = {number: one.end for number, one in ended.items()}
-            # Ends come first: a node may have sent a copy of a result before it has received the
-            # commit of this result.
+            ends = {number: report.end for number, report in ended.items()}
+            # Ends of operations are sent before plans of copies, because a node may be the source
+            # of a result whose commit it has not received yet.
             sends += self.reductions.restore(requests, restoring.folds, ends, now) + copied_again
             self.groups.remember(restoring.group_ends)
             sends += self.groups.restore(
@@ -152,9 +156,9 @@ class Planner:
             for node in self.membership.nodes:
                 if node not in restoring.returned:
                     sends += self._end(node, now)
-            # If the loss of a node has ended a plan, nodes that receive the plan only now would
-            # wait for bytes from the lost node, while the operation waits for their reports.
-            sends = [one for one in sends if self.reductions.stands(one[1])]
+            # Remove plans that the loss of a node has just ended. Their receivers would wait for
+            # bytes from the lost node.
+            sends = [send for send in sends if self.reductions.stands(send[1])]
             self.owners.restore(restoring.owners, restoring.inventories)
             self.actor_names.keep_only(
                 lambda node: self.membership.is_living(node) or self.owners.is_open(node)
@@ -166,17 +170,17 @@ class Planner:
                     (node, self._admitted(node, report.incarnation))
                     for node, report in restoring.returned.items()
                 ),
-                *((node, DeclaredDead(0.0)) for node in sorted(buried)),
+                *((node, DeclaredDead(0.0)) for node in sorted(dead)),
                 *(send for send in sends if living(send[0])),
             ]
         )
-        for message in sorted(restoring.later, key=lambda said: not _is_restated(said)):
+        for message in sorted(restoring.later, key=lambda later: not _is_restated(later)):
             plan = plan.followed_by(self.step(message, now))
         return plan
 
     def _plan(self, sends: list[Send]) -> StepResult:
         if self.membership.leaving:
-            sends = sends + self._let_go()
+            sends = sends + self._release_leaving()
         sends = self.announcements.before(sends)
         notes = (*self.copies.notes, *self.reductions.notes)
         wanted = tuple(self.copies.trees.wanted)
@@ -203,7 +207,7 @@ class Planner:
             if membership.is_living(node, message.incarnation):  # a duplicate
                 return [(node, self._admitted(node, message.incarnation))]
             return []
-        # If a host comes back before its loss is noticed, the loss is handled first.
+        # If a host rejoins before its loss was noticed, handle the loss first.
         removed: tuple[int, ...] = ()
         sends: list[Send] = []
         if membership.is_living(node):
@@ -212,12 +216,12 @@ class Planner:
         member = membership.join(message)
         admitted = self._admitted(node, message.incarnation)
         if removed:
-            told = self._tell_others(node, (member,), removed)
+            announced = self._notify_others(node, (member,), removed)
             self.announcements.knows_all(node)
         else:
             others = [other for other in membership.nodes if other != node]
-            told = self.announcements.join(member, others, now)
-        return [(node, admitted), *told, *sends]
+            announced = self.announcements.join(member, others, now)
+        return [(node, admitted), *announced, *sends]
 
     def _admitted(self, node: int, incarnation: int) -> NodeAdmitted:
         membership = self.membership
@@ -229,11 +233,12 @@ class Planner:
         removed = (message.node,)
         left = removed if message.node in self.membership.leaving else ()
         sends = self._end(message.node, now)
-        return [*self._tell_others(message.node, (), removed, left), *sends]
+        return [*self._notify_others(message.node, (), removed, left), *sends]
 
     def _peer_lost(self, message: PeerLost, now: float) -> list[Send]:
-        """These two living nodes cannot reach each other, so they cannot both stay members. The
-        node with the higher number is declared dead, except for the manager's own node."""
+        """Handles a report that two living nodes cannot reach each other, so that only one can
+        remain a member. The node with the higher number is declared dead, but never the node on the
+        manager's host."""
         living = self.membership.is_living
         if not (living(message.node) and living(message.peer)):
             return []
@@ -241,7 +246,7 @@ class Planner:
         lost = NodeLost(later, self.membership.incarnation(later))
         return [(later, DeclaredDead(0.0)), *self._node_lost(lost, now)]
 
-    def _tell_others(
+    def _notify_others(
         self,
         node: int,
         added: tuple[Member, ...],
@@ -259,10 +264,10 @@ class Planner:
         self.announcements.lose(node)
         self.speeds.lose(node)
         self.actor_names.lose_node(node)
-        # The node's own operations end first, so that it is not sent the refusals that its death
-        # causes.
+        # First end the operations that the node requested. Otherwise their failures would be
+        # reported to the dead node.
         sends = self.reductions.lose_requester(node)
-        sends += self._heard(self.copies.lose(node, now), now)
+        sends += self._with_refusals(self.copies.lose(node, now), now)
         sends += self.reductions.lose_holder(node, now)
         return sends + self.groups.lose_node(node) + self.owners.lose(node)
 
@@ -271,8 +276,8 @@ class Planner:
             self.membership.leaving.add(message.node)
         return []
 
-    def _let_go(self) -> list[Send]:
-        """Sends Leave, once, to every leaving node that no running plan or operation names."""
+    def _release_leaving(self) -> list[Send]:
+        """Sends Leave once to each leaving node that takes part in no running plan or operation."""
         free = [
             node
             for node in sorted(self.membership.leaving)
@@ -316,7 +321,7 @@ class Planner:
     def _fetch_requested(self, message: FetchRequested, now: float) -> list[Send]:
         if not self.membership.is_living(message.node):
             return []
-        return self._heard(self.copies.fetch(message, now), now)
+        return self._with_refusals(self.copies.fetch(message, now), now)
 
     def _fetch_complete(self, message: FetchComplete, now: float) -> list[Send]:
         if not self.copies.is_receiving(message.object, message.node, message.epoch):
@@ -325,12 +330,12 @@ class Planner:
         return sends + self.reductions.copy_made(message.node, message.object, now)
 
     def _fetch_failed(self, message: FetchFailed, now: float) -> list[Send]:
-        return self._heard(self.copies.failed(message, now), now)
+        return self._with_refusals(self.copies.failed(message, now), now)
 
     def _copy_dropped(self, message: CopyDropped, now: float) -> list[Send]:
         if not self.membership.is_living(message.node):
             return []
-        sends = self._heard(self.copies.dropped(message, now), now)
+        sends = self._with_refusals(self.copies.dropped(message, now), now)
         refused = CopyRefused(message.node, "it gave its copy up")
         if message.full:
             refused = CopyRefused(message.node, message.full, "full")
@@ -338,7 +343,7 @@ class Planner:
 
     def _object_gone(self, message: ObjectDeleted, now: float) -> list[Send]:
         self.owners.gone(message)
-        return self._heard(self.copies.gone(message), now)
+        return self._with_refusals(self.copies.gone(message), now)
 
     def _holdings_reported(self, message: OrphansReported, now: float) -> list[Send]:
         return self.owners.report(message)
@@ -346,15 +351,15 @@ class Planner:
     def _owner_asked(self, message: OwnerQuery, now: float) -> list[Send]:
         return self.owners.asked(message)
 
-    def _heard(self, sends: list[Send], now: float) -> list[Send]:
+    def _with_refusals(self, sends: list[Send], now: float) -> list[Send]:
+        """Applies any refusals of copies among the messages to the waiting operations."""
         return sends + self.reductions.hear_refusals(sends, now)
 
     # ---- collectives
 
     def _reduce_requested(self, message: ReduceRequested, now: float) -> list[Send]:
-        # The calling process may die at any time, but its result may have other holders. The node
-        # therefore decides whether the result is still needed, and otherwise sends
-        # OperationDropped.
+        # The calling process may be dead, but other processes may hold the result. The node sends
+        # OperationDropped if the result is no longer needed.
         if not self.membership.is_living(message.node):
             return []
         return self.reductions.request(message, now)
@@ -364,7 +369,7 @@ class Planner:
             node for node in (message.node, *message.others) if self.membership.is_living(node)
         ]
         if not holders:
-            # The reporting node did not know of the loss, and will not report this source again.
+            # The reporting node did not know of the losses, and will not report this source again.
             op = self.reductions.operations.get(message.operation)
             if op is None or message.index in op.ready:
                 return []
@@ -372,8 +377,8 @@ class Planner:
             return self.reductions.step(gone, now)
         sends: list[Send] = []
         for holder in holders:
-            one = msgspec.structs.replace(message, node=holder, others=())
-            sends += self.reductions.step(one, now)
+            single = msgspec.structs.replace(message, node=holder, others=())
+            sends += self.reductions.step(single, now)
         return sends
 
     def _operation(
@@ -428,12 +433,11 @@ class Planner:
 
 
 def _is_restated(message: Any) -> bool:
-    """Whether this restates the name of a node's actor. Such claims are handled before all open
-    claims."""
+    """Whether the message restates an existing actor's name. Such claims precede new claims."""
     return isinstance(message, ActorNameClaimed) and not message.request
 
 
-# Typed loosely because each row takes only the message type of its key.
+# The messages are typed as Any because each handler accepts only the message type of its key.
 _HANDLERS: dict[type, Callable[[Planner, Any, float], list[Send]]] = {
     NodeJoined: Planner._node_joined,
     NodeLost: Planner._node_lost,

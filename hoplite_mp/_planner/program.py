@@ -1,23 +1,24 @@
-"""The part of one node in a plan: its pulls, folds and serves.
+"""One node's program for a plan: its pulls, folds and serves.
 
 A plan consists of members, owners and shares, and is the same for all nodes. From the plan, each
-node derives its senders and receivers, in terms of **cells**. A cell is a range of memory with a
-watermark, and is identified by
+node derives the nodes to which it sends and from which it receives, in terms of **cells**. A cell
+is a range of memory with a watermark, and is identified by
 
-    Cell(stripe, part, node)     "part `part` of stripe `stripe`, as made by `node`"
+    Cell(stripe, part, node)     "part `part` of stripe `stripe`, on node `node`"
 
 Other nodes request the cell from `node` by the key (operation, epoch, stripe, part). Pulls match
 serves, because both nodes derive them from the same message.
 
     part RESULT         the stripe of a copied object, or of a finished fold
-    part CONTRIBUTION   what a node adds to a stripe, with its subtree, its own members first; at
-                        the node that finishes a stripe (`finisher`), the finished stripe
-    part MEMBER + k     the k-th member in folding order alone, for folds that must not be regrouped
+    part CONTRIBUTION   the fold of a node's own members, followed by the contributions of its
+                        subtree; on the node that finishes a stripe (`finisher`), the finished
+                        stripe
+    part MEMBER + k     only the k-th member in folding order, for folds that must not be regrouped
 
-A cell is filled by a pull or a fold, or is full from the start (`Program.given`, members held by
-this node). One rule drives all cells: a block is moved or folded as soon as the watermarks of its
-inputs have passed it. A fold with one source is an alias of this source, so nothing is copied. For
-kinds that copy, "stripe" k is the entire k-th member.
+A cell is filled by a pull or a fold, or is full from the start (`Program.given`, the members on
+this node). All cells follow one rule: a block is moved or folded as soon as the watermarks of its
+inputs have passed the block. A fold with one source is an alias of this source, so nothing is
+copied. For kinds that copy, "stripe" k is the entire k-th member.
 """
 
 from __future__ import annotations
@@ -39,19 +40,19 @@ RESULT = 0
 CONTRIBUTION = 1
 MEMBER = 2
 
-# Maximum number of simultaneous pulls of a node, in kinds that copy many objects. Each object may
+# Maximum number of simultaneous pulls by a node, in kinds that copy many objects. Each object may
 # have a different parent. Higher: more senders share one switch port, which then drops frames
 # (incast). Lower: a slow parent delays more of the other transfers.
 INBOUND_PARENTS_MAX = 4
-# Maximum of the slices of a reduce_scatter over several nodes, times the members of one node; each
-# pair is a cell. Higher: larger calls. Lower: the node, which makes 100 000 cells a second, answers
-# sooner.
+# Maximum number of cells of a reduce_scatter on one node: the number of slices times the number of
+# members on the node. Higher: larger calls are possible. Lower: the node, which makes 100 000 cells
+# per second, is blocked for less time.
 REDUCE_SCATTER_PARTS_MAX = 1 << 18
 PROGRAMS_MAX = 32
 
 
 class Cell(NamedTuple):
-    """A cell of one node. Requests from other nodes add the operation and the epoch."""
+    """The name of a cell within a plan. Requests from other nodes add the operation and epoch."""
 
     stripe: int
     part: int
@@ -60,7 +61,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Fills this cell from the node that provides it. The range is a part of the object."""
+    """Fills a cell from the node that provides it. The shares are a range of the object."""
 
     cell: Cell
     begin_share: int
@@ -84,7 +85,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Sends the filled part of this cell to every node that requests the cell."""
+    """Sends a cell to every node that requests it, as far as the cell is filled."""
 
     cell: Cell
     begin_share: int
@@ -99,21 +100,21 @@ class Program:
     pulls: tuple[Pull, ...] = ()  # started in this order
     folds: tuple[Fold, ...] = ()
     serves: tuple[Serve, ...] = ()
-    # The members that this node holds: the cell, and the index into the request's sources.
+    # The members on this node: (cell, index into the request's sources).
     given: tuple[tuple[Cell, int], ...] = ()
-    # The cells that together form the node's result: the copy, or the result at a destination.
+    # The cells that together form the copy or the result that this node receives.
     result: tuple[Cell, ...] = ()
     inbound_max: int = 0  # maximum number of simultaneous pulls; 0: no limit
     reports: bool = False  # sends StripesComplete (or FetchComplete) when all its cells are full
 
     @property
     def is_empty(self) -> bool:
-        """Whether this node takes no part in the plan, not even by a report."""
+        """Whether this node takes no part in the plan and sends no report about it."""
         return not (self.pulls or self.folds or self.serves or self.result or self.reports)
 
 
 def program_of(plan: Distribute | ExecuteReduce, node: int) -> Program:
-    """The actions of `node` for this plan; an empty program if the node takes no part."""
+    """Returns the program of `node` for this plan. It is empty if the node takes no part."""
     if isinstance(plan, Distribute):
         return _distribute(plan, node)
     if plan.kind not in FOLDING:
@@ -124,7 +125,7 @@ def program_of(plan: Distribute | ExecuteReduce, node: int) -> Program:
 
 
 class ProgramCache:
-    """The programs of a few plans, for repeated calls whose plans differ only in their ids."""
+    """A cache of programs, for repeated calls whose plans differ only in their ids."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Program] = {}
@@ -183,7 +184,8 @@ def waits_for(plan: Distribute | ExecuteReduce) -> set[int]:
 
 
 def too_many_parts(kind: str, holders: Collection[int], destinations: Sequence[int]) -> str:
-    """Why a node cannot take part in a reduce_scatter, or "". A single node has no cells."""
+    """The reason if a reduce_scatter needs too many cells on a node, otherwise "". No cells are
+    needed if there is only one node."""
     if kind != "reduce_scatter" or len({*holders, *destinations}) == 1:
         return ""
     node, held = Counter(holders).most_common(1)[0]
@@ -192,19 +194,19 @@ def too_many_parts(kind: str, holders: Collection[int], destinations: Sequence[i
         return ""
     return (
         f"reduce_scatter into {len(destinations)} slices over several hosts: node h{node} holds "
-        f"{held} of the sources, which makes {parts} parts, and one node takes at most "
+        f"{held} of the sources, which makes {parts} parts, but a node can have at most "
         f"{REDUCE_SCATTER_PARTS_MAX} (REDUCE_SCATTER_PARTS_MAX); reduce() the refs and cut the "
         "result, or call reduce_scatter() with fewer refs"
     )
 
 
 def tree_parent(position: int, degree: int) -> int:
-    """The parent of `position` (at least 1) in a tree that is filled level by level."""
+    """The parent of position `position` (at least 1) in a tree that is filled level by level."""
     return (position - 1) // degree
 
 
 def tree_children(position: int, degree: int, count: int) -> range:
-    """The children of `position` in a tree of `count` places."""
+    """The children of position `position` in a tree with `count` positions."""
     first = degree * position + 1
     return range(min(first, count), min(first + degree, count))
 
@@ -238,10 +240,8 @@ def _distribute(plan: Distribute, node: int) -> Program:
 
 
 def _edges(plan: Distribute, index: int, node: int, place: int | None) -> tuple[int | None, bool]:
-    """The node from which `node` gets this stripe, and whether `node` passes the stripe on.
-
-    `place`: the index of `node` among the receivers.
-    """
+    """Returns the node from which `node` receives this stripe, and whether `node` sends the stripe
+    to other nodes. `place`: the index of `node` among the receivers."""
     owner = plan.stripes[index].owner
     if plan.rule == "parents":
         row = plan.parents[index]
@@ -264,7 +264,7 @@ def _edges(plan: Distribute, index: int, node: int, place: int | None) -> tuple[
 
 
 def _rotated(pulls: Sequence[Pull], node: int) -> tuple[Pull, ...]:
-    """The pulls, rotated so that each node begins with a different parent."""
+    """Rotates the pulls so that each node begins with a different parent."""
     first = next((i for i, pull in enumerate(pulls) if pull.parent > node), 0)
     return (*pulls[first:], *pulls[:first])
 
@@ -307,13 +307,13 @@ def _copies(plan: ExecuteReduce, node: int) -> Program:
 
 
 def _own_members(plan: ExecuteReduce, node: int) -> list[tuple[int, int]]:
-    """(place in the order, index of the source) of every member on this node."""
+    """Returns (place in the folding order, index of the source) for each member on this node."""
     holder_of = dict(zip(plan.members, plan.holders, strict=True))
     return [(k, index) for k, index in enumerate(plan.order) if holder_of[index] == node]
 
 
 def _arrivals(plan: ExecuteReduce) -> list[int]:
-    """Contributing nodes in order of arrival, without duplicates."""
+    """The contributing nodes in the order in which their first members became ready."""
     holder_of = dict(zip(plan.members, plan.holders, strict=True))
     return list(dict.fromkeys(holder_of[index] for index in plan.order))
 
@@ -338,7 +338,7 @@ class _Builder:
         return self._own[index]
 
     def fold(self, index: int, part: int, sources: Iterable[Cell]) -> Cell:
-        """Folds the sources into a new cell; sources on other nodes are pulled."""
+        """Adds a fold of the sources into a new cell, and pulls of the sources on other nodes."""
         stripe = self.plan.stripes[index]
         cell = Cell(index, part, self.node)
         cells = tuple(sources)
@@ -386,7 +386,7 @@ def _stripes(plan: ExecuteReduce, node: int) -> Program:
             if ordered:
                 cells = [Cell(index, MEMBER + k, holder_of[m]) for k, m in enumerate(plan.order)]
             else:
-                cells = _one_each(build, index, [n for n in arrivals if n != last])
+                cells = _fold_sources(build, index, [n for n in arrivals if n != last])
             made = build.fold(index, RESULT, cells)
             if any(other != owner for other in destinations):
                 build.serve(index, made)
@@ -408,10 +408,11 @@ def _stripes(plan: ExecuteReduce, node: int) -> Program:
 
 
 def finisher(plan: ExecuteReduce, index: int) -> int | None:
-    """The node that adds the last members to a stripe after its owner's fold; None: the owner
-    itself completes the stripe.
+    """The node that adds the last members to a stripe after the fold by the stripe's owner. None if
+    the owner itself completes the stripe.
 
-    The only destination of a reduction adds its own members last, so that they need not be sent.
+    The finisher is the only destination of a reduction. It adds its own members last, so that they
+    need not be sent.
     """
     if plan.kind != "reduce" or plan.rule == "fold" or plan.shape != "stripes":
         return None
@@ -422,7 +423,7 @@ def finisher(plan: ExecuteReduce, index: int) -> int | None:
 
 
 def members_in(plan: ExecuteReduce, cell: Cell) -> int:
-    """The number of members that are folded into a cell, according to the plan."""
+    """The number of members that the plan folds into a cell."""
     if cell.part >= MEMBER:
         return 1
     if cell.part == CONTRIBUTION and plan.shape != "stripes":
@@ -441,9 +442,9 @@ def members_in(plan: ExecuteReduce, cell: Cell) -> int:
     return len(plan.holders)
 
 
-def _one_each(build: _Builder, index: int, nodes: Sequence[int]) -> list[Cell]:
-    """The sources of an owner's fold: the partial fold of each other node, in order of arrival, and
-    the owner's own members."""
+def _fold_sources(build: _Builder, index: int, nodes: Sequence[int]) -> list[Cell]:
+    """The sources of an owner's fold, in the order of `nodes`: the contributions of other nodes,
+    and the owner's own members."""
     cells: list[Cell] = []
     for node in nodes:
         if node == build.node:
@@ -454,10 +455,10 @@ def _one_each(build: _Builder, index: int, nodes: Sequence[int]) -> list[Cell]:
 
 
 def tree_places(plan: ExecuteReduce, owner: int) -> list[int]:
-    """The nodes of a tree by place: the root, then the other nodes in reverse order of arrival, so
-    that the earliest nodes are leaves.
+    """The nodes of a tree in the order of their places: the root, then the other nodes in reverse
+    order of arrival, so that the earliest nodes are leaves.
 
-    Destinations that contribute nothing come last, because they only receive the result.
+    Destinations that contribute nothing are last, because they only receive the result.
     """
     arrivals = _arrivals(plan)
     others = [node for node in reversed(arrivals) if node != owner]
@@ -478,17 +479,17 @@ def _tree(plan: ExecuteReduce, node: int) -> Program:
         below = [places[child] for child in tree_children(place, degree, len(places))]
         from_below = [Cell(index, CONTRIBUTION, n) for n in below if n in contributors]
         cells = (*build.own(index), *from_below)
-        # On the way down a node also passes on results that it does not keep.
-        passes_on = _wanted_below(places, place, degree, wanted_by)
+        # A node also forwards a result that it does not keep, if a node below needs it.
+        forwards = _wanted_below(places, place, degree, wanted_by)
         if place == 0:
             made = build.fold(index, RESULT, cells)
         else:
             if node in contributors:
                 build.serve(index, build.fold(index, CONTRIBUTION, cells))
             made = Cell(index, RESULT, places[tree_parent(place, degree)])
-            if passes_on or node in wanted_by:
+            if forwards or node in wanted_by:
                 build.pull(index, made)
-        if passes_on:
+        if forwards:
             cell = Cell(index, RESULT, node)
             if place:
                 build.folds.append(Fold(cell, (made,), stripe.begin_share, stripe.end_share))
@@ -510,28 +511,28 @@ def _wanted_below(places: Sequence[int], place: int, degree: int, wanted_by: set
     return False
 
 
-# A measured rate shows the capacity of a link only if the link was the bottleneck. By the bounds of
-# a star (`cost.py`), the links of nodes that send or receive as many bytes as the busiest direction
-# of all are bottlenecks.
+# A measured rate shows the capacity of a link only if the link was the bottleneck. In the model of
+# `cost.py`, a direction of a node's link is a bottleneck if it carries as many bytes as the busiest
+# direction of all links.
 
 
 def filled_links(plan: Distribute | ExecuteReduce, node: int) -> tuple[bool, bool]:
-    """Whether `node` (sends, receives) as many bytes as the busiest direction of all."""
+    """Whether `node` (sends, receives) as many bytes as the busiest direction of all links."""
     if isinstance(plan, Distribute):
         return node in plan.sources, node in plan.receivers
     if plan.is_early:  # links are idle until all members have called
         return False, False
-    at_end = node in plan.destinations
-    gives = node in plan.holders
+    receives = node in plan.destinations
+    contributes = node in plan.holders
     if plan.kind == "gather":
-        return False, at_end
+        return False, receives
     if plan.kind == "reduce":
-        return gives and not at_end, at_end
-    return gives, at_end
+        return contributes and not receives, receives
+    return contributes, receives
 
 
 def shares_sent(plan: Distribute) -> dict[int, int]:
-    """Shares that each node sends by a plan with rule "stripes", summed over its receivers."""
+    """The shares that each node sends in a plan with rule "stripes", summed over its receivers."""
     shares: dict[int, int] = {}
     others, receiving = len(plan.receivers) - 1, set(plan.receivers)
     sources, count = plan.sources, len(plan.sources)

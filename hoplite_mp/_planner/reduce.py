@@ -2,12 +2,13 @@
 
 The first sources to become ready, or the first of each group of alternatives, are the members of a
 collective; later sources do not change the selection. `operation` records the messages about one
-collective. After each message, this module applies the same rule to the recorded state, and sends a
-plan, an end, or nothing yet.
+collective. After each message, this module applies the same rule to the recorded state. It sends a
+plan, sends the end of the operation, or waits for further messages.
 
 Kinds that fold get a stripe plan from the cost model. Gather, allgather and alltoall are sets of
-copies; their edges follow from holders and destinations alone. `broadcast` makes the copies of a
-broadcast, so other receivers may join while it runs. A finished operation leaves no state.
+copies, whose senders and receivers follow from holders and destinations alone. The module
+`broadcast` plans the copies of a broadcast, so other receivers may join while it is running. A
+finished operation leaves no state.
 
 Plans of reproducible reductions have the rule "fold": owners receive every member separately, and
 fold from left to right. No node reduces its members beforehand, so a node with k members sends k
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
 
     Event: TypeAlias = Report | DeadlinePassed | HolderLost | CopyMade | CopyRefused
 
-# The messages that end an operation. The operation's state is then dropped.
+# The messages that end an operation.
 _ENDS = (Commit, OperationFailed, Forget)
 
 
@@ -91,15 +92,17 @@ class Reductions:
         self.operations: dict[int, Operation] = {}
         # Sorted (deadline, operation) of running operations.
         self._deadlines: list[tuple[float, int]] = []
-        # Sorted (time, operation): when to evaluate the reports of slow links.
-        self._looks: list[tuple[float, int]] = []
-        self._broadcasts: dict[bytes, set[int]] = {}  # object -> operations that wait for copies
+        # Sorted (time at which to evaluate the reports of slow links, operation).
+        self._evaluations: list[tuple[float, int]] = []
+        self._broadcasts: dict[bytes, set[int]] = {}  # object -> operations waiting for copies
         self.notes: list[str] = []  # reasons for plans; the planner removes them
 
     @property
     def wake_at(self) -> float | None:
-        """The time at which `tick` must be called; None if nothing is scheduled."""
-        return min((times[0][0] for times in (self._deadlines, self._looks) if times), default=None)
+        """The time at which `tick` must be called. None if nothing is scheduled."""
+        return min(
+            (times[0][0] for times in (self._deadlines, self._evaluations) if times), default=None
+        )
 
     # ---- events
 
@@ -117,7 +120,7 @@ class Reductions:
         op = Operation(message, message.num, find_twins(message.sources), groups)
         self.operations[message.operation] = op
         if message.deadline_s is not None and message.deadline_s <= 0:
-            # The deadline applies now, because sources might fail before the next tick.
+            # Apply the deadline now, because sources might fail before the next tick.
             op.need = 1
         elif message.deadline_s is not None:
             op.deadline_at = now + message.deadline_s
@@ -148,13 +151,13 @@ class Reductions:
         for number in sorted({*requests, *running}):
             request, fold, end = requests.get(number), running.get(number), ended.get(number)
             if request is not None and isinstance(end, Forget):
-                end = None  # only for a former participant; the requester is still waiting
+                end = None  # Forget was sent to a former participant; the operation continues
             if request is None or end is not None:
                 at = set() if fold is None else fold.at | fold.older
-                told = [] if request is None else [request.node]
-                sends += self._living(told, end or Forget(number))
+                requester = [] if request is None else [request.node]
+                sends += self._living(requester, end or Forget(number))
                 old = set() if fold is None else fold.older
-                for node in sorted(at - {*told}):
+                for node in sorted(at - {*requester}):
                     commits = isinstance(end, Commit) and node not in old
                     sends += self._living((node,), end if commits and end else Forget(number))
             elif fold is None:
@@ -168,17 +171,17 @@ class Reductions:
         plan = fold.plan
         op.state = OperationState.EXECUTING
         op.epoch, op.members, op.plan = plan.epoch, plan.members, plan
-        taking = participants(plan)
+        nodes = participants(plan)
         op.unfinished = waits_for(plan) - fold.reported
-        op.told = dict.fromkeys(node for node in taking if self._membership.is_living(node))
-        sends = self._living((node for node in taking if node not in fold.at), plan)
+        op.told = dict.fromkeys(node for node in nodes if self._membership.is_living(node))
+        sends = self._living((node for node in nodes if node not in fold.at), plan)
         forget = Forget(op.request.operation)
-        sends += self._living((node for node in fold.older if node not in taking), forget)
-        # The plan may include a node that died before the previous manager did. No message will
-        # report this loss again.
+        sends += self._living((node for node in fold.older if node not in nodes), forget)
+        # Handle the loss of nodes that died before the previous manager, because no message will
+        # report it again.
         living = self._membership.is_living
         op.unfinished = {node for node in op.unfinished if living(node)}
-        for node in (node for node in taking if not living(node)):
+        for node in (node for node in nodes if not living(node)):
             if op.plan is plan and op.request.operation in self.operations:
                 sends += self._apply(op, HolderLost(node), now)
         if op.plan is plan and op.request.operation in self.operations and not op.unfinished:
@@ -186,29 +189,28 @@ class Reductions:
         return sends
 
     def stands(self, message: ManagerToNode) -> bool:
-        """Whether the message is still valid. A plan is valid while it is being executed; all other
-        messages are valid."""
+        """Whether the message is still valid. Only a plan can become invalid, when it is no longer
+        being executed."""
         if not isinstance(message, ExecuteReduce):
             return True
         op = self.operations.get(message.operation)
         return op is not None and op.state is OperationState.EXECUTING and op.epoch == message.epoch
 
     def step(self, message: Report, now: float) -> list[Send]:
-        """Handles a message about one operation. The message is ignored if the operation is over or
-        unknown."""
+        """Handles a message about one operation. Ignores it if the operation is over or unknown."""
         op = self.operations.get(message.operation)
         return [] if op is None else self._apply(op, message, now)
 
     def tick(self, now: float) -> list[Send]:
-        """Handles the deadlines, and evaluates the reports of slow links, that are due at `now`."""
+        """Handles the deadlines and the evaluations of slow links that are due at `now`."""
         sends: list[Send] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             _, operation = self._deadlines.pop(0)
             op = self.operations[operation]
             op.deadline_at = None
             sends += self._apply(op, DeadlinePassed(), now)
-        while self._looks and self._looks[0][0] <= now:
-            _, operation = self._looks.pop(0)
+        while self._evaluations and self._evaluations[0][0] <= now:
+            _, operation = self._evaluations.pop(0)
             if operation in self.operations:
                 sends += self._relieve(self.operations[operation], now)
         return sends
@@ -222,13 +224,13 @@ class Reductions:
             return []
         rates = self._speeds.measured(participants(op.plan))
         if op.links.hear(message.node, message, op.plan, rates, now):
-            insort(self._looks, (now + SLOW_GATHER_S, message.operation))
+            insort(self._evaluations, (now + SLOW_GATHER_S, message.operation))
         return []
 
     def _relieve(self, op: Operation, now: float) -> list[Send]:
-        """Moves the stripes of a node with a slow link to the other owners, if this saves time.
-        Each operation does this at most once. The new plan has a new epoch, and nodes keep the
-        parts that have arrived."""
+        """Moves the stripes of a node with a slow link to the other owners if this saves time, at
+        most once in each operation. The new plan has a new epoch, and nodes keep the contributions
+        that have arrived."""
         plan = op.plan
         if plan is None or op.relieved or op.state is not OperationState.EXECUTING:
             return []
@@ -236,7 +238,7 @@ class Reductions:
         if found is None:
             return []
         slow, stripes = found
-        why = f"h{slow} has become slow, the others own its stripes"
+        why = f"h{slow} has become slow, so its stripes were moved to other owners"
         self.notes.append(f"operation {op.request.operation}: {why}")
         self._replace_record(op, "", now)
         op.relieved = True
@@ -260,7 +262,7 @@ class Reductions:
         it."""
         sends: list[Send] = []
         for op in list(self.operations.values()):
-            if op.request.operation in self.operations:  # the loss may have ended it
+            if op.request.operation in self.operations:  # otherwise it has ended in this loop
                 sends += self._apply(op, HolderLost(node), now)
         return sends
 
@@ -269,8 +271,8 @@ class Reductions:
         return self.about_copy(object_id, CopyMade(node), now)
 
     def hear_refusals(self, sends: list[Send], now: float) -> list[Send]:
-        """Applies the refusals among the messages of `broadcast` to the operations that wait for
-        these copies."""
+        """Applies any refusals of copies among these messages to the operations that are waiting
+        for the copies."""
         more: list[Send] = []
         for node, message in sends:
             if isinstance(message, FetchRefused):
@@ -280,7 +282,7 @@ class Reductions:
         return more
 
     def needs(self, node: int) -> bool:
-        """Whether an open operation names this node."""
+        """Whether this node takes part in a running operation."""
         return any(
             node == op.request.node or node in op.unfinished or node in op.told
             for op in self.operations.values()
@@ -300,7 +302,7 @@ class Reductions:
         return [] if transition is None else self._conclude(op, transition(op, event), now)
 
     def _conclude(self, op: Operation, message: ManagerToNode | None, now: float) -> list[Send]:
-        """Returns the messages that follow from the operation's state: an end, a plan, or none."""
+        """Returns the messages that the operation's state requires: the end, a plan, or none."""
         if message is None and op.state is OperationState.WAITING:
             if not op.can_be_met():
                 message = op.failure()
@@ -323,7 +325,7 @@ class Reductions:
         return self._to_all(op, message)
 
     def _begin(self, op: Operation, chosen: tuple[int, ...], now: float) -> list[Send]:
-        """Fixes the members, and announces the plan of the next epoch."""
+        """Fixes the members, and announces the plan for the next epoch."""
         destinations = self._destinations(op)
         if not destinations:
             text = "all destinations of its result are lost"
@@ -337,7 +339,7 @@ class Reductions:
         if text:
             return self._end(op, OperationFailed(op.request.operation, "value", text), now)
         if op.request.kind not in FOLDING and not op.moves(holder_of, destinations):
-            if op.plan is not None:  # all sources are now at their destinations
+            if op.plan is not None:  # all remaining sources are already at their destinations
                 op.plan, op.destinations = None, destinations
             return self._end(op, op.commit(), now)
         op.state = OperationState.EXECUTING
@@ -349,7 +351,7 @@ class Reductions:
         request, before = op.request, op.told
         op.plan, op.links = plan, SlowLinks()
         op.unfinished = waits_for(plan)
-        if request.kind == "alltoall":  # lost destinations keep their places
+        if request.kind == "alltoall":  # its destinations include lost nodes
             op.unfinished = {node for node in op.unfinished if self._membership.is_living(node)}
         sends = self._living(participants(plan), plan)
         op.told = dict.fromkeys([node for node, _ in sends])
@@ -361,7 +363,7 @@ class Reductions:
     def _begin_broadcast(
         self, op: Operation, destinations: tuple[int, ...], now: float
     ) -> list[Send]:
-        """Lets `broadcast` make the copies. The operation ends when all copies have arrived."""
+        """Lets the module `broadcast` plan the copies. The operation ends when all have arrived."""
         (index,) = op.members
         object_id, source = op.request.sources[index], op.ready[index]
         op.state = OperationState.EXECUTING
@@ -398,7 +400,7 @@ class Reductions:
                 op.plan is not None
                 and op.plan.shape == "stripes"
                 and request.kind != "reduce_scatter"
-            ):  # not the first epoch, for example after a loss
+            ):  # the operation is planned again, for example after a loss
                 able = {*holder_of.values(), *destinations}
                 kept = kept_cut(op.plan.stripes, able, stripes)
             if kept is not None:
@@ -440,7 +442,7 @@ class Reductions:
             op.record.end("replaced", now, why)
 
     def plans_of(self, object_id: bytes) -> tuple[PlanSummary, ...]:
-        """The recorded plans of an object, or of a collective that has it as a result."""
+        """The recorded plans of an object, or of a collective of which it is a result."""
         found = self._log.summaries(object_id)
         if found:
             return found
@@ -545,16 +547,16 @@ class Reductions:
 
 
 def _waiting_plan(op: Operation) -> PlanSummary:
-    """A collective that has no plan yet."""
+    """Summarizes a collective that has no plan yet."""
     request = op.request
-    what, count, ready = "sources", len(request.sources), len(op.ready)
+    noun, count, ready = "sources", len(request.sources), len(op.ready)
     if op.groups is not None:
-        what, count, ready = "groups of sources", len(request.one_of), len(op.groups.ready)
+        noun, count, ready = "groups of sources", len(request.one_of), len(op.groups.ready)
     return PlanSummary(
         kind=request.kind,
         shape="",
         state="waiting",
-        nbytes=max((one.nbytes for one in op.ready.values()), default=0),
+        nbytes=max((source.nbytes for source in op.ready.values()), default=0),
         sources=(),
         source_count=len(request.sources),
         receivers=request.to[:NODES_REPORTED_MAX],
@@ -567,5 +569,5 @@ def _waiting_plan(op: Operation) -> PlanSummary:
         finished=0,
         last_node=0,
         last_s=0.0,
-        why=f"{ready} of {count} {what} are ready, {op.need} are needed",
+        why=f"{ready} of {count} {noun} are ready, {op.need} are needed",
     )

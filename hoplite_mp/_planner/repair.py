@@ -1,11 +1,11 @@
 """Repairs a plan after the loss of a node, or for an owner with a slow link.
 
-Owners hold every contribution in a separate slot until the commit. After a death the survivors
-repeat their folds without the dead node's slots, so none of these bytes is sent again. Only the
-dead node's own stripes are sent again, divided among the other owners. A stripe with the same owner
-and bounds is the same stripe in both epochs, and its slots are kept if their contributors still
-have the same members. With n owners, a death halfway costs about 1/n of the operation. The stripes
-of a node whose link has become slow are cut in the same way (`relieved`).
+An owner of a stripe keeps every contribution to it in a separate slot until the commit. After the
+death of a node, the other owners repeat their folds without the dead node's contributions. Only the
+dead node's own stripes are divided among the other owners and sent again. A stripe with the same
+owner and bounds is the same stripe in both epochs, and its slots are kept if their contributors
+still have the same members. With n owners, a death halfway costs about 1/n of the operation. The
+stripes of a node whose link has become slow are cut in the same way (`relieved`).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ __all__ = [
 
 
 # A repaired stripe plan is used unless its busiest owner has more than this multiple of the shares
-# of the busiest owner in the best new plan: then sending everything again is faster.
+# of the busiest owner in the best new plan. In that case sending everything again is faster.
 KEPT_WIDTH_MAX = 2
 
 
 def kept_cut(
     before: Sequence[Stripe], able: Collection[int], fresh: Sequence[Stripe]
 ) -> tuple[Stripe, ...] | None:
-    """The previous plan's stripes, repaired; None if the `fresh` stripes are much better."""
+    """Repairs the previous plan's stripes. Returns None if the `fresh` stripes are much better."""
     kept = repaired(before, able)
     if kept is None or widest(kept) > KEPT_WIDTH_MAX * widest(fresh):
         return None
@@ -59,9 +59,8 @@ def widest(stripes: Sequence[Stripe]) -> int:
 
 
 def repaired(stripes: Sequence[Stripe], able: Collection[int]) -> tuple[Stripe, ...] | None:
-    """The stripes after a loss: the stripes of nodes that are not in `able` are divided among the
-    remaining owners, in proportion to their shares. None if no owner is left.
-    """
+    """Divides the stripes of nodes that are not in `able` among the remaining owners, in proportion
+    to their shares. Returns None if no owner is left."""
     widths: dict[int, int] = {}
     for stripe in stripes:
         if stripe.owner in able:
@@ -88,43 +87,43 @@ def repaired(stripes: Sequence[Stripe], able: Collection[int]) -> tuple[Stripe, 
 
 # New owners for the stripes of an allreduce in which one owner's link becomes slow.
 #
-# Each of n hosts contributes one array and gets the result. The owner of the share w sends and
-# receives (1 - w) of the array for other stripes, and (n - 1) w for its own stripe: first parts of
-# stripes, then results of folds. A host without a stripe sends and receives the array once. If an
+# Each of n hosts contributes one array and receives the result. The owner of the share w sends and
+# receives (1 - w) of the array for other stripes, and (n - 1) w for its own stripe: contributions
+# first, and then results of folds. A host without a stripe sends and receives the array once. If an
 # owner's link becomes slow early enough, the call ends earlier when other hosts take over its
-# stripe. The owner's bytes at other owners are kept (_node/execution/plan_state.py), but parts of
-# its own stripe are sent again, to the new owners. Reduces and broadcasts gain nothing, because
-# each host sends or receives the whole array anyway.
+# stripe. The contributions that the owner has sent for other stripes are kept
+# (_node/execution/plan_state.py), but the contributions to its own stripe are sent again, to the
+# new owners. Reduces and broadcasts gain nothing, because each host sends or receives the whole
+# array anyway.
 
 
-# How long to wait for more reports after the first report of a slow link, to find which link is
-# slow. Higher: stripes are moved later. Lower: they are moved in vain.
+# How long to wait for more reports after the first report of a slow link, to find the slow host.
+# Higher: stripes are moved later. Lower: stripes are moved in vain.
 SLOW_GATHER_S = 0.1
-# A slow link is reported every SAY_AGAIN_S (_node/peers/path_estimator.py) or a little later; after
-# this time without a report, a link no longer counts as slow for a running allreduce. Lower:
-# reports are missed on a busy host.
+# A slow link is reported every SAY_AGAIN_S (_node/peers/path_estimator.py) or a little later. After
+# this time without a report, a link no longer counts as slow for a running allreduce. Lower: late
+# reports from a busy host are missed.
 FRESH_S = 0.6
 
-# Minimum number of remaining owners. With fewer owners, each would send as many more bytes as the
-# slow owner saves.
+# Minimum number of remaining owners. With fewer owners, each would have to send as many additional
+# bytes as the slow owner saves.
 OWNERS_LEFT_MIN = 2
-# The rest of the call must take less than this part of its present duration. Higher: stripes are
-# moved for little gain; an incorrectly measured rate then costs time.
+# Stripes are moved if the rest of the call then takes less than this fraction of its present time.
+# Higher: stripes are moved for little gain, and incorrectly measured rates cost time.
 WORTHWHILE = 0.9
-# A link is slow if it carries less than this part of its needed rate. The needed rate follows from
-# the duration of the call that the known rates give. (A host that is faster than the others sends
-# at less than its capacity, because the others accept no more.) Higher: busy processors count as
-# slow links.
+# A link is slow if it carries less than this fraction of its needed rate, which follows from the
+# expected duration of the call. (A fast host sends at less than its capacity, because the other
+# hosts accept no more.) Higher: busy processors count as slow links.
 EXPECTED = 0.6
-# If several hosts have slow links, the slow host is the one that sends at less than this part of
-# the rate of each other host. Equally slow hosts share busy processors or a busy switch. Higher:
-# such hosts count as slow by chance.
+# If several hosts have slow links, the slow host is the one that sends at less than this fraction
+# of the rate of each other host. Equally slow hosts share busy processors or a busy switch. Higher:
+# one of several equally slow hosts counts as the slow host by chance.
 SLOWEST = 0.7
 
 
 class SlowReport(Protocol):
-    """A node's report about its link during an allreduce: the present bytes per second (`up`,
-    `down`), and the bytes since the start of the call (`sent`, `received`)."""
+    """A node's report about its link during an allreduce. `up`, `down`: the present rates in bytes
+    per second. `sent`, `received`: the bytes since the start of the call."""
 
     @property
     def up(self) -> int: ...
@@ -143,10 +142,10 @@ Report = TypeVar("Report", bound=SlowReport)
 class SlowLinks(Generic[Report]):
     """The nodes' reports of slow links during one plan, by node."""
 
-    slow: dict[int, Report] = field(default_factory=dict)  # links slower than the plan needs
-    reports: dict[int, Report] = field(default_factory=dict)  # all slow links
-    heard_at: dict[int, float] = field(default_factory=dict)  # when the last report arrived
-    looks: bool = False  # an evaluation is due SLOW_GATHER_S after the first report
+    slow: dict[int, Report] = field(default_factory=dict)  # links that are slow by `is_slow`
+    reports: dict[int, Report] = field(default_factory=dict)  # all reported links
+    heard_at: dict[int, float] = field(default_factory=dict)  # arrival time of the last report
+    looks: bool = False  # an evaluation of the reports is pending
 
     def hear(
         self,
@@ -156,10 +155,11 @@ class SlowLinks(Generic[Report]):
         rates: Mapping[int, HostRates],
         now: float,
     ) -> bool:
-        """Records a report; returns whether an evaluation of all reports becomes due."""
+        """Records a report. Returns whether the caller must schedule an evaluation of all reports,
+        SLOW_GATHER_S from now."""
         self.reports[node] = report
         self.heard_at[node] = now
-        self.slow.pop(node, None)  # it may have recovered
+        self.slow.pop(node, None)  # the link may have recovered
         if not is_slow(node, report, plan, rates):
             return False
         self.slow[node] = report
@@ -168,7 +168,7 @@ class SlowLinks(Generic[Report]):
 
     def forget_old(self, age_s: float, now: float) -> None:
         """Removes reports that have not been repeated, because their links are no longer slow."""
-        for node in [one for one, at in self.heard_at.items() if now - at > age_s]:
+        for node in [node for node, at in self.heard_at.items() if now - at > age_s]:
             del self.heard_at[node]
             self.slow.pop(node, None)
             self.reports.pop(node, None)
@@ -177,47 +177,47 @@ class SlowLinks(Generic[Report]):
 def is_slow(
     node: int, report: SlowReport, plan: Plan | None, rates: Mapping[int, HostRates]
 ) -> bool:
-    """Whether a node that has reported a slow link sends at less than the needed rate. rates: bytes
-    per second of the links, by node."""
+    """Whether a node that has reported a slow link sends at too low a rate for the plan. rates: the
+    known rates of the links in bytes per second, by node."""
     if not isinstance(plan, ExecuteReduce) or plan.kind != "allreduce":
         return False
     owned = _owned(plan)
-    if any(one not in rates for one in owned) or node not in owned:
+    if any(owner not in rates for owner in owned) or node not in owned:
         return False
-    moves = {one: _moved(plan, one, share) for one, share in owned.items()}
+    moves = {owner: _moved(plan, owner, share) for owner, share in owned.items()}
     call_s = max(
         nbytes / max(1.0, rate)
-        for one, both in moves.items()
-        for nbytes, rate in zip(both, rates[one], strict=True)
+        for owner, both in moves.items()
+        for nbytes, rate in zip(both, rates[owner], strict=True)
     )
     return report.up * call_s < EXPECTED * moves[node][0]
 
 
 def slow_one(reports: Mapping[int, SlowReport]) -> int | None:
-    """The only node with a slow link, according to the reports; None if there is no single one."""
+    """The node that sends much more slowly than all others, according to the reports, or None."""
     if not reports:
         return None
-    node, *others = sorted(reports, key=lambda one: reports[one].up)
+    node, *others = sorted(reports, key=lambda reporter: reports[reporter].up)
     if others and reports[node].up >= SLOWEST * reports[others[0]].up:
         return None
     return node
 
 
 def stays_slow(report: SlowReport | None, believed: HostRates | None, up: float) -> bool:
-    """Whether a link is still slow, although its own node remembers the rate `up`."""
+    """Whether a link is still slow, even though its node still estimates its rate as `up`."""
     if report is None or believed is None or believed.up > EXPECTED * up:
         return False
     return report.up < believed.up / EXPECTED
 
 
 def owners_without(reports: Mapping[int, SlowReport], plan: Plan | None) -> set[int]:
-    """The new owners of the plan's stripes; empty: the present owners keep them. reports: from the
-    nodes with slow links."""
+    """The owners that remain if the stripes of the node with the slow link are moved. Empty if no
+    stripes should be moved. reports: the reports from the nodes with slow links."""
     node = slow_one(reports)
     if node is None or not isinstance(plan, ExecuteReduce) or plan.kind != "allreduce":
         return set()
     owned = _owned(plan)
-    left = {one for one, share in owned.items() if share} - {node}
+    left = {owner for owner, share in owned.items() if share} - {node}
     if not owned.get(node) or len(left) < OWNERS_LEFT_MIN:
         return set()
     report, share = reports[node], owned[node]
@@ -228,8 +228,8 @@ def owners_without(reports: Mapping[int, SlowReport], plan: Plan | None) -> set[
 def relieved(
     links: SlowLinks[Report], plan: ExecuteReduce, now: float
 ) -> tuple[int, tuple[Stripe, ...]] | None:
-    """(the node with the slow link, the stripes after its own stripes were moved to the other
-    owners); None: no stripes are moved."""
+    """Moves the stripes of the node with a slow link to the other owners. Returns (the node, all
+    stripes after the move), or None if no stripes should be moved."""
     links.looks = False
     links.forget_old(FRESH_S, now)
     stripes = repaired(plan.stripes, owners_without(links.slow, plan))
@@ -238,7 +238,7 @@ def relieved(
 
 
 def _owned(plan: ExecuteReduce) -> dict[int, float]:
-    """The part of the array that each node owns; 0 for nodes that own nothing."""
+    """The fraction of the array that each node owns. It is 0 for nodes that own nothing."""
     owned = dict.fromkeys((*plan.holders, *plan.destinations), 0.0)
     for stripe in plan.stripes:
         width = (stripe.end_share - stripe.begin_share) / SHARES
@@ -247,30 +247,30 @@ def _owned(plan: ExecuteReduce) -> dict[int, float]:
 
 
 def _moved(plan: ExecuteReduce, node: int, share: float) -> tuple[float, float]:
-    """The bytes that a node with that share of the array sends, and receives."""
+    """The bytes (sent, received) by a node that owns that share of the array."""
     destinations = {*plan.destinations}
-    wants, others_want = node in destinations, len(destinations - {node})
+    receives, other_receivers = node in destinations, len(destinations - {node})
     if plan.rule == "fold":  # each member is sent separately
-        given = plan.holders.count(node)
-        others_give = len(plan.holders) - given
+        own = plan.holders.count(node)
+        from_others = len(plan.holders) - own
     else:
-        given, others_give = int(node in plan.holders), len({*plan.holders} - {node})
-    sent = given * (1 - share) + others_want * share
-    received = others_give * share + wants * (1 - share)
+        own, from_others = int(node in plan.holders), len({*plan.holders} - {node})
+    sent = own * (1 - share) + other_receivers * share
+    received = from_others * share + receives * (1 - share)
     return plan.nbytes * sent, plan.nbytes * received
 
 
 def _with_s(report: SlowReport, plan: ExecuteReduce, node: int, share: float) -> float:
-    """Seconds until the slow node has sent and received everything, if it keeps its stripe."""
+    """Seconds until the slow node has sent and received all its bytes, if it keeps its stripe."""
     sends, receives = _moved(plan, node, share)
     sending = (sends - report.sent) / max(1, report.up)
     return max(sending, (receives - report.received) / max(1, report.down))
 
 
 def _without_s(report: SlowReport, plan: ExecuteReduce, node: int, share: float) -> float:
-    """Seconds until the slow node has sent and received everything, if it gives up its stripe.
-    Owners send results of folds after all parts, so the received bytes were parts of its own
-    stripe; results are always sent again."""
+    """Seconds until the slow node has sent and received all its bytes, if it gives up its stripe.
+    The received bytes do not count: they are contributions to its own stripe, because results of
+    folds are sent last, and always sent again."""
     sends, receives = _moved(plan, node, 0.0)
     sending = (sends - min(sends * (1 - share), report.sent)) / max(1, report.up)
     return max(sending, receives / max(1, report.down))

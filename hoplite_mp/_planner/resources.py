@@ -1,12 +1,12 @@
-"""The resources of one node: totals, the parts that tasks hold, and the order of waiting tasks.
+"""The resources of one node: totals, the amounts that tasks hold, and the order of waiting tasks.
 
 Resources are GPUs, licences or shares of a disk. Tasks, actors and workers wait until enough of a
 resource is free. This module only does the accounting, in integers, so that exhaustive tests are
 possible. _node/tasks/resources.py receives the requests and applies the results.
 
 Amounts are integers in units of 1/10000, so that ten times 0.1 is one. If the total of a resource
-is an integer up to INDICES_MAX, each piece has an index: 0, 1, ... The integer part of a demand
-gets whole pieces; a fraction shares one piece with other fractions.
+is an integer up to INDICES_MAX, the resource consists of pieces with the indices 0, 1, ... The
+integer part of a demand is met by whole pieces. Its fraction shares a piece with other fractions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 UNITS = 10_000
 # Above this total, a resource has no indices: indices for a million bytes would be useless.
 INDICES_MAX = 1024
-AMOUNT_MAX = 1 << 40  # of one resource; for bytes, 1 TiB
+AMOUNT_MAX = 1 << 40  # maximum amount of one resource; 1 TiB if the amount is in bytes
 NAMES_MAX, NAME_CHARS_MAX = 64, 64
 _NAME = re.compile(r"[^\s,=\0]{1,64}")
 
@@ -46,8 +46,8 @@ Assigned: TypeAlias = dict[str, list[int]]
 
 
 def amounts_of(resources: Any, what: str = "resources") -> Demand:
-    """Converts a dictionary such as {"gpu": 0.5} into sorted names with units, without amounts of
-    0. Raises ValueError or TypeError if it is invalid."""
+    """Converts a dictionary such as {"gpu": 0.5} into sorted (name, units) pairs, without amounts
+    of 0. Raises ValueError or TypeError if the dictionary is invalid."""
     if not isinstance(resources, Mapping):
         raise TypeError(f'{what}={resources!r}: it must be a dictionary, such as {{"gpu": 1}}')
     if len(resources) > NAMES_MAX:
@@ -71,8 +71,8 @@ def amounts_of(resources: Any, what: str = "resources") -> Demand:
 
 
 def _units(amount: Any) -> int | None:
-    """An amount in units of 1/10000, rounded down, so that three thirds fit into one. None if the
-    amount is not valid."""
+    """Converts an amount into units of 1/10000, rounded down so that three thirds fit into one.
+    Returns None if the amount is not valid."""
     # float() would also accept strings and bytes-like objects.
     kind = type(amount)
     if kind is bool or not (hasattr(kind, "__float__") or hasattr(kind, "__index__")):
@@ -88,7 +88,7 @@ def _units(amount: Any) -> int | None:
 
 
 def parse_amounts(text: str) -> Demand:
-    """Parses "gpu=2,disk=0.5", as on the command line. Raises ValueError."""
+    """Parses a command-line argument such as "gpu=2,disk=0.5". Raises ValueError."""
     found: dict[str, float] = {}
     for part in text.split(","):
         name, equals, amount = (one.strip() for one in part.partition("="))
@@ -105,22 +105,25 @@ def parse_amounts(text: str) -> Demand:
 
 
 def amounts_text(units: Demand) -> str:
-    """The text that parse_amounts() reads."""
+    """Formats a demand as text that parse_amounts() accepts."""
     return ",".join(f"{name}={amount!r}" for name, amount in as_amounts(units).items())
 
 
 def as_amounts(units: Demand) -> dict[str, float]:
-    """A demand in the form that users write."""
-    return {name: one // UNITS if one % UNITS == 0 else one / UNITS for name, one in units}
+    """Converts a demand into the form that users write."""
+    return {
+        name: amount // UNITS if amount % UNITS == 0 else amount / UNITS for name, amount in units
+    }
 
 
 def demand_words(demand: Demand) -> str:
-    """A demand as words: "gpu 1, disk 0.5"."""
+    """Formats a demand for messages: "gpu 1, disk 0.5"."""
     return ", ".join(f"{name} {amount:g}" for name, amount in as_amounts(demand).items())
 
 
 class ResourceLedger:
-    """A node's resources, and the parts that each holder has. A holder is any hashable value."""
+    """A node's resources, and the parts of them that each holder has. A holder is any hashable
+    value."""
 
     def __init__(self, totals: Demand = ()) -> None:
         self.totals = dict(totals)
@@ -153,8 +156,9 @@ class ResourceLedger:
         return self._find(demand) is not None
 
     def take(self, who: Any, demand: Demand) -> Assigned | None:
-        """Gives the demanded parts to `who`, which must hold nothing yet. Returns the assigned
-        indices (none for resources without indices), or None if not enough is free."""
+        """Assigns the demanded parts to `who`, which must hold nothing yet. Returns the assigned
+        indices by name (an empty list for a resource without indices), or None if not enough is
+        free."""
         assert who not in self._held
         found = self._find(demand)
         if found is None:
@@ -175,7 +179,7 @@ class ResourceLedger:
         return {name: sorted(indices) for name, indices in found.items()}
 
     def give_back(self, who: Any) -> bool:
-        """Frees all parts of `who`; returns False if there were none."""
+        """Frees all parts of `who`. Returns False if it had none."""
         held = self._held.pop(who, None)
         for name, index, units in held or ():
             self._sums[name] -= units
@@ -187,8 +191,8 @@ class ResourceLedger:
         return held is not None
 
     def times(self, demand: Demand, most: int, now: bool) -> int:
-        """How many times that demand can be met simultaneously, at most `most`. `now`: with the
-        free parts only; otherwise as if nothing were held."""
+        """How many times that demand can be met simultaneously, at most `most`. `now`: count only
+        the free parts, instead of all parts."""
         trial = ResourceLedger(tuple(self.totals.items()))
         if now:
             trial._sums = dict(self._sums)
@@ -199,7 +203,7 @@ class ResourceLedger:
         return count
 
     def _find(self, demand: Demand) -> list[tuple[str, int | None, int]] | None:
-        """The parts that would meet that demand now; None if not enough is free."""
+        """The free parts that would meet that demand. None if not enough is free."""
         found: list[tuple[str, int | None, int]] = []
         for name, units in demand:
             if units > self.totals.get(name, 0) - self._sums.get(name, 0):
@@ -210,7 +214,7 @@ class ResourceLedger:
                 continue
             whole, part = divmod(units, UNITS)
             shared = None
-            if part:  # the fullest piece that fits, so that whole pieces stay free
+            if part:  # use the fullest piece into which the fraction fits, to keep others free
                 able = [(-in_use, at) for at, in_use in used.items() if in_use + part <= UNITS]
                 shared = min(able)[1] if able else None
             needed = whole + (part > 0 and shared is None)
@@ -230,19 +234,18 @@ def _has_indices(units: int) -> bool:
 
 @dataclass(slots=True)
 class WaitingRow:
-    """Tasks and workers that wait for the same demand on the same nodes, by rank."""
+    """Tasks and workers that wait for the same demand on the same nodes."""
 
     demand: Demand
-    where: Any  # which nodes: a value that the caller understands
-    # Set if a task that holds resources may be waiting for these members. The members may then use
-    # resources that are reserved for earlier rows. Otherwise there could be a deadlock: the earlier
-    # rows may be waiting for the resources of that task.
+    where: Any  # identifies the nodes for the caller
+    # True if a task that holds resources may be waiting for these members. The members may then use
+    # resources that are reserved for earlier rows. Otherwise there could be a deadlock, because the
+    # earlier rows may be waiting for the resources of that task.
     needed: bool = False
     members: list[tuple[Any, Any]] = field(default_factory=list)  # a heap of (rank, who)
-    # Set while no node has the total amount: an object that identifies this period, and whether the
-    # period has lasted too long.
+    # While no node has the total amount: an object that identifies this period. Otherwise None.
     lost: object | None = None
-    given_up: bool = False
+    given_up: bool = False  # this period has lasted too long
 
     @property
     def key(self) -> Any:
@@ -251,8 +254,8 @@ class WaitingRow:
 
 
 class WaitingRows:
-    """All waiting tasks and workers, grouped by demand. The cost of a turn depends only on the
-    number of different demands."""
+    """All waiting tasks and workers, grouped by demand. The cost of choosing the next task depends
+    only on the number of different demands."""
 
     def __init__(self) -> None:
         self.rows: dict[Any, WaitingRow] = {}
@@ -262,8 +265,7 @@ class WaitingRows:
         return who in self.ranks
 
     def add(self, who: Any, demand: Demand, where: Any, rank: Any, needed: bool = False) -> None:
-        """Adds a waiting task or worker. rank: the lowest rank is served first; ranks are
-        unique."""
+        """Adds a waiting task or worker. rank: a unique number; the lowest rank is served first."""
         key = demand, where, needed
         row = self.rows.get(key)
         if row is None:
@@ -272,7 +274,7 @@ class WaitingRows:
         heapq.heappush(row.members, (rank, who))
 
     def remove(self, who: Any) -> None:
-        """Ends the wait of `who`. Its entry stays in the heap until it reaches the top."""
+        """Removes `who`. Its entry remains in the heap until it reaches the top."""
         known = self.ranks.pop(who, None)
         if known is not None:
             self._trim(known[1])
@@ -287,13 +289,13 @@ class WaitingRows:
         del self.rows[key]
 
     def everybody(self, row: WaitingRow) -> list[Any]:
-        """The members of that row, in order."""
-        members = sorted(row.members, key=lambda one: one[0])
+        """The members of that row, lowest rank first."""
+        members = sorted(row.members, key=lambda member: member[0])
         return [who for rank, who in members if self.ranks.get(who) == (rank, row.key)]
 
     def first(self, skip: Container[Any]) -> WaitingRow | None:
-        """The row whose first member has the lowest rank, among the rows whose key is not in
-        `skip`; None if there is no such row."""
+        """Returns the row whose first member has the lowest rank, ignoring rows whose keys are in
+        `skip`. Returns None if no row is left."""
         best: WaitingRow | None = None
         for key, row in self.rows.items():
             if key not in skip and (best is None or row.members[0][0] < best.members[0][0]):

@@ -1,7 +1,7 @@
-"""The planner's result for the manager's loop after each step, and its text form.
+"""The result that the planner returns to the manager's loop after each step, and its text form.
 
-A StepResult is data. The loop executes it without further decisions, and tests compare results
-without sockets and clocks.
+A StepResult is plain data. The loop executes it without further decisions, and tests compare
+results without sockets and clocks.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ if TYPE_CHECKING:
 class StepResult:
     """The actions to take now, in this order."""
 
-    # Messages are sent over their nodes' connections in this order, before any message of the next
-    # result. Nodes rely on this order: they receive the masks of a board before the answer to a
-    # join, and the end of a board before its next use.
+    # Messages are sent to their nodes in this order, before any message of the next result. Nodes
+    # rely on this order. For example, a node receives the members of a Group before the answer to a
+    # join request, and the end of a Group before the next use of its board.
     sends: tuple[Send, ...] = ()
-    # Call `tick` at this time of the clock that gave `now`; None: no call is needed. Each result
-    # replaces the time of the previous result.
+    # Call `tick` at this time, on the clock that is used for `now`. None: no call is needed. Each
+    # result replaces the time of the previous result.
     wake_at: float | None = None
     # Pack these trees in the background, and pass each answer to `step` (`packing.pack` takes
-    # milliseconds to seconds). Without the answers transfers are slower; there is no other effect.
+    # milliseconds to seconds). If the answers are missing, transfers are slower but not incorrect.
     packing: tuple[PackingWanted, ...] = ()
     # The reasons for the plans, for the log.
     notes: tuple[str, ...] = ()
 
     def followed_by(self, later: StepResult) -> StepResult:
-        """This result and a later one, as one result."""
+        """Combines this result with a later one."""
         return StepResult(
             self.sends + later.sends,
             later.wake_at,
@@ -71,7 +71,8 @@ class StepResult:
         )
 
     def as_text(self) -> str:
-        """One line per message, and more for its stripes; compared with the golden scenarios."""
+        """Returns one line per message, and further lines for stripes. Tests compare this text with
+        recorded scenarios."""
         lines: list[str] = []
         for node, message in self.sends:
             head, *rest = describe(message)
@@ -87,7 +88,7 @@ class StepResult:
 
 
 def describe(message: ManagerToNode) -> list[str]:
-    """A message of the manager as lines of readable text."""
+    """Describes a message from the manager in lines of readable text."""
     return _DRAWN[type(message)](message)
 
 
@@ -96,7 +97,7 @@ def _numbers(values: Iterable[int]) -> str:
 
 
 def _ranks(mask: int) -> str:
-    """The ranks of a mask; `-` for none."""
+    """The ranks in a bit mask, or `-` if there are none."""
     return _numbers(rank for rank in range(mask.bit_length()) if mask >> rank & 1) or "-"
 
 
@@ -148,7 +149,7 @@ def _owner_report(m: OwnerReport) -> list[str]:
 
 
 def _object(object_id: bytes) -> str:
-    """An object's id in texts: its first digits, which suffice to distinguish objects."""
+    """The first digits of an object's id, which suffice to distinguish objects."""
     return f"object {object_id.hex()[:8]}"
 
 
@@ -225,7 +226,7 @@ def _plans_report(m: PlansReported) -> list[str]:
     return [f"request {m.request}: {len(rows)} plans", *rows]
 
 
-# Typed loosely because each row takes only the message type of its key.
+# The parameters are not typed, because each function accepts only the message type of its key.
 _DRAWN: dict[type, Callable[..., list[str]]] = {
     Credentials: _credentials,
     NodeAdmitted: _admitted,

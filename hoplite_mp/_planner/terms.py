@@ -1,21 +1,22 @@
 """Determines which manager may decide for the cluster: terms, votes, and leases (Gray, Cheriton).
 
 With a standby, two hosts may run a manager, and the network between them can be cut. There is one
-class for each side. The time is an argument.
+class for each role. All times are arguments.
 
-    ManagerLease  of the manager, which decides only if at least half of the hosts are bound to it
-    Voter         of a node: the manager that it follows, and whether it is free to vote for another
-    Candidate     of the standby, which leads once more than half of the hosts have voted for it
+    ManagerLease  for the manager, which decides only if at least half of the hosts are bound to it
+    Voter         for a node, which follows one manager, and may vote for another if it is free
+    Candidate     for the standby, which leads once more than half of the hosts have voted for it
 
 A node that answers the manager's `LeaderHeartbeat` is bound to this manager for `promise_s` after
-the answer. The manager counts the node for `lease_s`. This time is shorter, and starts when
-`LeaderHeartbeat` is sent. Half of the hosts and a majority of the hosts have a host in common. So
-when a standby has won, the lease of the other manager has expired, however slow messages were. The
-rates of clocks may differ by the factor PROMISE_LEASES.
+the answer. The manager counts the node for `lease_s`. This time is shorter, and starts when the
+`LeaderHeartbeat` is sent. Any half of the hosts and any majority of the hosts have a host in
+common. Therefore, when a standby has won, the lease of the other manager has expired, however slow
+messages were. The rates of clocks may differ by the factor PROMISE_LEASES.
 
-Hosts join and leave, so there are *lists* of hosts, with increasing versions. A list is in force
-for the manager until half of its hosts know a later list; a candidate uses the latest list known to
-any of its voters. So a list that is unknown to all hosts of a majority cannot be in force.
+Because hosts join and leave, there are *lists* of hosts, with increasing versions. A list is in
+force for the manager until half of its hosts know a later list. A candidate uses the latest list
+known to any of its voters. Therefore a list that is unknown to all hosts of a majority cannot be in
+force.
 """
 
 from __future__ import annotations
@@ -35,50 +36,52 @@ __all__ = [
     "promise_s",
 ]
 
-# The lease of a manager, as a multiple of the silence after which a host is declared dead. Higher:
-# a manager that is cut off decides for longer, and a standby takes over later. Not above 1:
-# otherwise a manager would declare silent hosts dead before it knows whether it still has its
-# lease.
+# The lease of a manager, as a multiple of the heartbeat timeout after which a host is declared
+# dead. Higher: a manager that is cut off decides for longer, and a standby takes over later. Must
+# not exceed 1. Otherwise a manager would declare silent hosts dead before it knows whether it still
+# has its lease.
 LEASE_SILENCES = 1.0
-# How long a node is bound, in leases. The rates of clocks may differ by a tenth. Higher: worse
-# clocks are tolerated, and a standby takes over later.
+# How long a node is bound, as a multiple of the lease. The rates of clocks may differ by a tenth.
+# Higher: worse clocks are tolerated, and a standby takes over later.
 PROMISE_LEASES = 1.1
 # How long a manager without a lease may receive nothing from half of the hosts before it steps
-# down. Higher: if no standby can take over, the manager survives longer cuts from most hosts.
-# Lower: programs on its side stop sooner.
+# down. Higher: if no standby can take over, the manager survives longer network cuts. Lower:
+# programs on its side of a cut stop sooner.
 OUT_S = 10.0
-# How long a standby that a user promotes waits for an offered vote. The connection of a lost host
-# may not have ended yet. Higher: the user waits. Lower: a busy node is declared lost, and joins
-# again.
+# How long a standby that a user promotes waits for an offered vote. The offer may be from a lost
+# host whose connection has not ended yet. Higher: the user waits longer. Lower: a busy node is
+# declared lost, and joins again.
 ANSWER_S = 2.0
-TERM_SHIFT = 32  # the high bits of a list's version are the term, so a later term's list is later
+# The high bits of a list's version are the term, so lists of later terms have higher versions.
+TERM_SHIFT = 32
 
 
 def lease_s(heartbeat_timeout_s: float) -> float:
-    """How long a manager counts a host after the host's answer."""
+    """How long a manager counts a host after sending the message that the host has answered."""
     return LEASE_SILENCES * heartbeat_timeout_s
 
 
 def promise_s(heartbeat_timeout_s: float) -> float:
-    """How long a host does not vote for another manager after its answer."""
+    """How long after its answer a host does not vote for another manager."""
     return PROMISE_LEASES * lease_s(heartbeat_timeout_s)
 
 
 class ManagerLease:
-    """A manager's right to decide. `at`: the node of its own host, which never votes for another
-    manager as long as this manager lives."""
+    """A manager's right to decide. `at`: the node on the manager's host, which never votes for
+    another manager as long as this manager is running."""
 
     def __init__(self, term: int, at: int, lease_s: float, lists: tuple[Hosts, ...] = ()) -> None:
-        """lists: the lists of the previous manager that are in force."""
+        """lists: the lists of the previous manager that are still in force."""
         self.term = term
         self.at = at
         self.lists = sorted(lists)
         self._lease_s = lease_s
-        self._bound: dict[int, float] = {}  # node -> send time of the message that it answered
+        # Node -> time at which the latest message that it answered was sent.
+        self._bound: dict[int, float] = {}
         self._knows: dict[int, int] = {}  # node -> version of the latest list that it knows
-        self._ended: set[int] = set()  # nodes that have reported their end: they never vote again
-        # When the lease ends, by the last computation. Answers only prolong it, so the end is
-        # computed again only after that time, or for a new list.
+        self._ended: set[int] = set()  # nodes that have reported their shutdown: they never vote
+        # The computed end of the lease. Answers only prolong it, so it is computed again only after
+        # that time, or for a new list.
         self._until, self._has_news = -math.inf, True
 
     def decides(self, now: float) -> bool:
@@ -88,7 +91,8 @@ class ManagerLease:
         return now < self._until
 
     def _ends(self) -> float:
-        """The time at which less than half of a list will count if no more answers arrive."""
+        """The time at which fewer than half of the hosts of some list will count if no more answers
+        arrive."""
         until = math.inf
         always = self._ended | {self.at}
         for hosts in self.lists:
@@ -99,8 +103,8 @@ class ManagerLease:
         return until
 
     def suffice(self, nodes: set[int]) -> bool:
-        """Whether these nodes, and the nodes that cannot vote for another manager, are at least
-        half of each list."""
+        """Whether these nodes, together with the nodes that cannot vote for another manager, make
+        up at least half of each list."""
         counted = nodes | self._ended | {self.at}
         return all(hosts.has_half(counted) for hosts in self.lists)
 
@@ -116,14 +120,14 @@ class ManagerLease:
         return True
 
     def words_for(self, node: int) -> tuple[Hosts, ...]:
-        """The lists to send to that node; none if it knows the latest list. Nodes of other hosts
-        are only sent lists that this host's node knows, so that this node can report all of them to
-        a manager that is restarted on this host."""
+        """The lists to send to that node. Empty if it knows the latest list. Nodes on other hosts
+        only receive lists that the node on this host knows, so that the latter can report all of
+        them to a manager that is restarted on this host."""
         known = self._knows.get(self.at, 0)
-        told = [one for one in self.lists if node == self.at or one.version <= known]
-        if not told or told[-1].version <= self._knows.get(node, 0):
+        lists = [one for one in self.lists if node == self.at or one.version <= known]
+        if not lists or lists[-1].version <= self._knows.get(node, 0):
             return ()
-        return tuple(told)
+        return tuple(lists)
 
     def followed(self, node: int, term: int, sent: float, version: int) -> None:
         """Records a node's answer to a message that was sent at `sent`. `version`: the latest list
@@ -135,8 +139,8 @@ class ManagerLease:
         self._forget_old()
 
     def joined(self, node: int, now: float) -> None:
-        """Records the admission of a node. The node does not know a standby yet, so it is bound as
-        if it had just answered."""
+        """Records the admission of a node. The node does not know a standby yet, so it counts as if
+        it had just answered."""
         self.followed(node, self.term, now, 0)
 
     def ended(self, node: int) -> None:
@@ -145,7 +149,8 @@ class ManagerLease:
         self._forget_old()
 
     def _forget_old(self) -> None:
-        """Drops a list once half of its hosts know a later list, or have ended."""
+        """Drops each list, except for the latest, if half of its hosts know a later list or have
+        shut down."""
         self._has_news = True
         if not self.lists:
             return
@@ -162,10 +167,10 @@ class Voter:
 
     def __init__(self, promise_s: float, now: float) -> None:
         self.term = 0
-        self.at: int | None = None  # the manager's own node
+        self.at: int | None = None  # the node on the manager's host
         self.lists: tuple[Hosts, ...] = ()
-        self.heard_at = now
-        self.voted_for = 0  # the candidate of this node's latest vote; 0: no vote yet
+        self.heard_at = now  # time of the latest message from the manager, or of a vote
+        self.voted_for = 0  # the candidate for which this node last voted; 0: no vote yet
         self._promise_s = promise_s
 
     def bind(self, lease_s: float) -> None:
@@ -182,8 +187,8 @@ class Voter:
         return Knowledge(self.term, self.at, self.lists)
 
     def hear(self, term: int, at: int, lists: tuple[Hosts, ...], now: float) -> bool:
-        """Handles a manager's message. Returns False if its term is older: this node then does not
-        answer."""
+        """Handles a manager's message. Returns False, so that this node does not answer, if the
+        message's term is out of date."""
         if term < self.term:
             return False
         if lists and max(lists).version >= self.version:
@@ -201,8 +206,8 @@ class Voter:
         return self.heard_at + self._promise_s
 
     def vote(self, term: int, candidate: int, now: float) -> bool:
-        """Votes for that candidate in that term, if this node may; it then ignores managers of
-        older terms. candidate: a unique number above 0."""
+        """Votes for that candidate in that term if this node may, and returns whether it has. The
+        node then ignores managers of older terms. candidate: a unique positive number."""
         again = (term, candidate) == (self.term, self.voted_for)
         if not again and (term <= self.term or not self.is_free(now)):
             return False
@@ -212,8 +217,8 @@ class Voter:
 
 
 class Candidate:
-    """The votes and offers of votes for a standby. `own`: the node of the standby's host. The
-    standby cannot become the manager without this node."""
+    """The votes, and offered votes, for a standby. `own`: the node on the standby's host, without
+    which the standby cannot become the manager."""
 
     def __init__(self, own: int, identity: int) -> None:
         self.own = own
@@ -221,9 +226,9 @@ class Candidate:
         self.term = 0  # the term for which it requests votes
         self.offers: dict[int, Knowledge] = {}  # from nodes that are free
         self.votes: dict[int, Knowledge] = {}  # in this term
-        self._asked: set[int] = set()  # in this term, since their last offer
-        self._since: dict[int, float] = {}  # node -> when it was first asked in this term
-        self._forced = False
+        self._asked: set[int] = set()  # nodes asked in this term and since their last offer
+        self._since: dict[int, float] = {}  # node -> time of the first request in this term
+        self._forced = False  # a user has promoted the standby
 
     def offer(self, node: int, knowledge: Knowledge) -> None:
         """Records that a node has lost its manager, and offers its vote. If the node had been asked
@@ -232,14 +237,14 @@ class Candidate:
         self._asked.discard(node)
 
     def withdraw(self, node: int) -> None:
-        """Removes the offer of a node that has withdrawn it, or is lost. Its earlier vote does not
-        count."""
+        """Removes the offer and the vote of a node that is lost or has withdrawn its offer."""
         self.offers.pop(node, None)
         self.votes.pop(node, None)
         self._asked.discard(node)
 
     def ask(self, now: float) -> list[int]:
-        """The nodes to ask for a vote in `term` now: all with an offer, once the offers suffice."""
+        """Returns the nodes to ask for a vote in `term` now: all that have offered their votes and
+        were not asked yet, as soon as the offers suffice to win."""
         if not self._forced and not self._suffice(self.offers):
             return []
         highest = max(
@@ -247,8 +252,8 @@ class Candidate:
         )
         if self.term <= highest:
             self.term = highest + 1
-            for ended in (self.votes, self._asked, self._since):
-                ended.clear()
+            for collection in (self.votes, self._asked, self._since):
+                collection.clear()
         asked = [node for node in self.offers if node not in self._asked | self.votes.keys()]
         self._asked.update(asked)
         for node in asked:
@@ -256,7 +261,8 @@ class Candidate:
         return asked
 
     def voted(self, node: int, term: int, knowledge: Knowledge) -> bool:
-        """Records a vote. `knowledge`: the lists that the node knew at the time of its vote."""
+        """Records a vote, and returns whether it counts. `knowledge`: the lists that the node knew
+        at the time of its vote."""
         counts = term == self.term and node in self._since
         if counts:
             self.votes[node] = knowledge
@@ -270,7 +276,7 @@ class Candidate:
         return self._suffice(self.votes)
 
     def give_up_silent(self, now: float) -> None:
-        """Stops waiting for offered votes after a while, if a user has promoted this standby."""
+        """Stops waiting for offered votes after ANSWER_S, if a user has promoted this standby."""
         if not self._forced:
             return
         awaited = self.offers.keys() - self.votes.keys() - {self.own}
@@ -279,12 +285,12 @@ class Candidate:
                 self.withdraw(node)
 
     def force(self, forced: bool = True) -> None:
-        """Makes the nodes on this side suffice, because a user has confirmed that the other hosts
-        are lost."""
+        """Makes the votes of the reachable nodes suffice, because a user has confirmed that the
+        other hosts are lost."""
         self._forced = forced
 
     def lease(self, lease_s: float) -> ManagerLease:
-        """The lease of the manager that this standby becomes; only after it has won."""
+        """The lease of the manager that this standby becomes. Only valid after it has won."""
         assert self.has_won
         lists = self.latest(self.votes)
         if self._forced or lists is None:
@@ -297,7 +303,7 @@ class Candidate:
         return lease
 
     def absent(self) -> set[int]:
-        """The nodes that will not reconnect: nodes of earlier managers' hosts, except this host."""
+        """The nodes on earlier managers' hosts, except this host. They will not reconnect."""
         return {one.at for one in self.votes.values() if one.at is not None} - {self.own}
 
     @staticmethod
@@ -313,18 +319,18 @@ class Candidate:
         return hosts.has_majority(set(known))
 
     def is_struck(self, known: dict[int, Knowledge]) -> bool:
-        """Whether the manager had declared this standby's host dead, and the host does not know it.
+        """Whether the manager had declared this standby's host dead without this host's knowledge.
         The other hosts have then continued without this host's objects and tasks, so this standby
-        must not become their manager. A voter may know about the loss before it knows a later
-        list."""
+        must not become their manager. `gone` is also checked, because a voter may know about the
+        loss before it knows a later list."""
         if any(self.own in one.gone for one in known.values()):
             return True
         hosts, own = self.latest(known), known.get(self.own)
-        mine = None if own is None else own.latest
+        own_hosts = None if own is None else own.latest
         return (
             hosts is not None
-            and mine is not None
-            and self.own in mine.nodes
+            and own_hosts is not None
+            and self.own in own_hosts.nodes
             and self.own not in hosts.nodes
         )
 

@@ -1,4 +1,4 @@
-"""Stripe plans: the trees that pass on, or fold, the parts of an object.
+"""Stripe plans: the trees over which the stripes of an object are sent or folded.
 
 Three shapes are compared by `cost`:
 
@@ -8,11 +8,11 @@ Three shapes are compared by `cost`:
 - "tree:d": one stripe, over a tree of degree d that is filled level by level. In a fold the first
   nodes to arrive are the leaves (Hoplite). Each node has few streams, which suits small objects and
   many nodes.
-- one owner: "stripes" with a single stripe, for objects too small to be cut.
+- one owner: "stripes" with a single stripe, for objects that are too small to be cut.
 
-A stripe below STRIPE_BYTES_MIN is not worth its streams, so small objects have few owners: those
-with the largest shares, and among equals the first to arrive. When all contributions are on the
-only destination, the stripe plan is that node alone.
+A stripe below STRIPE_BYTES_MIN is not worth its streams, so small objects have few owners. These
+are the nodes with the largest shares, and among equals the first to arrive. If all contributions
+are on the only destination, that node owns the only stripe.
 """
 
 from __future__ import annotations
@@ -33,26 +33,28 @@ if TYPE_CHECKING:
     from hoplite_mp._planner.link_speeds import LinkSpeeds
     from hoplite_mp._planner.plan_log import Estimate, NodeRate
 
-# A smaller stripe costs more in requests than its parallel path saves. Higher: fewer owners.
+# The requests for a smaller stripe would take longer than its parallel path saves. Higher: fewer
+# owners.
 STRIPE_BYTES_MIN = 64 << 10
-# Degrees of the trees that are considered. Hoplite considers 1, 2 and n; here n is "one owner".
+# Degrees of the trees that are considered. Hoplite considers 1, 2 and n, which is "one owner" here.
 DEGREES = (1, 2, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class StripePlan:
-    """One way to run an operation, with the model's estimate in seconds and the reason."""
+    """One way to run an operation. `seconds`: the duration according to the cost model. `why`: the
+    reason for the choice, for users."""
 
     shape: str
     stripes: tuple[Stripe, ...]
     seconds: float
     why: str
-    estimates: tuple[Estimate, ...] = ()  # of all shapes
-    rates: tuple[NodeRate, ...] = ()  # of the nodes, as known when the plan was made
+    estimates: tuple[Estimate, ...] = ()  # the estimates for all shapes
+    rates: tuple[NodeRate, ...] = ()  # the nodes' rates that were known when the plan was made
 
 
 def single_vertex(node: int) -> tuple[Stripe, ...]:
-    """The stripe plan of one node: it owns the whole result."""
+    """The stripes of a plan in which one node owns the whole object."""
     return (Stripe(node, 0, SHARES),)
 
 
@@ -62,7 +64,8 @@ def owners(stripes: Iterable[Stripe]) -> set[int]:
 
 
 def cut(shares: Iterable[tuple[int, float]]) -> tuple[Stripe, ...]:
-    """Stripes for (owner, weight) in this order; weights need not add up to 1."""
+    """Cuts an object into stripes for these (owner, weight) pairs, in this order. The weights need
+    not add up to 1."""
     rows = [row for row in shares if row[1] > 0]
     weights = [weight for _, weight in rows]
     scale = SHARES / sum(weights)
@@ -77,7 +80,7 @@ def cut(shares: Iterable[tuple[int, float]]) -> tuple[Stripe, ...]:
 
 
 def halves(count: int) -> list[tuple[int, int]]:
-    """`count` nearly equal ranges of shares, one after another; none is empty."""
+    """`count` consecutive ranges of shares, nearly equal and not empty."""
     edges = [SHARES * index // count for index in range(count + 1)]
     return list(pairwise(edges))
 
@@ -127,9 +130,8 @@ def reduction(
     ordered: bool = False,
     leaving: Collection[int] = (),
 ) -> StripePlan:
-    """The stripe plan for a fold. `sent`: contributing nodes in order of arrival, with the number
-    of their members; `ordered`: members are sent separately and folded from left to right.
-    """
+    """The stripe plan for a fold. `sent`: the number of members on each contributing node, in order
+    of arrival. `ordered`: the members are sent separately and folded from left to right."""
     what = f"{kind} of {nbytes} bytes from {len(sent)} nodes to {len(destinations)}"
     if kind == "reduce_scatter":
         stripes = tuple(
@@ -152,7 +154,8 @@ def _to_one(
     speeds: LinkSpeeds,
     leaving: Collection[int],
 ) -> StripePlan:
-    """The mirror image of a broadcast. The destination folds its own contribution last."""
+    """The stripe plan for a fold to one destination, which is the mirror image of a broadcast. The
+    destination folds its own contribution last."""
     others = [node for node in contributors if node != destination]
     down = speeds.hosts((destination,))[0].down
     hosts = [HostRates(down, up) for up, down in speeds.hosts(others)]
@@ -187,7 +190,7 @@ def _to_many(
     ordered: bool,
     leaving: Collection[int],
 ) -> StripePlan:
-    """Owners are chosen among all participants; among equals the first to arrive."""
+    """The stripe plan for any other fold. Among equal nodes, the first to arrive own stripes."""
     wanted_by = set(destinations)
     nodes = [*sent, *[node for node in destinations if node not in sent]]
     hosts = speeds.hosts(nodes)
@@ -221,20 +224,20 @@ def _to_many(
 
 
 def _positive(shares: Sequence[float]) -> int:
-    """The number of shares above 0; no share is negative."""
+    """The number of shares above 0. No share may be negative."""
     return len(shares) - shares.count(0.0)
 
 
 def _few(nbytes: int, direct: float, shares: list[float]) -> tuple[float, list[float]]:
-    """Keeps only the largest shares, as many as the object has stripes of STRIPE_BYTES_MIN."""
-    room = max(1, nbytes // STRIPE_BYTES_MIN)
-    if len(shares) + 1 <= room or _positive(shares) + (direct > 0) <= room:
+    """Keeps only the largest shares, at most one for each STRIPE_BYTES_MIN of the object."""
+    stripes_max = max(1, nbytes // STRIPE_BYTES_MIN)
+    if len(shares) + 1 <= stripes_max or _positive(shares) + (direct > 0) <= stripes_max:
         return direct, shares
-    # The sort is stable, so of equal shares the first in the list are kept.
+    # The sort is stable, so the first of several equal shares are kept.
     ranked = sorted(range(len(shares)), key=lambda index: -shares[index])
-    kept = set(ranked[: room - (1 if direct > 0 and room > 1 else 0)])
+    kept = set(ranked[: stripes_max - (1 if direct > 0 and stripes_max > 1 else 0)])
     few = [share if index in kept else 0.0 for index, share in enumerate(shares)]
-    return (direct if room > 1 or not any(few) else 0.0), few
+    return (direct if stripes_max > 1 or not any(few) else 0.0), few
 
 
 def _trees(
@@ -263,7 +266,7 @@ def _trees(
 def _best(
     choices: list[tuple[str, tuple[Stripe, ...], float]], what: str, rates: tuple[NodeRate, ...]
 ) -> StripePlan:
-    """The fastest choice, with a line that lists the estimates of all choices."""
+    """Returns the fastest choice, with the estimates for all choices."""
     shape, stripes, seconds = min(choices, key=lambda choice: choice[2])
     ranked = [
         (one, len(owners(cuts)), taken)

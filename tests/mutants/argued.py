@@ -18,7 +18,7 @@ ARGUED: dict[str, str] = {
     ),
     "group-restart-overlooks-the-unheard": (
         "A node that never received a version has a member that the new planner does not know "
-        "(else _give_back_unheard has found its request, and counts the node). Such a rank is "
+        "(else _reassign_unreached has found its request, and counts the node). Such a rank is "
         "free, so the planner makes the next version at once (GroupRegistry._settled), and sends "
         "it to that node as well, which is in GroupRecord.nodes. The node sees that it has missed "
         "versions, and says by itself that nothing comes from ranks that are free "

@@ -74,8 +74,8 @@ MUTANTS = (
     Mutant(
         "transfers-restart-forgets-requests",
         "hoplite_mp/_node/execution/transfers.py",
-        "if object_id not in moving and remote is not None:",
-        "if object_id in moving and remote is not None:",
+        "if object_id not in planned and remote is not None:",
+        "if object_id in planned and remote is not None:",
         (
             "A fetch that the manager had not planned yet when it died is planned by the "
             "next one; here the next manager is not told of it, and the reader hangs."
@@ -153,8 +153,8 @@ MUTANTS = (
     Mutant(
         "plan-runner-waits-for-its-own-attempt",
         "hoplite_mp/_node/execution/plan_runner.py",
-        "before the manager died.\n            self.drop(message.operation)\n",
-        "before the manager died.\n",
+        "manager died before it sent Forget.\n            self.drop(message.operation)\n",
+        "manager died before it sent Forget.\n",
         (
             "A commit ends an operation on all hosts, also on the one that has requested it and "
             "has a part in an earlier plan alone; here that host keeps its sources and cells for "

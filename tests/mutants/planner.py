@@ -77,8 +77,8 @@ MUTANTS = (
         "hoplite_mp/_planner/reduce.py",
         (
             "            if request is not None and isinstance(end, Forget):\n"
-            "                end = None  # only for a former participant; the "
-            "requester is still waiting\n"
+            "                end = None  # Forget was sent to a former participant; "
+            "the operation continues\n"
         ),
         "",
         (
@@ -167,8 +167,8 @@ MUTANTS = (
     Mutant(
         "operation-tree-loses-an-inner-node",
         "hoplite_mp/_planner/operation.py",
-        'if gives or (plan.shape != "stripes" and node in waits_for(plan)):',
-        "if gives:",
+        'if provides or (plan.shape != "stripes" and node in waits_for(plan)):',
+        "if provides:",
         (
             "Destinations get the result although another destination dies; here the loss "
             "of a host that only passes the result on in a tree causes no new plan, and "
@@ -209,6 +209,7 @@ MUTANTS = (
         (
             "            group.lose([r for r, m in group.members.items() if "
             "m.identity.node == node])\n"
+            "            # Even without lost members, because `former` has changed.\n"
             "            sends += self._settle(group)"
         ),
         (
@@ -240,8 +241,8 @@ MUTANTS = (
     Mutant(
         "group-restart-believes-the-oldest",
         "hoplite_mp/_planner/group_recovery.py",
-        "if known is None or known.version < one.version:",
-        "if known is None or known.version > one.version:",
+        "if known is None or known.version < version.version:",
+        "if known is None or known.version > version.version:",
         (
             "A Group goes on with its members when the manager is started again; here the "
             "oldest list that any host knows is taken, and a member that came after it is "
@@ -251,7 +252,7 @@ MUTANTS = (
     Mutant(
         "group-restart-overlooks-the-unheard",
         "hoplite_mp/_planner/group_recovery.py",
-        "        return [(node, shown) for node in sorted(unheard)]",
+        "        return [(node, shown) for node in sorted(unreached)]",
         "        return []",
         (
             "A member that died before its host heard that it was one is gone for all; here "

@@ -1,1 +1,1 @@
-"""The execution of plans on one node: pulls, folds and serves, as cells of the engine."""
+"""The execution of plans on one node: the pulls, folds and serves that the engine performs."""

@@ -1,7 +1,7 @@
-"""Makes the cells for plans that only copy one object or many.
+"""Makes the cells for plans that only copy objects.
 
-Only bytes that no earlier plan has received are pulled. The copies made by a manager's collective
-become replicas, which processes on this host may request while the copies are still arriving.
+Only bytes that no earlier plan has received are pulled. In collectives that the manager plans, the
+copies become replicas, which processes on this host may request while the bytes are still arriving.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Filling:
         filler: Filler,
         brought: Callable[[PlanState, int], None],
     ) -> None:
-        """filler: fills replicas. brought: called when another execution has ended that was filling
-        a replica."""
+        """filler: the component that fills replicas. brought: called when another execution that
+        was filling a replica has ended."""
         self.client = host.client
         self.store = host.store
         self.results = host.results
@@ -55,9 +55,9 @@ class Filling:
 
     def fill(self, execution: PlanState) -> None:
         """Makes all cells and queues the pulls. Raises NotNow if there is no memory yet; a later
-        call then makes the missing cells. Afterwards `execution.blocks` has the block of each
-        arriving object that is no replica, by the member's index in the plan (0 for the only object
-        of a Distribute)."""
+        call then makes the missing cells. Afterwards `execution.blocks` contains the block of each
+        arriving object that does not become a replica, by the member's index in the plan (0 in a
+        Distribute, which has only one object)."""
         plan = execution.plan
         if isinstance(plan, Distribute):
             self._spread(execution, plan)
@@ -85,25 +85,25 @@ class Filling:
         object_id: bytes,
         memory: Any,
         stripe: tuple[int, int],
-        shown: Key | None,
+        served_key: Key | None,
         pull: tuple[int, Key],
     ) -> list[int]:
-        """Makes and returns one cell for each missing range of a stripe. shown: the key under which
-        other nodes read the stripe, if they do. If the only missing range reaches to the end of the
-        stripe, its cell covers the whole stripe, and other nodes read that cell. Otherwise they
-        read a separate cell, which advances with the others."""
+        """Makes and returns one cell for each missing range of a stripe. served_key: the key under
+        which other nodes read the stripe, or None. If the only missing range extends to the end of
+        the stripe, its cell covers the whole stripe, and other nodes read that cell. Otherwise they
+        read a separate cell, which advances as the returned cells are filled."""
         cells, (begin, end) = self.cells, stripe
         arrived = execution.arrived_before[object_id]
         gaps = arrived.gaps(begin, end)
-        if shown and not (len(gaps) == 1 and gaps[0][1] == end):
-            there = arrived.reach(begin, end)
-            cell = cells.make(execution, shown, memory, begin, end - begin, there)
+        if served_key and not (len(gaps) == 1 and gaps[0][1] == end):
+            available = arrived.reach(begin, end)
+            cell = cells.make(execution, served_key, memory, begin, end - begin, available)
             if gaps:
                 execution.followed[cell] = begin, end
-            shown = None
+            served_key = None
         made = []
         for first, last in gaps:
-            cell = cells.make(execution, shown, memory, begin, last - begin, first - begin)
+            cell = cells.make(execution, served_key, memory, begin, last - begin, first - begin)
             execution.fills[cell] = object_id, begin, first
             execution.pulls[cell] = pull
             execution.missing.add(cell)
@@ -123,19 +123,20 @@ class Filling:
             begin = copy_offset(plan.nbytes, stripe.begin_share)
             end = copy_offset(plan.nbytes, stripe.end_share)
             key = (plan.operation, plan.epoch, index, 0)
-            shown = key if index in served else None
+            served_key = key if index in served else None
             if index in queued:
                 pull = parents[index], key
                 queued[index] = self._pulled(
-                    execution, plan.object, memory, (begin, end), shown, pull
+                    execution, plan.object, memory, (begin, end), served_key, pull
                 )
-            elif shown:
-                self.cells.own(execution, shown, 0, execution.views[0], begin, end - begin)
+            elif served_key:
+                self.cells.own(execution, served_key, 0, execution.views[0], begin, end - begin)
         execution.queue += chain.from_iterable(queued.values())
 
     def _gather(self, execution: PlanState, plan: ExecuteReduce) -> None:
         program = execution.program
-        # Lease all blocks before making any cell, because no cell may be made twice.
+        # Lease all blocks before making any cell. This method is called again if a lease fails, and
+        # would otherwise make some cells twice.
         blocks = {
             pull.cell: self._block(execution, index, plan.objects[index], plan.sizes[index])
             for pull in program.pulls
@@ -164,9 +165,10 @@ class Filling:
         filler: Filler,
         brought: Callable[[PlanState, int], None],
     ) -> tuple[int, RemoteObject | None]:
-        """Returns (the object's header, the remote object whose new block the execution fills). The
-        latter is None if the object is here, or if another execution is filling its block;
-        `execution.waiting` counts such blocks. Raises NotNow if there is no memory yet."""
+        """Returns (the id of the object's header, the remote object whose new block the execution
+        must fill). The remote object is None if the object is already here, or if another execution
+        is filling its block. In the latter case `execution.waiting` is incremented. Raises NotNow
+        if there is no memory yet."""
         oid = self.replicas.expect(object_id, nbytes, holders)
         remote = self.remote_objects.by_oid.get(oid)
         if remote is None:
@@ -200,8 +202,8 @@ class Filling:
             if key in execution.known:
                 continue
             if cell.node not in self.links.peers.by_number:
-                # The node is gone, and a new plan will follow. Until then the object does not count
-                # as being filled, so that this plan does not decide whether the object is lost.
+                # The node is gone, and a new plan will follow. Do not claim the object: the new
+                # plan decides whether it is lost.
                 execution.known.add(key)
                 execution.waiting += 1
                 continue

@@ -1,7 +1,8 @@
-"""Makes the cells for a fold on one node: members, pulled contributions, folds, served cells.
+"""Makes the cells for a fold on one node: members, pulled contributions, folds and served cells.
 
-A plan's program names abstract cells. This file assigns memory, a dtype and a key to each of them,
-and starts the engine's folds. Two cells with the same bytes become one.
+A plan's program (the node's part of the plan) names abstract cells. This file assigns memory, a
+dtype and a key to each of them, and starts the engine's folds. Two abstract cells with the same
+bytes become one cell of the engine.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ __all__ = ["Folding", "StripeLayout", "result_head", "slots_of"]
 
 # The elements, bytes and dtype of each cell of a fold.
 #
-# A plan states shares of an object, and all nodes must cut the object at the same elements. The
-# dtype of a cell depends on its content: members have the dtype of the sources, partial results the
-# wider dtype of the kernels' accumulators, and results the dtype of NumPy's result. Both ends of a
-# connection derive elements and dtypes from the same plan.
+# A plan divides an object into shares, and all nodes must cut the object at the same elements. The
+# dtype of a cell depends on its content: members have the dtype of the sources, partial results
+# have the wider dtype of the kernels' accumulators, and results have the dtype of NumPy's result.
+# Both ends of a connection derive elements and dtypes from the same plan.
 
 
 def result_head(
     op: str, layout: bytes, results: int, index: int, contributors: tuple[int, ...]
 ) -> tuple[bytes, bytes, int]:
-    """The (head, layout, bytes) of a result, for a node that does not compute the result."""
+    """Returns the (head, layout, number of bytes) of a result on a node that does not compute the
+    result."""
     shape, name = parse_layout(layout)
     dtype = _serialize.named_dtype(result_dtype(op, name))
     own = slices_of(shape, results)[index]
@@ -55,7 +57,7 @@ class StripeLayout:
 
     def __init__(self, plan: ExecuteReduce, program: Program) -> None:
         self.plan = plan
-        self.mine = set(program.result)
+        self.result_cells = set(program.result)
         if not plan.layout:
             raise PlanError("the sources are neither arrays nor numbers: they cannot be reduced")
         self.shape, self.dtype_name = parse_layout(plan.layout)
@@ -82,20 +84,20 @@ class StripeLayout:
             begin += prod(shape)
 
     def head(self, index: int) -> tuple[bytes, int, int]:
-        """The (head of the payload, offset of the elements, total bytes) of result `index`."""
-        known = self._heads.get(index)
-        if known is None:
+        """Returns (head of the payload, offset of the elements, total bytes) of result `index`."""
+        head = self._heads.get(index)
+        if head is None:
             dtype = _serialize.named_dtype(self.result_name)
-            known = _serialize.encode_array_head(dtype, self.shapes[index], "C", self.plan.members)
-            self._heads[index] = known
-        return known
+            head = _serialize.encode_array_head(dtype, self.shapes[index], "C", self.plan.members)
+            self._heads[index] = head
+        return head
 
     def elements(self, stripe: int) -> tuple[int, int]:
         """The range [begin, end) of a stripe, in elements of the whole array."""
         if self._bounds:
             return self._bounds[stripe]
-        one = self.plan.stripes[stripe]
-        return self.count * one.begin_share >> 20, self.count * one.end_share >> 20
+        shares = self.plan.stripes[stripe]
+        return self.count * shares.begin_share >> 20, self.count * shares.end_share >> 20
 
     def is_empty(self, stripe: int) -> bool:
         """Whether the stripe is empty. A reduce_scatter can have more slices than its array has
@@ -104,14 +106,15 @@ class StripeLayout:
         return begin == end
 
     def dtype(self, cell: Cell) -> str:
-        """The kernels' name for the dtype of a cell's elements."""
+        """The dtype of a cell's elements, as it is named for kernels."""
         if self.is_final(cell):
             return self.result
         return self.kernel if members_in(self.plan, cell) == 1 else self.partial
 
     def is_final(self, cell: Cell) -> bool:
-        """Whether the cell's elements are those of the result (already divided and rounded)."""
-        if cell in self.mine:
+        """Whether the cell has elements of the final result, which are already divided by the
+        number of members (for a mean) and rounded to the result's dtype."""
+        if cell in self.result_cells:
             return True
         return cell.part == RESULT and finisher(self.plan, cell.stripe) is None
 
@@ -132,15 +135,15 @@ class StripeLayout:
 
 
 def slots_of(plan: ExecuteReduce, program: Program) -> set[SlotName | None]:
-    """The slots of earlier plans that this plan could continue to fill. Raises PlanError if the
-    plan cannot be executed."""
+    """The names of slots of earlier plans that this plan could continue to fill. Raises PlanError
+    if the plan cannot be executed."""
     layout = StripeLayout(plan, program)
     cells = [pull.cell for pull in program.pulls]
     return {slot_name(plan, cell, layout.elements(cell.stripe)) for cell in cells}
 
 
 class Folding:
-    """Turns one execution's plan into cells. Raises PlanError if the plan cannot be executed."""
+    """Makes the cells for one execution. Raises PlanError if the plan cannot be executed."""
 
     def __init__(
         self, results: ResultWriter, execution: PlanState, plan: ExecuteReduce, cells: PlanCells
@@ -161,7 +164,7 @@ class Folding:
         self._fold()
 
     def cell(self, key: Key | None, memory: Any, begin: int, nbytes: int) -> int:
-        """Makes an empty cell, which a pull or a fold will fill."""
+        """Makes an empty cell that a pull or a fold will fill."""
         return self.cells.make(self.execution, key, memory, begin, nbytes, False)
 
     def member_cell(self, key: Key | None, index: int, stripe: int) -> int:
@@ -223,7 +226,7 @@ class Folding:
                 found[cell] = found[alias[cell]]
                 continue
             first, *more = fold.sources
-            if first in members and not more and self._is_name(first, cell, result):
+            if first in members and not more and self._is_alias(first, cell, result):
                 found[cell] = self.member_cell(key(cell), members[first], cell.stripe)
                 continue
             memory, begin, nbytes = self._memory(cell, {cell} & result)
@@ -253,8 +256,7 @@ class Folding:
         self.execution.missing.update(self.execution.queue)
 
     def _aliases(self, program: Program, pulled: set[Cell]) -> dict[Cell, Cell]:
-        """The pulled cell for each fold that only copies it. Such a fold needs no cell of its
-        own."""
+        """The pulled cell for each fold that would only copy it and needs no cell of its own."""
         return {
             fold.cell: fold.sources[0]
             for fold in program.folds
@@ -264,8 +266,8 @@ class Folding:
         }
 
     def _slot(self, cell: Cell) -> int:
-        """Returns the cell for one contribution, which is kept until the commit. An earlier plan
-        may have filled a part of it."""
+        """Returns the cell for one pulled contribution. The cell is kept until the commit. It may
+        come from an earlier plan, and may then already be partly filled."""
         bounds = self.stripe_layout.elements(cell.stripe)
         nbytes = (bounds[1] - bounds[0]) * self.stripe_layout.itemsize(cell)
         name = slot_name(self.plan, cell, bounds)
@@ -281,8 +283,9 @@ class Folding:
             self.execution.scratch.append(slot.payload)
         return slot.cell
 
-    def _is_name(self, member: Cell, cell: Cell, result: set[Cell]) -> bool:
-        """Whether `cell` has exactly the bytes of a member on this host."""
+    def _is_alias(self, member: Cell, cell: Cell, result: set[Cell]) -> bool:
+        """Whether `cell` can use the memory of a member on this host, because it has the same
+        bytes and is not part of the result."""
         return cell not in result and self.stripe_layout.same_bytes(member, cell)
 
     def _arrays(self) -> dict[int, tuple[Any, int]]:
@@ -304,10 +307,10 @@ class Folding:
         return found
 
     def _scratch(self, nbytes: int) -> tuple[int, Any]:
-        """Returns (payload, memory) for bytes that are only needed until the result is made. A
-        large number of bytes is placed in a block of the store if there is memory, because the
-        store's pages have been touched already, and touching fresh pages takes as long as receiving
-        the bytes. Otherwise the memory is outside the store, and the payload is 0."""
+        """Returns (payload, memory) for bytes that are only needed until the result is complete.
+        For many bytes, the memory is a block in the store if possible: the store's pages have
+        already been touched, and touching new pages takes as long as receiving the bytes. Otherwise
+        the memory is outside the store, and the payload is 0."""
         payload = None
         if nbytes > self.config.small_object_bytes_max:
             payload = self.results.lease(nbytes)
@@ -319,8 +322,8 @@ class Folding:
         return payload or 0, memory
 
     def _memory(self, cell: Cell, result: set[Cell]) -> tuple[Any, int, int]:
-        """Returns (memory, begin, bytes) for a cell. The memory is the result's block if the cell
-        is part of the result."""
+        """Returns (memory, offset, number of bytes) for a cell. The memory is the result's block if
+        `result` is not empty, which means that the cell is part of the result."""
         begin, end = self.stripe_layout.elements(cell.stripe)
         if not result:
             nbytes = (end - begin) * self.stripe_layout.itemsize(cell)

@@ -1,7 +1,7 @@
 """Executes a reduction's plan on one host: pins the sources, allocates the result, runs a kernel.
 
-This is the work between a plan and its commit. All errors are detected before any byte moves: a
-source that is gone or is not an array, different shapes, lack of memory.
+All errors are detected before any byte moves: a source that is gone or is not an array, sources
+with different shapes, lack of memory.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ NAMED_MAX = 10  # maximum number of sources in an error message
 
 
 class PlanError(Exception):
-    """The plan cannot be executed, whatever its members. The message is for the user."""
+    """Raised if a plan can never be executed. The message is shown to the user."""
 
 
 class SourcesGone(Exception):
-    """Values of members of the plan are permanently gone from this host."""
+    """Raised if members of the plan are permanently gone from this host."""
 
     def __init__(self, indices: tuple[int, ...]) -> None:
         named = ", ".join(map(str, indices[:NAMED_MAX]))
@@ -51,8 +51,8 @@ class SourcesGone(Exception):
 
 
 class LocalReduce:
-    """Keeps sources pinned and results allocated until `take` or `drop`. One of them must be called
-    after `run`."""
+    """Keeps the sources pinned and the results allocated until `take` or `drop` is called. One of
+    the two must be called after `run`."""
 
     def __init__(self, results: ResultWriter, op: str, views: list[memoryview]) -> None:
         self.results = results
@@ -62,7 +62,7 @@ class LocalReduce:
         self.parts: list[tuple[int, int]] = []  # element range of each slice
         self.blocks: list[tuple[int, int]] = []  # (payload, bytes) of each result
         self.targets: list[int] = []  # offset in the store of each slice's bytes
-        # Whether all sources have the result's memory order, in which the slices are contiguous.
+        # Whether all sources have the result's memory order, so that the slices are contiguous.
         self.flat = True
         self.order = "C"  # memory order of the result's elements
 
@@ -97,12 +97,13 @@ class LocalReduce:
             into[:] = raw.tobytes()
 
     def take(self) -> list[tuple[int, int]]:
-        """Passes the results' blocks to the caller and unpins the sources."""
+        """Unpins the sources, and passes the results' blocks to the caller."""
         blocks, self.blocks = self.blocks, []
         self.drop()
         return blocks
 
     def drop(self) -> None:
+        """Unpins the sources, and frees the results' blocks that have not been taken."""
         self.views = []
         for payload, _ in self.blocks:
             self.results.client.give_back(payload)
@@ -117,8 +118,8 @@ def address_of(array: np.ndarray[Any, Any]) -> int:
 def prepare(results: ResultWriter, ask: Collective, plan: ExecuteReduce) -> LocalReduce | None:
     """Pins and checks the members and allocates the results. Returns None if there is no memory
     now."""
-    # First view all members. A view pins a member that is in memory, so that the member is not
-    # spilled to free memory for others.
+    # View all members before reading any from disk. A view pins a member that is in memory, so that
+    # it is not spilled when another member needs memory.
     found = {index: results.client.view(ask.sources[index]) for index in plan.order}
     gone = [index for index, got in found.items() if results.is_gone(got)]
     if gone:
@@ -143,8 +144,8 @@ def check(
     first_index: int,
     first: _serialize.ArrayInfo | None,
 ) -> _serialize.ArrayInfo:
-    """Describes a source's array. Raises PlanError if the source is not an array or differs from
-    the first source."""
+    """Describes a source's array. Raises PlanError if the source is not an array, or if its shape
+    or dtype differs from those of the first source."""
     info = _serialize.describe_array(view)
     if info is None:
         raise PlanError(_no_array(index, results.ref(ask.sources[index])))

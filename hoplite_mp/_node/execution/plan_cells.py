@@ -1,8 +1,8 @@
 """Makes, fills and closes the cells of all plans in which this node takes part.
 
-A plan is a set of cells. Some cells are pulled from other nodes; one policy applies to all failed
-pulls. Other cells are served while their bytes are still arriving. When a plan ends, the bytes that
-have arrived are kept for the next plan.
+A plan is executed as a set of cells (ranges of memory with a watermark). Some cells are pulled from
+other nodes, and failed pulls are retried. Other cells are served to other nodes while their bytes
+are still arriving. When a plan ends, the bytes that have arrived are kept for the next plan.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 __all__ = ["NOBODY", "PlanCells"]
 
 # A failed pull from a living node is retried at most PULL_TRIES_MAX times, PULL_RETRY_S apart,
-# because a connection may break while both nodes are alive. Higher values survive longer
-# interruptions, but a parent without the bytes delays a copy for longer before the manager names
-# another parent.
+# because a connection may break while both nodes are alive. With higher values, pulls survive
+# longer interruptions, but a parent that lacks the bytes delays a copy for longer before the
+# manager names another parent.
 PULL_RETRY_S = 0.1
 PULL_TRIES_MAX = 20
 # The interval at which a served cell is advanced while its bytes are still being received. Higher:
 # fewer wake-ups. Lower: shorter delays for nodes that read the cell.
 WINDOW_S = 0.004
-# Replaces a node's number if a fold on this host fills the cell.
+# Used in place of a node's number if a fold on this host fills the cell.
 NOBODY = -1
 _log = logging.getLogger("hoplite_mp")
 
@@ -67,8 +67,8 @@ class PlanCells:
         self.send_manager(HostMeasured(self.client.number, float(up) or None, float(down) or None))
 
     def congested(self, host_id: int) -> None:
-        """Handles the report from a host's node that its flow to this node is backlogged although
-        that host's link is not full."""
+        """Handles another node's report that its flow to this node is backlogged although the link
+        of its host is not full."""
         number = self.roster.number_of(host_id)
         if number is not None:
             self.pairs.congested(number)
@@ -114,10 +114,10 @@ class PlanCells:
         nbytes: int,
         at: int = 0,
     ) -> int:
-        """Makes a cell over the bytes of a member on this host. The cell is filled as far as the
-        bytes are written. at: the offset of `memory` in the member."""
-        there = execution.written(index, at + begin, nbytes)
-        cell = self.make(execution, key, memory, begin, nbytes, there)
+        """Makes a cell over the bytes of a member on this host. Bytes that have already been
+        written count as filled. at: the offset of `memory` in the member."""
+        written = execution.written(index, at + begin, nbytes)
+        cell = self.make(execution, key, memory, begin, nbytes, written)
         execution.follow(index, cell, at + begin, nbytes)
         return cell
 
@@ -138,15 +138,16 @@ class PlanCells:
         self.engine.fold(cell, sources, op, dtype, divisor, partial, final)
 
     def begin(self, execution: PlanState) -> None:
-        """Starts the pulls when all cells have been made. `measure` must be called afterwards."""
-        # The cells include those of an earlier execution that this one continues to fill.
+        """Starts the pulls. Called after all cells have been made; `measure` must be called
+        afterwards."""
+        # `execution.cells` includes cells of an earlier execution that this one continues to fill.
         self.by_cell.update(dict.fromkeys(execution.cells, execution))
         self._pull_together(execution)
         if execution.followed:
             self.loop.call_later(0.0, lambda: self._advance(execution))
 
     def measure(self, execution: PlanState) -> None:
-        """Lets the link estimator count the bytes of an execution that has just begun."""
+        """Lets the link estimator measure the execution, which has just begun."""
         if not execution.cells or execution.measured:
             return
         if execution.pulls or execution.program.serves:
@@ -156,17 +157,17 @@ class PlanCells:
             self.link_estimator.begin(filled_links(execution.plan, self.client.number))
 
     def _pull_together(self, execution: PlanState) -> None:
-        most = execution.program.inbound_max
-        at_once = not most or len(execution.queue) + len(execution.running) <= most
+        pulls_max = execution.program.inbound_max
+        at_once = not pulls_max or len(execution.queue) + len(execution.running) <= pulls_max
         if at_once and not execution.copies and not self.links.trace_events.on:
-            # The engine then only reports the last cell.
+            # Ask the engine for a single report when all these cells are full.
             self.engine.together(execution.missing, execution.vote)
         self.pull_more(execution)
 
     def pull_more(self, execution: PlanState) -> None:
         """Starts queued pulls, as many at a time as the program allows."""
-        most = execution.program.inbound_max or len(execution.queue)
-        while execution.queue and len(execution.running) < max(1, most):
+        pulls_max = execution.program.inbound_max or len(execution.queue)
+        while execution.queue and len(execution.running) < max(1, pulls_max):
             cell = execution.queue.pop(0)
             execution.running.add(cell)
             self._pull(execution, cell)
@@ -182,9 +183,9 @@ class PlanCells:
             return  # the execution has ended
         arrived = execution.owner.arrived(execution)
         for cell, (begin, end) in execution.followed.items():
-            come = end - begin if arrived is None else arrived.reach(begin, end)
-            if come > self.engine.watermark(cell):
-                self.engine.advance(cell, come)
+            available = end - begin if arrived is None else arrived.reach(begin, end)
+            if available > self.engine.watermark(cell):
+                self.engine.advance(cell, available)
         if arrived is not None:
             self.loop.call_later(WINDOW_S, lambda: self._advance(execution))
 
@@ -192,14 +193,14 @@ class PlanCells:
 
     def end(self, execution: PlanState) -> Carryover:
         """Ends an execution. Returns the cells and blocks that the next execution can take over."""
-        stay = {slot.cell for slot in execution.slots.values()}
+        kept = {slot.cell for slot in execution.slots.values()}
         carryover = execution.leave(self.engine.watermark)
         self.engine.hold()
         try:
-            if stay:
-                self.engine.together(stay)  # excluding the closed cells
+            if kept:
+                self.engine.together(kept)  # excluding the cells that are closed below
             for cell, engine_buffer in execution.cells.items():
-                if cell not in stay:
+                if cell not in kept:
                     self.links.close(cell, engine_buffer)
                 self.by_cell.pop(cell, None)
         finally:
@@ -230,17 +231,17 @@ class PlanCells:
             self.when_filled(execution, cell)
 
     def failed(self, cell: int, reason: str) -> None:
-        """Called by `Links` when a pull or a fold has failed. Retries it, or reports the
-        failure."""
+        """Called by `Links` when a pull or a fold has failed. Retries a pull, or reports the
+        failure to the execution's owner."""
         execution = self.by_cell.get(cell)
         if execution is None:
             return
         node, _ = execution.pulls.get(cell, (NOBODY, None))
         tries = execution.tries[cell] = execution.tries.get(cell, 0) + 1
-        lives = node in self.links.peers.by_number
+        retries = node in self.links.peers.by_number
         if execution.is_copy and reason == UNREACHABLE:
-            lives = False  # another parent may be reachable from here
-        if lives and tries <= PULL_TRIES_MAX:
+            retries = False  # the manager may name another parent, which this node can reach
+        if retries and tries <= PULL_TRIES_MAX:
             self.loop.call_later(PULL_RETRY_S, lambda: self._pull(execution, cell))
         else:
             execution.owner.parent_failed(execution, node, reason)

@@ -1,14 +1,15 @@
-"""Executes this node's part of all plans that involve several nodes, as cells of the engine.
+"""Executes this node's part of all plans that involve several nodes.
 
-Collectives, Group calls and copies of objects are programs of pulls, serves and folds. The runner
-begins plans, waits for free memory, replaces a plan with a later one, ends plans, and fails plans.
-The owner of a plan finds memory for it and reports the outcome. The owner is `Transfers` for
-the manager's copies, and the runner itself for collectives.
+Collectives, Group calls and copies of objects are programs of pulls, serves and folds, which the
+engine executes on cells (ranges of memory with a watermark). The runner begins plans, waits for
+free memory, replaces a plan with a later one, and ends plans. The owner of a plan finds memory for
+it and reports the outcome. The owner is `Transfers` for the manager's copies, and the runner itself
+for collectives.
 
 A fold over many hosts consists of pinned members on this host, cells pulled from other nodes,
 folded cells and served cells. The engine works on all cells concurrently, and on each block as soon
 as its inputs have arrived. Results are invisible until the commit. Copies need no commit, because
-each copy is complete or absent.
+a partial copy is never visible.
 """
 
 from __future__ import annotations
@@ -92,8 +93,7 @@ class PlanRunner:
         self.begin(self._part(plan, program_of(plan, self.client.number), owner))
 
     def execute(self, plan: ExecuteReduce) -> None:
-        """Begins this node's part of a collective's plan, which replaces the plan of an earlier
-        epoch."""
+        """Begins this node's part of a collective's plan, which replaces any earlier plan."""
         program = program_of(plan, self.client.number)
         if program.is_empty:
             self.drop(plan.operation)
@@ -109,12 +109,12 @@ class PlanRunner:
         always: bool = False,
         vote: tuple[int, int, int] | None = None,
     ) -> bool:
-        """Like `execute`, but for a Group call, without reports to the manager or to owners of
-        objects. Calls `done` with ("", "") when this node has received all its bytes, or with the
-        reason for a failure and the kind of that error. `drop` must be called afterwards, perhaps
-        after `take`. wait_s: how long to wait for memory; None: `put_wait_s`. Returns whether
-        `done` will be called: if this node receives any bytes or `always` is set. vote: see
-        `Engine.together`."""
+        """Like `execute`, but for a Group call, without reports to the manager or to the owners of
+        objects. Calls `done("", "")` when this node has received all its bytes, or
+        `done(reason, kind of error)` if the execution fails. The caller then calls `take` if it
+        needs the blocks, and must call `drop`. wait_s: how long to wait for memory; None means
+        `put_wait_s`. vote: see `PlanState`. Returns whether `done` will be called: if this node
+        receives any bytes, or if `always` is set."""
         program = self.programs.of(plan, self.client.number)
         if program.is_empty:
             self.drop(plan.operation)
@@ -132,10 +132,10 @@ class PlanRunner:
         done: Callable[[str, str], None] | None = None,
         wait_s: float | None = None,
     ) -> PlanState:
-        """Returns a new execution, which replaces an earlier execution of the operation and takes
-        over its usable cells and blocks."""
+        """Returns a new execution. If the operation already has an execution, the new one replaces
+        it and takes over its usable cells and blocks."""
         loop, number = self.loop, number_of(plan)
-        before = self.executions.get(number)
+        previous = self.executions.get(number)
         execution = PlanState(
             plan,
             program,
@@ -145,7 +145,7 @@ class PlanRunner:
             carryover=self._end(number),
             reports=program.reports,
             done=done,
-            moved=None if before is None else before.moved,
+            moved=None if previous is None else previous.moved,
         )
         self.executions[number] = execution
         return execution
@@ -156,23 +156,23 @@ class PlanRunner:
 
     def collectives(self) -> list[PlanState]:
         """The executions of collectives and Group calls."""
-        return [one for one in self.executions.values() if not one.is_copy]
+        return [execution for execution in self.executions.values() if not execution.is_copy]
 
     def is_begun(self, operation: int) -> bool:
-        """Whether the operation's execution has all its cells and blocks, or there is none."""
+        """Whether the operation's execution, if there is one, has all its cells and blocks."""
         execution = self.executions.get(operation)
         return execution is None or execution.begun
 
     def made(self, operation: int) -> dict[int, tuple[int, int]]:
-        """The blocks that a private execution fills: index -> (payload, bytes)."""
+        """The blocks that the execution of a Group call fills: index -> (payload, bytes)."""
         execution = self.executions.get(operation)
         return {} if execution is None else execution.blocks
 
     def take(
         self, operation: int, payloads: Container[int] | None = None
     ) -> dict[int, tuple[int, int]]:
-        """Takes these blocks (None: all) from a private execution. `drop` must be called
-        afterwards."""
+        """Removes and returns the blocks with these payloads (None: all blocks) of a Group call's
+        execution. `drop` must be called afterwards."""
         execution = self.executions.get(operation)
         if execution is None:
             return {}
@@ -189,8 +189,8 @@ class PlanRunner:
         if execution is None:
             return {}
         if execution.plan.epoch != message.epoch:
-            # The others have continued without this node, which has requested the operation, or has
-            # received no Forget before the manager died.
+            # A later plan was completed without this node. This node still receives the commit if
+            # it requested the operation, or if the manager died before it sent Forget.
             self.drop(message.operation)
             return {}
         assert not isinstance(execution.plan, Distribute)
@@ -203,21 +203,21 @@ class PlanRunner:
         return {}
 
     def report(self) -> Iterator[Report]:
-        """Yields the executions of collectives for a new manager. Rates of narrow paths are
-        reported again at their next measurement."""
+        """Yields the reports about running collectives for a new manager. The rates of narrow paths
+        are reported to the new manager at their next measurement."""
         self.cells.pairs.tell_next_manager()
         for execution in self.executions.values():
             if execution.done is None and isinstance(execution.plan, ExecuteReduce):
                 yield ReportedReduce(self.client.number, execution.plan, execution.reported)
 
     def slowed(self, up: int, down: int) -> None:
-        """Reports to the manager that this host's link has become slow while bytes are moving. up,
-        down: the rates of the link in bytes per second. The manager may reassign this node's
-        stripes of an allreduce to other nodes."""
+        """Reports to the manager that this host's link has become slow while bytes are moving. The
+        manager may then reassign this node's stripes of an allreduce to other nodes. up, down: the
+        rates of the link in bytes per second."""
         for execution in self.executions.values():
-            before, plan = execution.moved, execution.plan
-            if before is not None and execution.may_be_relieved and not execution.reported:
-                sent_before, received_before = before
+            totals, plan = execution.moved, execution.plan
+            if totals is not None and execution.may_be_relieved and not execution.reported:
+                sent_before, received_before = totals
                 sent, received = self.link_estimator.moved()
                 slow = OperationSlow(
                     operation=plan.operation,
@@ -245,24 +245,25 @@ class PlanRunner:
         execution = self.executions.get(number)
         if execution is None:
             return Carryover()
-        # This execution no longer fills these objects. Those with waiting readers are fetched.
+        # This execution no longer fills these objects. `let_go` fetches those with waiting readers.
         for oid in list(execution.copies.values()):
             self.remote_objects.let_go(oid)
         del self.executions[number]
-        if execution.done is not None:  # it must not be called again, and may refer to results
-            execution.done = _heard
+        if execution.done is not None:
+            # Prevent later calls to `done`, and release any results to which `done` refers.
+            execution.done = _ignore_outcome
         carryover = self.cells.end(execution)
         execution.owner.ended(execution, carryover)
-        self._note(execution)
+        self._trace(execution)
         for source in execution.streaming.values():
             self._leave(execution, source)
         for payload in (*execution.scratch, *(payload for payload, _ in execution.blocks.values())):
             execution.engine_buffer.when_free(partial(self.client.give_back, payload))
-        # With TLS, a block that is being sent is still read from a closed cell.
+        # With TLS, bytes of a closed cell may still be read for sending.
         execution.engine_buffer.when_free(execution.views.clear)
         return carryover
 
-    def _note(self, execution: PlanState) -> None:
+    def _trace(self, execution: PlanState) -> None:
         """Adds this node's part of a collective or a Group call to the trace."""
         if self.links.trace_events.on and not execution.is_copy:
             plan = execution.plan
@@ -279,7 +280,7 @@ class PlanRunner:
             )
 
     def _leave(self, execution: PlanState, source: GrowingBlock) -> None:
-        """Stops using a growing block once its closed cells can no longer be read."""
+        """Stops using a growing block as soon as the engine can no longer read its closed cells."""
         for cell in [cell for cell in source.cells if cell not in self.cells.by_cell]:
             del source.cells[cell]
         execution.engine_buffer.when_free(lambda: self.streaming_sources.leave(source))
@@ -292,13 +293,13 @@ class PlanRunner:
             for cell in [cell for cell, other in execution.copies.items() if other == oid]:
                 del execution.copies[cell]
                 self.cells.give_up(execution, cell)
-                self.loop.call_later(0.0, partial(self._go_on, execution))
+                self.loop.call_later(0.0, partial(self._continue, execution))
 
     # -- beginning -----------------------------------------------------------------------------
 
     def begin(self, execution: PlanState) -> None:
-        """Makes the cells and starts the pulls. If memory is short, retries until the execution's
-        deadline. Does nothing if the execution has ended."""
+        """Makes the cells and starts the pulls. Retries until the execution's deadline while memory
+        is short. Does nothing if the execution has ended."""
         if self.has_ended(execution):
             return
         try:
@@ -318,7 +319,7 @@ class PlanRunner:
         except (PlanError, ValueError) as error:
             self.fail(execution, str(error))
             return
-        self.cells.measure(execution)  # after the start, because the bytes are already moving
+        self.cells.measure(execution)  # after the start, so as not to delay the first bytes
         self._maybe_finish(execution)
 
     def has_ended(self, execution: PlanState) -> bool:
@@ -326,7 +327,7 @@ class PlanRunner:
         return self.executions.get(execution.number) is not execution
 
     def _make_cells(self, execution: PlanState) -> None:
-        self.cells.engine.hold()  # so that the engine's thread begins all cells at once
+        self.cells.engine.hold()  # the engine's thread starts on all cells at once, at `release`
         try:
             self._make_blocks(execution)
             execution.begun = True
@@ -343,8 +344,8 @@ class PlanRunner:
             Folding(self.results, execution, plan, self.cells).begin()
 
     def _release_unused(self, execution: PlanState) -> None:
-        """Frees blocks of earlier plans that this plan cannot use. Called before its cells are
-        made, because they may need the memory."""
+        """Frees blocks of earlier plans that this plan cannot use, because the cells of this plan
+        may need the memory."""
         plan = execution.plan
         slots: set[SlotName | None] = set()
         copies: set[bytes] = set()
@@ -353,7 +354,8 @@ class PlanRunner:
         elif plan.kind not in FOLDING:
             copies = set(plan.objects)
         else:
-            with contextlib.suppress(PlanError):  # the plan will fail as soon as there is memory
+            # A PlanError is raised again when the cells are made, and then fails the plan.
+            with contextlib.suppress(PlanError):
                 slots = slots_of(plan, execution.program)
         give_back = self.client.give_back
         execution.carryover.discard(self.links, give_back, slots=slots, copies=copies)
@@ -375,10 +377,11 @@ class PlanRunner:
             remote = self.remote_objects.by_oid[oid]
             self.remote_objects.arrived(oid)
             self.replicas.tell(remote.object, remote.nbytes)
-        self._go_on(execution)
+        self._continue(execution)
 
-    def _go_on(self, execution: PlanState) -> None:
-        """Starts further pulls after a pull has ended. Reports the end of the last one."""
+    def _continue(self, execution: PlanState) -> None:
+        """Starts further pulls after a pull has ended. After the last pull, reports that this
+        node's part is complete."""
         self.cells.pull_more(execution)
         self._maybe_finish(execution)
 
@@ -387,13 +390,13 @@ class PlanRunner:
             return
         if execution.reported or self.has_ended(execution):
             return
-        # An earlier plan may still be writing to the buffer.
+        # The engine may still be writing to the buffer for an earlier plan.
         if execution.engine_buffer.closing:
             execution.engine_buffer.when_free(lambda: self._maybe_finish(execution))
             return
         execution.reported = True
         if execution.done is not None:
-            done, execution.done = execution.done, _heard
+            done, execution.done = execution.done, _ignore_outcome
             done("", "")
         else:
             execution.owner.completed(execution)
@@ -416,12 +419,12 @@ class PlanRunner:
     # -- the interface PlanOwner, for collectives ----------------------------------------------
 
     def prepare(self, execution: PlanState) -> bool:
-        """Pins the members on this host, so that they stay in memory during the plan. They are
-        objects, which may have to be restored from disk, and blocks that members of a Group are
-        still writing."""
+        """Pins the plan's members on this host during the execution. A member is an object, which
+        may have to be restored from disk, or a block to which a Group member is still writing."""
         plan = execution.plan
         gone = []
-        folds = not isinstance(plan, Distribute) and plan.kind in FOLDING  # an error can be copied
+        # A source whose value is an error can be copied but not folded.
+        folds = not isinstance(plan, Distribute) and plan.kind in FOLDING
         if isinstance(plan, Distribute):
             at = {0: plan.object}
             wanted = [0] if self.client.number in plan.sources else []
@@ -440,7 +443,7 @@ class PlanRunner:
             oid = self.imports.local(at[index])
             got = self.results.pin(oid) if oid else STATE["FREE"]
             if got is None:
-                # The object is being fetched from another host, and the fetch has its own deadline.
+                # If the object is being fetched from another host, the fetch has its own deadline.
                 if oid in self.remote_objects:
                     execution.until = self.loop.now() + self.config.put_wait_s
                 raise NotNow(f"source {index} does not fit in the store beside the objects in use")
@@ -453,15 +456,15 @@ class PlanRunner:
         return True
 
     def arrived(self, execution: PlanState) -> Ranges | None:
-        """Implements PlanOwner for a copy that belongs to a Group call."""
+        """Implements `PlanOwner.arrived` for a copy that belongs to a Group call."""
         if not execution.missing:
             return None
         return execution.arrived(execution.copied.object, self.cells.engine.watermark)
 
     def parent_failed(self, execution: PlanState, node: int, reason: str) -> None:
-        """Fails the execution, unless that node is gone, because then a new plan will follow."""
+        """Fails the execution, unless the node is gone. In that case a new plan will follow."""
         if node == NOBODY:
-            self.fail(execution, f"a fold has failed: {reason}", error="lost")
+            self.fail(execution, f"a fold failed: {reason}", error="lost")
         elif node in self.links.peers.by_number:
             self.fail(execution, f"no bytes arrive from node h{node}: {reason}", error="lost")
 
@@ -481,5 +484,5 @@ class PlanRunner:
         """Does nothing, because the next plan takes over the whole carryover."""
 
 
-def _heard(_: str, __: str) -> None:
+def _ignore_outcome(_: str, __: str) -> None:
     """Replaces `done` after its call, so that no later failure is reported."""

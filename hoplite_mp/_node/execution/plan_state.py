@@ -1,7 +1,7 @@
 """The state of one plan on one participating node.
 
-The code that makes a plan's cells and the code that watches the cells share this state. It is the
-same for plans that copy an object and for collectives.
+A plan is executed as a set of cells (ranges of memory with a watermark). The code that makes the
+cells and the code that watches them share this state, both for copies and for collectives.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ __all__ = [
 ]
 
 
-# The carryover from one execution of a plan to the next execution of the same operation.
+# The carryover from one execution to the next execution of the same operation.
 #
 # When a host dies or its link becomes slow, the operation is planned again, and bytes that have
-# already arrived are kept. Each contribution is received in a slot, which is a cell to which
-# nothing else writes. The new plan continues to fill the slot from its watermark if the same node
-# provides the same elements of the same members. If a copy has partly arrived, only the missing
-# byte ranges are pulled. Results of folds, and cells that other nodes read, are made again, because
-# members or bytes may differ.
+# already arrived are kept. Each contribution is received in a slot, which is a cell of its own. The
+# new plan continues to fill the slot from its watermark if the same node provides the same elements
+# of the same members. If a copy has partly arrived, only the missing byte ranges are pulled.
+# Results of folds, and cells that other nodes read, are made again, because their members or bytes
+# may differ.
 #
-# The cells of slots stay open from one plan to the next, while those of copies are closed. The two
+# The cells of slots stay open from one plan to the next, while the cells of copies are closed. Both
 # plans share an engine buffer, so that no block is freed while the engine may still write to a
 # closed cell.
 
@@ -56,7 +56,7 @@ __all__ = [
 class SlotName(NamedTuple):
     """Identifies the content of a contribution: equal names mean equal bytes."""
 
-    node: int  # the node that provides it
+    node: int  # the node that provides the contribution
     begin: int  # the range [begin, end), in elements of the whole array
     end: int
     members: tuple[int, ...]  # in the order in which they are folded
@@ -67,7 +67,7 @@ class Slot:
     """The cell of one contribution that has arrived or is arriving."""
 
     cell: int
-    payload: int  # offset of its block in the store; 0: the memory is not in the store
+    payload: int  # offset of the cell's block in the store; 0: the memory is not in the store
 
 
 @dataclass(slots=True)
@@ -81,8 +81,7 @@ class CarriedCopy:
 
 @dataclass(slots=True)
 class Carryover:
-    """The cells and blocks that an ended execution leaves to the next one of the same
-    operation."""
+    """The cells and blocks that an ended execution leaves to the operation's next execution."""
 
     engine_buffer: EngineBuffer = field(default_factory=EngineBuffer)
     slots: dict[SlotName, Slot] = field(default_factory=dict)
@@ -96,12 +95,12 @@ class Carryover:
         slots: Collection[SlotName | None] = (),
         copies: Collection[bytes] = (),
     ) -> None:
-        """Frees the slots and copies that the next execution has not taken over, except for
-        these."""
-        unused = [name for name in self.slots if name not in slots]
-        unwanted = [one for one in self.copies if one not in copies]
-        payloads = [self.copies.pop(one).payload for one in unwanted]
-        for name in unused:
+        """Frees the slots and copies that the next execution has not taken over, except for those
+        named in `slots` and `copies`."""
+        unused_slots = [name for name in self.slots if name not in slots]
+        unused_copies = [object_id for object_id in self.copies if object_id not in copies]
+        payloads = [self.copies.pop(object_id).payload for object_id in unused_copies]
+        for name in unused_slots:
             slot = self.slots.pop(name)
             links.close(slot.cell, self.engine_buffer)
             payloads += [slot.payload] if slot.payload else []
@@ -124,24 +123,23 @@ def slot_name(plan: ExecuteReduce, cell: Cell, bounds: tuple[int, int]) -> SlotN
 
 
 class NotNow(Exception):
-    """Raised if there is no memory yet, or a source is still arriving from disk or another host."""
+    """Raised if there is no memory yet, or a source is still being read from disk or received."""
 
 
 class PlanOwner(Protocol):
     """Submits plans to the runner, and receives their outcomes."""
 
     def prepare(self, execution: PlanState) -> bool:
-        """Finds the memory for members on this host and for copies. Returns False if the owner will
-        later call `begin` of the runner, or if the execution has ended. Raises NotNow or
+        """Finds the memory of members on this host, and memory for copies. Returns False if the
+        execution has ended, or if the owner will later call the runner's `begin`. Raises NotNow or
         SourcesGone."""
 
     def arrived(self, execution: PlanState) -> Ranges | None:
-        """The bytes that have arrived in the block with the cells `execution.followed`, or None if
-        all have arrived."""
+        """The byte ranges that have arrived in the block that contains the cells in
+        `execution.followed`. None if all bytes have arrived."""
 
     def parent_failed(self, execution: PlanState, node: int, reason: str) -> None:
-        """Called when a node cannot fill a cell, or with NOBODY when a fold on this host has
-        failed."""
+        """Called when `node` cannot fill a cell. `node` is NOBODY if a fold on this host failed."""
 
     def completed(self, execution: PlanState) -> None:
         """Called when this node has received all its bytes."""
@@ -152,12 +150,13 @@ class PlanOwner(Protocol):
         """Called when the execution has failed. sources: the indices of members that are gone."""
 
     def ended(self, execution: PlanState, carryover: Carryover) -> None:
-        """Called when the execution has ended for any reason. carryover: left to the next one."""
+        """Called when the execution has ended for any reason. carryover: the cells and blocks that
+        the next execution may use."""
 
 
 def number_of(plan: Plan) -> int:
-    """The number of the plan's execution on this node. An operation has one plan at a time, except
-    that several plans, which differ only in their epochs, may copy one object at the same time."""
+    """The number that identifies the plan's execution on this node. A collective has one plan at a
+    time, but several plans with different epochs may copy one object at the same time."""
     copies = plan.operation >= COPY_OPERATION
     return COPY_OPERATION | plan.epoch if copies else plan.operation
 
@@ -171,19 +170,19 @@ class PlanState:
     owner: PlanOwner
     begun_ns: int  # time at which this node received the plan
     until: float = 0.0  # time at which to give up waiting for memory
-    # Index -> a pinned member on this host.
+    # Index of a member on this host -> its pinned bytes.
     views: dict[int, memoryview] = field(default_factory=dict)
     growing: bool = False  # another plan is still receiving the object in `views`
     # The members in `views` that are still being written.
     streaming: dict[int, GrowingBlock] = field(default_factory=dict)
     carryover: Carryover = field(default_factory=Carryover)  # left by the previous execution
     slots: dict[SlotName, Slot] = field(default_factory=dict)  # contributions that are pulled
-    # Object -> the byte ranges that its block had when this execution took the block over.
+    # Object -> the byte ranges that had arrived in its block when this execution took it over.
     arrived_before: dict[bytes, Ranges] = field(default_factory=dict)
     # Cell -> (the object whose block contains the cell, offset of the stripe, offset of the first
     # byte that the cell receives).
     fills: dict[int, tuple[bytes, int, int]] = field(default_factory=dict)
-    # Served cell that advances while other cells receive its bytes -> [begin, end) in the block.
+    # Served cell whose bytes are received in other cells -> its range [begin, end) in the block.
     followed: dict[int, tuple[int, int]] = field(default_factory=dict)
     cells: dict[int, EngineBuffer] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)  # cell -> bytes
@@ -197,23 +196,23 @@ class PlanState:
     copies: dict[int, int] = field(default_factory=dict)
     known: set[Key] = field(default_factory=set)  # keys of copies that are done or in progress
     waiting: int = 0  # number of copies that another execution is receiving
-    scratch: list[int] = field(default_factory=list)  # blocks only for intermediate bytes
-    begun: bool = False
-    reports: bool = True  # this node must report when its part has ended
-    reported: bool = False  # this node has reported that
-    # (generation, call, plan): the engine votes for this Group call when the cells in `missing` are
-    # full.
+    scratch: list[int] = field(default_factory=list)  # blocks for intermediate bytes
+    begun: bool = False  # all cells and blocks have been made
+    reports: bool = True  # this node must report when its part is complete
+    reported: bool = False  # this node has reported that its part is complete
+    # (generation, call, plan) of a Group call. The engine votes to commit the call when the cells
+    # in `missing` are full. None: no vote.
     vote: tuple[int, int, int] | None = None
     measured: bool = False  # the link estimator counts the bytes of this execution
-    # Total bytes (sent, received) by this host before its first execution of an operation whose
-    # stripes the manager may reassign.
+    # The host's total bytes (sent, received) when its first execution of the operation began. None
+    # if the manager may not reassign the operation's stripes.
     moved: tuple[int, int] | None = None
-    # For a plan of a Group: called at its end, instead of the owner.
+    # For a Group call: called instead of the owner when the execution completes or fails.
     done: Callable[[str, str], None] | None = None
 
     @property
     def engine_buffer(self) -> EngineBuffer:
-        """The engine buffer, which is shared with the execution that this one replaces."""
+        """The engine buffer, which is shared with the execution that this execution replaces."""
         return self.carryover.engine_buffer
 
     @property
@@ -222,7 +221,7 @@ class PlanState:
         return number_of(self.plan)
 
     def key(self, cell: Cell) -> Key:
-        """The key with which other nodes request the cell, and with which this node serves it."""
+        """The key by which nodes request the cell from each other."""
         return self.plan.operation, self.plan.epoch, cell.stripe, cell.part
 
     @property
@@ -239,7 +238,7 @@ class PlanState:
 
     @property
     def copied(self) -> Distribute:
-        """The plan of an execution that is known to copy one object."""
+        """The plan, which must be a plan to copy one object."""
         assert isinstance(self.plan, Distribute)
         return self.plan
 
@@ -249,20 +248,20 @@ class PlanState:
 
     @property
     def receives(self) -> bool:
-        """Whether this node receives the object of a Distribute by this plan."""
+        """Whether this node receives the object of a Distribute through this plan."""
         return bool(self.blocks)
 
     def arrived(self, object_id: bytes, watermark: Callable[[int], int]) -> Ranges:
-        """The bytes of an arriving object that have arrived."""
+        """The byte ranges of the object that have arrived."""
         found = self.arrived_before.get(object_id, Ranges()).copy()
-        for cell, (one, begin, first) in self.fills.items():
-            if one == object_id:
+        for cell, (filled, begin, first) in self.fills.items():
+            if filled == object_id:
                 found.add(first, begin + watermark(cell))
         return found
 
     def leave(self, watermark: Callable[[int], int]) -> Carryover:
-        """Removes and returns the slots and blocks of copies that the next execution may continue
-        to fill."""
+        """Removes and returns the slots, and the blocks of copies, that the next execution may
+        continue to fill."""
         carryover = Carryover(
             self.engine_buffer, self.carryover.slots | self.slots, dict(self.carryover.copies)
         )
@@ -275,30 +274,31 @@ class PlanState:
         return carryover
 
     def written(self, index: int, begin: int, nbytes: int) -> bool | int:
-        """The written part of a range of a member on this host: True if the member is complete,
-        otherwise the number of bytes from `begin` on."""
+        """How much of a range of a member on this host has been written: True if the member is
+        complete, otherwise the number of bytes after `begin`."""
         if self.growing:
             return 0
         source = self.streaming.get(index)
         return True if source is None else source.written.reach(begin, begin + nbytes)
 
     def block_objects(self) -> dict[int, bytes]:
-        """The object of which each block in `blocks` is a copy, excluding blocks of results."""
+        """Maps each key of `blocks` to the object that is copied into the block. Empty if the
+        blocks are the results of a fold."""
         plan = self.plan
         if isinstance(plan, Distribute):
             return {0: plan.object}
         return {} if plan.kind in FOLDING else dict(enumerate(plan.objects))
 
     def makes(self, object_id: bytes) -> bool:
-        """Whether the commit of this plan makes that object available on this node."""
+        """Whether the commit of this plan will make the object available on this node."""
         plan = self.plan
         if isinstance(plan, Distribute) or self.done is not None:
             return False
         return any(plan.results[index] == object_id for index in self.blocks if plan.results)
 
     def follow(self, index: int, cell: int, begin: int, nbytes: int) -> None:
-        """Registers a cell over these bytes of a member, so that the cell advances while the bytes
-        are being written."""
+        """Registers a cell over a range of a member's bytes, so that the cell advances while the
+        bytes are being written."""
         if self.growing:
             self.followed[cell] = begin, begin + nbytes
         if index in self.streaming:

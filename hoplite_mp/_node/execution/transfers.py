@@ -1,7 +1,7 @@
-"""Requests for copies of objects, and reports about copies that this node receives or serves.
+"""Requests copies of objects, and reports on the copies that this node receives or serves.
 
-When a process here requests an object or a broadcast sends one, the manager makes a plan, which
-later plans may replace. `PlanRunner` executes the plans. This file finds the block that a plan
+When a process on this host requests an object, or a broadcast sends one, the manager makes a plan,
+which it may later replace. `PlanRunner` executes the plans. This file finds the block that a plan
 fills, or the memory that other nodes read, and reports to the manager when a copy is complete or
 has failed.
 """
@@ -57,13 +57,11 @@ class Transfers:
         self.links = plan_runner.links
         self.replicas = replicas
         self.plan_runner = plan_runner
-        self.fetching: dict[bytes, int] = {}  # object -> local id of its header here
-        # The highest epoch of a plan that this node has received, and the highest number of objects
-        # whose copies had an operation, as far as this node knows. A new manager continues the two
-        # counters.
+        self.fetching: dict[bytes, int] = {}  # object -> id of its header on this host
+        # The highest epoch of a plan, and one more than the highest number of a copy operation,
+        # among the plans that this node has received. A new manager continues both counters.
         self.epochs = self.copied = 0
-        # Objects of other hosts whose copies here are known to the manager, in the order of their
-        # arrival.
+        # Other hosts' objects of which this node has reported a complete copy, in order of arrival.
         self.copies: dict[bytes, None] = {}
 
     # -- fetching remote objects ---------------------------------------------------------------
@@ -71,14 +69,14 @@ class Transfers:
     def fetch(self, oid: int, remote: RemoteObject) -> None:
         """Requests a plan that fills the block at `remote.payload`."""
         if self.plan_runner.makes(remote.object):
-            # The object is the result of a collective whose commit has reached the owner before
-            # this node. The same commit will make the object available here.
+            # The object is the result of a collective whose commit has reached the owner but not
+            # yet this node. The same commit will make the object available here.
             return
-        before = self.fetching.get(remote.object, oid)
-        if before != oid and before in self.remote_objects:  # a header without holders
-            self.remote_objects.give_up(before)
-        elif before != oid:
-            self._take_back(remote.object)
+        previous = self.fetching.get(remote.object, oid)
+        if previous != oid and previous in self.remote_objects:  # a header without holders
+            self.remote_objects.give_up(previous)
+        elif previous != oid:
+            self._cancel(remote.object)
         self.fetching[remote.object] = oid
         self.send_manager(self._request(remote))
 
@@ -86,16 +84,16 @@ class Transfers:
         holders = self._others(remote)
         return FetchRequested(self.client.number, remote.object, remote.nbytes, holders)
 
-    def _take_back(self, object_id: bytes) -> None:
-        """Cancels the request to the manager. If the manager has already made a plan, the plan may
-        still arrive, and will be withdrawn."""
+    def _cancel(self, object_id: bytes) -> None:
+        """Cancels the request to the manager. A plan that the manager has already made may still
+        arrive; the manager then withdraws it."""
         receiving = self._receiving(object_id)
         if receiving is not None:
-            self._end_over(receiving.engine_buffer)
+            self._end_plans_using(receiving.engine_buffer)
         del self.fetching[object_id]
         self.send_manager(CopyDropped(self.client.number, object_id))
 
-    def _end_over(self, engine_buffer: EngineBuffer) -> None:
+    def _end_plans_using(self, engine_buffer: EngineBuffer) -> None:
         """Ends all plans that fill the buffer's block or serve it while it is being filled."""
         for execution in self._executions:
             if execution.engine_buffer is engine_buffer:
@@ -104,12 +102,12 @@ class Transfers:
     def forget(self, oid: int, remote: RemoteObject) -> None:
         """Stops fetching an object that is no longer needed."""
         if self.fetching.get(remote.object) == oid:
-            self._end_over(remote.engine_buffer)
-            self._take_back(remote.object)
+            self._end_plans_using(remote.engine_buffer)
+            self._cancel(remote.object)
 
     def _has_copy(self, object_id: bytes) -> None:
-        """Records a complete copy that is reported to the manager, because its removal must be
-        reported, too. This is not necessary for objects of this host."""
+        """Records that a complete copy is reported to the manager, so that its removal is reported,
+        too. Objects that this host owns are not recorded."""
         if ids.unpack_id(object_id)[0] != self.client.host_id:
             self.copies[object_id] = None
 
@@ -130,13 +128,13 @@ class Transfers:
     @property
     def _executions(self) -> list[PlanState]:
         """All executions of the manager's plans to copy an object."""
-        return [one for one in self.plan_runner.executions.values() if one.is_copy]
+        return [state for state in self.plan_runner.executions.values() if state.is_copy]
 
     def prepare(self, execution: PlanState) -> bool:
-        """Prepares to receive the object if this node is a receiver and does not have it yet.
-        Otherwise prepares to serve the object."""
-        coming = execution.copied.object in self.fetching
-        if execution.reports and not coming and not self._expect(execution):
+        """Prepares to receive the object if this node is a receiver and does not have the object
+        yet. Otherwise prepares to serve the object."""
+        requested = execution.copied.object in self.fetching
+        if execution.reports and not requested and not self._expect(execution):
             return False
         if execution.reports:
             self._receive(execution, execution.copied)
@@ -145,7 +143,7 @@ class Transfers:
         return True
 
     def _receive(self, execution: PlanState, plan: Distribute) -> None:
-        """Continues where an earlier plan for the same block stopped."""
+        """Prepares to continue where an earlier plan for the same block stopped."""
         remote = self._place(plan.object)
         if remote is None:  # the object is no longer needed
             raise SourcesGone((0,))
@@ -176,7 +174,7 @@ class Transfers:
         execution is receiving the copy or there is nothing to do."""
         plan = execution.copied
         oid, remote = self.plan_runner.filling.claim(
-            execution, plan.object, plan.nbytes, plan.sources, self, self._has_come
+            execution, plan.object, plan.nbytes, plan.sources, self, self._other_ended
         )
         if remote is not None:
             self.fetching[plan.object] = oid
@@ -187,20 +185,21 @@ class Transfers:
         # yet.
         if self.client.state(oid) == STATE["CLAIMED"] and self.loop.now() < execution.until:
             raise NotNow("the object is not done yet")
-        return self._is_here(execution)
+        return self._report_present(execution)
 
-    def _has_come(self, execution: PlanState, _oid: int) -> None:
+    def _other_ended(self, execution: PlanState, _oid: int) -> None:
+        """Called when the other execution that was receiving the copy has ended."""
         if self.plan_runner.has_ended(execution):
             return  # the plan was withdrawn
         execution.waiting = 0
         execution.until = self.loop.now() + self.config.put_wait_s
-        if self._is_here(execution):
+        if self._report_present(execution):
             self.plan_runner.begin(execution)
 
-    def _is_here(self, execution: PlanState) -> bool:
-        """Answers a plan to receive an object that is already here, because the plan was made
-        before this node's last report arrived. Returns True if the object must be served, because
-        the plans of other nodes may name this node as parent."""
+    def _report_present(self, execution: PlanState) -> bool:
+        """Reports to the manager that the object is already here, because the manager made the plan
+        before it received this node's last report. Fails the plan if the object is gone. Returns
+        whether this node must serve the object to other nodes."""
         plan, number = execution.copied, self.client.number
         oid = self.imports.local(plan.object)
         state = self.client.state(oid) if oid else STATE["FREE"]
@@ -216,19 +215,19 @@ class Transfers:
         return bool(execution.program.serves)
 
     def _place(self, object_id: bytes) -> RemoteObject | None:
-        """The remote object whose block the object's bytes fill."""
+        """The remote object into whose block the object is received, or None."""
         return self.remote_objects.by_oid.get(self.fetching.get(object_id, 0))
 
     def _receiving(self, object_id: bytes) -> PlanState | None:
-        """The plan by which this node is receiving the object, or None."""
+        """The execution by which this node is receiving the object, or None."""
         if object_id not in self.fetching:
             return None
-        receiving = (one for one in self.plan_runner.executions.values() if one.receives)
-        return next((one for one in receiving if one.copies_object(object_id)), None)
+        receiving = (state for state in self.plan_runner.executions.values() if state.receives)
+        return next((state for state in receiving if state.copies_object(object_id)), None)
 
     def withdraw(self, message: Withdraw) -> None:
-        """Ends a withdrawn plan. If the plan was filling the object and the manager has sent no
-        other plan, the withdrawn plan belonged to a request that this node has cancelled."""
+        """Ends a withdrawn plan. If no other plan for receiving the object replaces it, the request
+        for the object ends or is repeated (see `_abandoned`)."""
         execution = self.plan_runner.executions.get(COPY_OPERATION | message.epoch)
         if execution is None:
             return
@@ -244,13 +243,15 @@ class Transfers:
         self.plan_runner.drop(execution.number)
 
     def _abandoned(self, object_id: bytes) -> None:
+        """Forgets a requested object for which no plan is left, or requests the object again if a
+        process still needs it."""
         remote = self._place(object_id)
         if remote is None:
             del self.fetching[object_id]
         elif self.replicas.only_kept(object_id):
-            self._end_over(remote.engine_buffer)
+            self._end_plans_using(remote.engine_buffer)
             # Remove the entry before `give_up` calls `forget`, which would otherwise report the
-            # manager's own withdrawal to the manager.
+            # withdrawal to the manager.
             oid = self.fetching.pop(object_id)
             self.replicas.let_go(object_id)
             self.remote_objects.give_up(oid)
@@ -258,8 +259,8 @@ class Transfers:
             self.send_manager(self._request(remote))
 
     def refused(self, message: FetchRefused) -> None:
-        """Fails an object that the manager cannot provide. If a holder only lacks the memory to
-        read the object from disk, the object is not lost, and is requested again instead."""
+        """Fails an object that the manager cannot provide. If a holder merely lacks the memory to
+        read the object from disk, the object is not lost. In that case it is requested again."""
         self.replicas.let_go(message.object)
         oid = self.fetching.get(message.object)
         if oid is not None and oid in self.remote_objects:
@@ -269,7 +270,7 @@ class Transfers:
                     again = partial(self._request_again, message.object, oid)
                     self.loop.call_later(MEMORY_POLL_S, again)
                 return
-            self.remote_objects.lost(oid, message.message)  # which calls `forget`
+            self.remote_objects.lost(oid, message.message)  # calls `forget`
         self.fetching.pop(message.object, None)
 
     def _request_again(self, object_id: bytes, oid: int) -> None:
@@ -279,8 +280,8 @@ class Transfers:
             self.send_manager(self._request(remote))
 
     def report(self) -> Iterator[NodeToManager | Report]:
-        """Yields this node's copies and requests for a new manager. Plans that have not begun are
-        dropped, because the new manager would not withdraw them. It makes new plans as needed."""
+        """Yields the reports on this node's copies and requests for a new manager. Drops plans that
+        have not begun. The new manager does not withdraw them, but makes new plans as needed."""
         number = self.client.number
         for execution in self._executions:
             if execution.begun:
@@ -295,14 +296,15 @@ class Transfers:
             yield self._request(remote)
 
     def _not_planned(self) -> Iterator[RemoteObject]:
-        """The requested objects for which there is no plan yet."""
-        moving = {one.copied.object for one in self._executions if one.receives}
+        """Yields the requested objects for which there is no plan yet."""
+        planned = {execution.copied.object for execution in self._executions if execution.receives}
         for object_id in list(self.fetching):
             remote = self._place(object_id)
-            if object_id not in moving and remote is not None:
+            if object_id not in planned and remote is not None:
                 yield remote
 
     def _others(self, remote: RemoteObject) -> tuple[int, ...]:
+        """The other nodes that may have a copy of the object."""
         found = tuple(holder for holder in remote.holders if holder != self.client.number)
         if not found:  # no holder is known, so name the owner's node
             owner = self.links.peers.by_host_id.get(self.replicas.imports.owner_of(remote.object))
@@ -312,13 +314,13 @@ class Transfers:
     # -- notifications from the runner ---------------------------------------------------------
 
     def arrived(self, execution: PlanState) -> Ranges | None:
-        """The bytes of the served block that have arrived. None if the object is complete or the
-        copy was given up."""
+        """The bytes of the served block that have arrived. None if the object is complete or is no
+        longer being received."""
         object_id = execution.copied.object
-        # The receiving plan may have changed since serving began.
+        # The receiving plan may have changed since this node began to serve the object.
         source = self._receiving(object_id)
-        # The receiving plan was withdrawn. Another may follow if the object is still needed.
         if source is None:
+            # The receiving plan was withdrawn. Another may follow if the object is still needed.
             return Ranges() if object_id in self.fetching else None
         if source.engine_buffer is not execution.engine_buffer:
             return Ranges()  # the receiving plan fills another block
@@ -337,11 +339,11 @@ class Transfers:
         execution.blocks.clear()
         oid = self.fetching.get(plan.object)
         if not execution.program.serves:
-            self.plan_runner.drop(execution.number)  # no other node reads from here
+            self.plan_runner.drop(execution.number)  # no other node reads this copy
         if oid is not None and oid in self.remote_objects:
             self.remote_objects.arrived(oid)
             if plan.object not in self.fetching:
-                return  # the object is no longer needed, and `forget` has notified the manager
+                return  # the object is no longer needed; `forget` has notified the manager
             # Keep the object pinned as long as another plan serves from this block.
             shared = execution.engine_buffer
             if any(other.engine_buffer is shared for other in self._executions):
@@ -354,7 +356,7 @@ class Transfers:
     def failed(
         self, execution: PlanState, reason: str, sources: tuple[int, ...], error: str
     ) -> None:
-        """Reports to the manager that the object is neither received nor served."""
+        """Reports to the manager that this node neither receives nor serves the object."""
         object_id, full = execution.copied.object, ""
         if error == "full":
             full = self.store.full_message()[:1000]
@@ -377,13 +379,13 @@ class Transfers:
         objects for which there is no plan yet."""
         now_ns = self.loop.now_ns()
         for cell, pulling in list(self.links.pulling.items()):
-            about = pulling.wanting.describe(cell)
+            description = pulling.wanting.describe(cell)
             yield {
-                "object": about.get("object", b"").hex(),
-                "operation": about.get("operation"),
-                "kind": about.get("kind", ""),
+                "object": description.get("object", b"").hex(),
+                "operation": description.get("operation"),
+                "kind": description.get("kind", ""),
                 "received": self.cells.engine.watermark(cell),
-                "bytes": about.get("bytes", 0),
+                "bytes": description.get("bytes", 0),
                 "from": f"h{pulling.parent}",
                 "seconds": round((now_ns - pulling.begin_ns) / 1e9, 3),
             }
