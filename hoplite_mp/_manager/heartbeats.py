@@ -1,7 +1,7 @@
-"""A failure detector that uses heartbeats.
+"""Detects dead nodes by means of heartbeats.
 
 The manager sends heartbeats to all nodes on other hosts at fixed intervals, and expects heartbeats
-from them. Periods in which this process did not run do not count as silence.
+from them. Periods in which the manager itself did not run do not count as silence.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Heartbeats(Generic[Key]):
         self._silences.pop(key, None)
 
     def data_received(self, key: Key, now: float) -> None:
-        """Resets the silence of that node."""
+        """Records that data has arrived from that node."""
         silence = self._silences.get(key)
         if silence is not None:
             silence.heard(min(now, self._due))  # data that is read late may have arrived in time
@@ -50,8 +50,8 @@ class Heartbeats(Generic[Key]):
 
     def poll(self, now: float) -> tuple[list[Key], dict[Key, float]]:
         """Returns the nodes to which a heartbeat must be sent, and for each dead node the seconds
-        since its last data. Must be called after all received data was read, because unread data
-        counts as silence."""
+        since data last arrived from it. Must be called after all received data was read, because
+        the arrival of unread data is not recorded."""
         if not self._silences or now < self._due:
             return [], {}
         late, self._due = now - self._due, now + self._interval_s

@@ -1,11 +1,11 @@
-"""Leadership: whether this process may decide for the cluster, by the rules in _planner/terms.py.
+"""Determines whether this process may decide for the cluster, by the rules in _planner/terms.py.
 
-In a cluster with a standby, two processes can be the manager. Both run the same loop around the
-same planner, and this module determines whether the loop may decide. Until it may decide, messages
-from nodes are held.
+In a cluster with a standby, two processes can be the manager. Both run the same loop with their own
+planner, and this module determines whether the loop may decide. Until it may decide, messages from
+nodes are held.
 
-    first manager   lease ──► decides ◄──► too few hosts answer ──► after a timeout, or superseded:
-                                                                    it steps down
+    first manager   lease ──► decides ◄──► too few hosts answer ──► timeout, or superseded:
+                                                                    steps down
     standby         candidate ──► has enough votes ──► lease, as above
 """
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 __all__ = ["Leadership", "lease_clock"]
 
 # Maximum number of messages held until this manager may decide again; with more, it steps down.
-# With a higher value, it survives longer interruptions with many busy nodes. A lower value saves
-# memory.
+# With a higher value, a manager of many busy nodes survives longer interruptions. A lower value
+# saves memory.
 HELD_MAX = 1 << 18
-# How long joining nodes wait for a manager that may not decide. With a higher value, they are not
+# How long joining nodes wait for a manager that may not decide. With a higher value, nodes are not
 # refused during short disturbances. With a lower value, they try the other address sooner.
 JOIN_PATIENCE_S = 3.0
 US = 1_000_000
@@ -63,7 +63,7 @@ DECLARED_DEAD = (
 )
 
 Connection = TypeVar("Connection", bound="Hashable")
-# Leases must expire while the machine is suspended; CLOCK_MONOTONIC stops then.
+# Leases must expire even while the machine is suspended, when CLOCK_MONOTONIC stops.
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _log = logging.getLogger("hoplite_mp")
 
@@ -74,7 +74,7 @@ def lease_clock() -> float:
 
 
 class Leadership(Generic[Connection]):
-    """One process's leadership. Connection: any value that identifies a connection."""
+    """The leadership state of one process. Connection: any value that identifies a connection."""
 
     def __init__(
         self,
@@ -87,24 +87,27 @@ class Leadership(Generic[Connection]):
         candidate: Candidate | None = None,
     ) -> None:
         """standby: the standby's addresses. own: the number of this host's node. again: whether
-        this manager replaces a dead one, whose lists in force are known to this host's node.
-        candidate: only in the standby."""
-        self._named = StandbyAnnounced(standby, int(lease_s * US))
+        this manager replaces a dead one on the same host; this host's node then reports which lists
+        of hosts are in force. candidate: only in the standby."""
+        self._announcement = StandbyAnnounced(standby, int(lease_s * US))
         self.held: deque[Any] = deque()  # messages held until this process may decide
-        self.on_won: Callable[[int], None] = lambda term: None  # called once, with the term
-        self.superseded = 0  # the term of another manager that has superseded this one
+        # Called once with the term when the standby has won.
+        self.on_won: Callable[[int], None] = lambda term: None
+        # The term of another manager that has superseded this one; 0 if there is none.
+        self.superseded = 0
         self._own = own
         self._lease_s = lease_s
         self._write = write
         self._lease = None if again or candidate is not None else ManagerLease(1, own, lease_s)
         self._candidate = candidate
         self._identity = 0 if candidate is None else candidate.identity
-        # connection -> (the node that offers its vote over it, the node's knowledge at that time)
+        # Connection -> (the node that offers its vote, the node's knowledge at that time).
         self._offers: dict[Connection, tuple[int, Knowledge]] = {}
-        # node -> the connection over which it has voted, and follows this process
+        # Node -> the connection over which it has voted.
         self._voters: dict[int, Connection] = {}
-        self._promoter: Connection | None = None
-        self._data_at: dict[int, float] = {}  # node -> when data last arrived from it
+        self._promoter: Connection | None = None  # the connection of a waiting `promote` command
+        self._data_at: dict[int, float] = {}  # node -> time at which data last arrived from it
+        # Time since which this manager may not decide; None while it may.
         self._idle_since: float | None = None
         self._sent_version = 0  # version of the last list sent to this host's node
 
@@ -112,8 +115,8 @@ class Leadership(Generic[Connection]):
 
     @property
     def leads(self) -> bool:
-        """Whether this process is the manager, even if it may not decide. False for a waiting
-        standby."""
+        """Whether this process is the manager, even if it may not decide at present. False for a
+        standby that has not won."""
         return self._candidate is None
 
     def decides(self, now: float) -> bool:
@@ -121,7 +124,7 @@ class Leadership(Generic[Connection]):
         return self._lease is not None and self._lease.decides(now)
 
     def must_step_down(self, now: float) -> bool:
-        """Whether this process must step down. Must be called once in each turn."""
+        """Whether this process must step down. Must be called once in each turn of the loop."""
         if not self.leads or self.decides(now):
             if self._idle_since is not None and self.leads:
                 _log.warning("the manager has contact with half of the hosts again: it continues")
@@ -134,7 +137,7 @@ class Leadership(Generic[Connection]):
             if self._lease is not None and self._lease.lists:
                 _log.warning("the manager has contact with less than half of the hosts: it pauses")
         if self._lease is None:
-            return False  # it was restarted, and this host's node has not yet reported
+            return False  # this manager was restarted, and this host's node has not yet reported
         if self.superseded:
             self._log_superseded()
         elif len(self.held) > HELD_MAX:
@@ -149,8 +152,8 @@ class Leadership(Generic[Connection]):
         _log.warning("another manager leads in term %d: this one steps down", self.superseded)
 
     def _half_is_alive(self, now: float) -> bool:
-        """Whether at least half of the hosts have sent data recently. Hosts that are too busy to
-        reply to `LeaderHeartbeat` do not follow another manager meanwhile."""
+        """Whether at least half of the hosts have sent data recently. Hosts that are merely too
+        busy to reply to `LeaderHeartbeat` do not follow another manager."""
         assert self._lease is not None
         return self._lease.suffice({n for n, at in self._data_at.items() if now < at + OUT_S})
 
@@ -173,14 +176,14 @@ class Leadership(Generic[Connection]):
         return set() if self._candidate is None else self._candidate.absent()
 
     def admitted(self, link: Connection, node: int, now: float) -> None:
-        """Sends the standby's addresses to a node before its admission."""
+        """Records that a node is being admitted, and sends it the standby's addresses."""
         if self._lease is not None:
             self._lease.joined(node, now)
-        self._write(link, self._named)
+        self._write(link, self._announcement)
 
     def refuses_joins(self, now: float, waits: bool) -> bool:
-        """Whether joining nodes must be refused for now. waits: whether this manager is waiting for
-        the previous manager's nodes."""
+        """Whether joining nodes must be refused at present. waits: whether this manager is waiting
+        for the previous manager's nodes."""
         if not self.leads:
             return True
         idle_since = self._idle_since
@@ -189,15 +192,15 @@ class Leadership(Generic[Connection]):
     # -- messages --------------------------------------------------------------------------------
 
     def lead_message(self, node: int, now: float) -> LeaderHeartbeat | None:
-        """The message for a node at each heartbeat; None if a plain heartbeat must be sent."""
+        """Returns the message to send to a node as a heartbeat. None: send a plain heartbeat."""
         lease = self._lease
         if lease is None:
             return None
         return LeaderHeartbeat(lease.term, lease.at, int(now * US), lease.words_for(node))
 
     def list_message(self, now: float) -> LeaderHeartbeat | None:
-        """The message with a new list for this host's node, which must receive each list before
-        other nodes; None if there is no new list."""
+        """Returns the message with a new list of hosts for this host's node, which must receive
+        each list before other nodes. None if there is no new list."""
         lease = self._lease
         if lease is None or not lease.lists or lease.lists[-1].version == self._sent_version:
             return None
@@ -205,7 +208,7 @@ class Leadership(Generic[Connection]):
         return self.lead_message(self._own, now)
 
     def handle(self, link: Connection, message: Any, now: float) -> bool:
-        """Handles a message about terms; returns False for other messages."""
+        """Handles a message about terms. Returns False if it is another message."""
         match message:
             case LeaderHeartbeatAck():
                 if self._lease is not None:
@@ -236,19 +239,19 @@ class Leadership(Generic[Connection]):
             self._candidate.offer(node, knowledge)
             self._request_votes(now)
         elif self._lease is None:
-            if node == self._own:  # it has all the previous manager's lists
+            if node == self._own:  # this node knows all lists of the previous manager
                 lease = ManagerLease(max(1, knowledge.term), node, self._lease_s, knowledge.lists)
                 latest = knowledge.latest
                 version = 0 if latest is None else latest.version
                 lease.followed(node, lease.term, now, version)
                 self._lease = lease
-        elif self._identity:  # a late offer: request a vote in the present term
+        elif self._identity:  # this standby has already won: request a vote in the present term
             self._write(link, VoteRequest(self._lease.term, self._identity))
 
     def _not_led(self, link: Connection, message: NoLeader, now: float) -> None:
-        """Handles a node that has voted, and will never follow this manager again. While this
-        manager may decide, the candidate has not won (unless an operator forced it), and the
-        cluster continues without the node. Otherwise the candidate may still win."""
+        """Handles a node that has voted for another manager, and will never follow this one again.
+        If this manager may decide, the candidate has not won (unless an operator forced it). Then
+        the cluster continues without the node. Otherwise the candidate may still win."""
         lease = self._lease
         if lease is not None and message.term > lease.term and lease.decides(now):
             self._write(link, DeclaredDead(0.0))
@@ -268,8 +271,8 @@ class Leadership(Generic[Connection]):
             self._voters[node] = link
 
     def count_votes(self, now: float) -> bool:
-        """Makes the standby the manager if it has won. Returns whether it has just won. `absent`
-        must be read before this call, because it is empty afterwards."""
+        """Makes the standby the manager if it has won. Returns True in the call in which it wins.
+        `absent` must be read before this call, because it is empty afterwards."""
         candidate = self._candidate
         if candidate is None:
             return False
@@ -302,9 +305,9 @@ class Leadership(Generic[Connection]):
             candidate.force(False)
 
     def _offer_ended(self, link: Connection, node: int, candidate: Candidate, now: float) -> None:
-        """Drops the vote from this connection, because a standby that won with such votes would
-        manage nodes that it cannot reach. If the node has offered its vote again over a later
-        connection, the vote is requested there."""
+        """Drops a vote over a connection that has ended, because otherwise the standby could win
+        with the votes of nodes that it cannot reach. If the node has offered its vote again over a
+        later connection, the vote is requested over that connection."""
         offers = reversed(self._offers.values())
         latest = next((knowledge for other, knowledge in offers if other == node), None)
         if latest is None or self._voters.get(node) == link:

@@ -9,8 +9,8 @@ A node that does not read is declared dead when more than `outgoing_bytes_max` b
 it. If the manager stopped reading from the node instead, both sides could deadlock.
 
 In a cluster with a standby, a Leadership determines whether this process may decide. While it may
-not, messages for the planner are held. A standby runs the same loop, and may decide once it has
-won.
+not decide, messages for the planner are held. A standby runs the same loop, and may decide once it
+has won the vote.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ if TYPE_CHECKING:
     from hoplite_mp._transport.stream import ByteStream
 
 READ_BYTES = 256 << 10  # maximum number of bytes read from a connection in one turn
-OUTGOING_BYTES_MAX = 64 << 20  # limit of the queue for one node: four of the longest frames
-SELECT_S_MAX = 3600.0  # epoll counts milliseconds in 32 bits
-# How often a manager with a Leadership checks whether it may decide. A lower value causes more
-# turns.
+OUTGOING_BYTES_MAX = 64 << 20  # size limit of the queue for one node: four of the longest frames
+SELECT_S_MAX = 3600.0  # maximum timeout, because epoll counts milliseconds in 32 bits
+# The interval at which a manager with a Leadership checks whether it may decide. A lower value
+# causes more turns of the loop.
 LEADERSHIP_POLL_S = 0.1
 # How long a node may wait to join. Must exceed the permitted delay of this host's node (OWN_S in
-# _planner/manager_recovery.py). With a lower value, a waiting node reconnects sooner if that node
-# is stopped.
+# _planner/manager_recovery.py). With a lower value, a waiting node reconnects sooner if this host's
+# node is stopped.
 JOIN_WAIT_S = 40.0
 
 _log = logging.getLogger("hoplite_mp")
 
 
 class Link:
-    """A connection and its node."""
+    """A connection to a node."""
 
     def __init__(self, stream: ByteStream, unsent: dict[Link, None]) -> None:
-        """unsent: the loop's links that the next flush must visit."""
+        """unsent: the set of links that the loop's next flush must visit."""
         self.stream = stream
         self._unsent = unsent
         self.decoder = manager_decoder()
@@ -81,12 +81,12 @@ class Link:
         self.waits_until = 0.0  # deadline of a node that is waiting to join
         self.admitted: NodeAdmitted | None = None
         self.is_local = True  # whether the node is on this host, and needs no heartbeats
-        self.role = "node"  # the role proved in the handshake
+        self.role = "node"  # the role that the other side proved in the handshake
         self.broken = False  # see `break_off`
-        self.waits_for = selectors.EVENT_READ  # the events it is registered for
+        self.waits_for = selectors.EVENT_READ  # the events for which it is registered
 
     def read(self) -> Sequence[NodeToManager | Report | TermsToManager] | None:
-        """The complete messages that have arrived; None at the end of the connection."""
+        """Returns the complete messages that have arrived. None at the end of the connection."""
         data = self.stream.read(READ_BYTES)
         if data is None:
             return None
@@ -101,7 +101,7 @@ class Link:
             self.broken = True
 
     def break_off(self) -> None:
-        """Marks the link as broken; the next flush closes it."""
+        """Marks the link as broken. The next flush closes it."""
         self._unsent[self] = None
         self.broken = True
 
@@ -126,8 +126,7 @@ class ManagerLoop:
         self._selector = selector or selectors.DefaultSelector()
         self._in_thread = in_thread or _in_thread
         self._links: dict[Link, None] = {}  # ordered, so that a run is reproducible
-        # Links with data to send, and broken links, for the next flush. A flush visits no other
-        # links.
+        # The links that the next flush visits: those with data to send, and broken links.
         self._unsent: dict[Link, None] = {}
         self._routes: dict[int, Link] = {}  # node -> its connection
         self._wake_at: float | None = None
@@ -136,31 +135,31 @@ class ManagerLoop:
         self._credentials = b""
         self._heartbeats: Heartbeats[Link] | None = None
         self._own: Link | None = None  # link to this host's node, if this process serves it
-        # Nodes that are waiting to join; see _must_wait.
+        # Nodes that are waiting to join; see `_must_wait`.
         self._newcomers: list[tuple[Link, NodeJoined]] = []
-        self._admitting = False
+        self._admitting = False  # `_admit_newcomers` is running
         self._packed: list[TreesPacked] = []  # results of packing threads
         self._packed_lock = locks.lock("manager.packed")
-        # None: the cluster has no standby
+        # None if the cluster has no standby.
         self._leadership: Leadership[Link] | None = None
         self._leadership_polled_at = 0.0
 
     def add(self, sock: socket.socket) -> None:
-        """Serves this connected stream socket until it ends."""
+        """Serves this connected stream socket until the connection ends."""
         self.serve(TcpStream(sock, self._outgoing_bytes_max))
 
     def open(
         self, listener: Listener, credentials: bytes = b"", beats: Heartbeats[Link] | None = None
     ) -> None:
-        """Starts to serve connections that the listener admits. Each node first gets these
-        credentials. With `beats`, silent nodes are declared dead."""
+        """Starts to serve connections that the listener admits. `credentials` are sent to each node
+        first. With `beats`, silent nodes are declared dead."""
         self._listener = listener
         self._heartbeats = beats
         self._credentials = credentials
         self._selector.register(listener.fileno(), selectors.EVENT_READ, listener)
 
     def set_leadership(self, leadership: Leadership[Link]) -> None:
-        """Called in a cluster with a standby, in the standby and in the first manager."""
+        """Called in a cluster with a standby, both in the standby and in the first manager."""
         self._leadership = leadership
 
     def serve(self, stream: ByteStream, *, is_local: bool = True) -> Link:
@@ -183,12 +182,13 @@ class ManagerLoop:
             link.role = admission.role
             if self._credentials and admission.role == "node":
                 link.write(encode(Credentials(self._credentials)))
-            # The selector does not report data that arrived with the handshake's last bytes.
+            # Read now, because the selector does not report data that arrived together with the end
+            # of the handshake.
             self._unsent[link] = None
             self._serve(link)
 
     def end_on_signal(self, number: int) -> None:
-        """Makes that signal end the cluster. The nodes then get ClusterEnded."""
+        """Makes that signal end the cluster. ClusterEnded is then sent to the nodes."""
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
         def end(_number: int, _frame: object) -> None:
@@ -199,8 +199,8 @@ class ManagerLoop:
         self._selector.register(read, selectors.EVENT_READ, None)
 
     def run(self) -> int:
-        """Serves until the last connection or the cluster ends. Returns the exit code: GIVEN_UP if
-        this process must step down, because the cluster may have another manager."""
+        """Serves until the last connection or the cluster ends. Returns the exit code. It is
+        GIVEN_UP if this process must step down, because the cluster may have another manager."""
         leadership = self._leadership
         while not self._ending and (
             self._links or (leadership is not None and not leadership.leads)
@@ -228,7 +228,7 @@ class ManagerLoop:
         now = self._clock()
         if self._listener is not None:
             self._admit(now)
-        if self._may_decide(now) and not self._has_held_messages:  # held messages are first
+        if self._may_decide(now) and not self._has_held_messages:  # these must be handled first
             if self._wake_at is not None and self._wake_at <= now:
                 self._execute(self._planner.tick(now))
             self._take_packed(now)
@@ -253,7 +253,8 @@ class ManagerLoop:
         absent = leadership.absent
         if leadership.count_votes(now) and self._planner.restoring is not None:
             self._planner.restoring.leave_out(absent)
-        while leadership.held and self._may_decide(at := self._clock()):  # steps take time
+        # Each step takes time, so the right to decide is checked again before the next step.
+        while leadership.held and self._may_decide(at := self._clock()):
             held = leadership.held.popleft()
             if isinstance(held, NodeReturned) and self._planner.restoring is None:
                 self._refuse_late_report(held)
@@ -276,19 +277,19 @@ class ManagerLoop:
         if self._leadership is not None:
             self._send_heartbeats(self._leadership, due, now)
             if self._leadership.leads and not self._leadership.decides(now):
-                return  # perhaps this host is cut off
+                return  # silent nodes may be alive, because this host may be cut off
         else:
             for link in due:
                 link.write(BEAT)
         for link, seconds in silent.items():
-            if link.admitted is None:  # it was waiting to join
+            if link.admitted is None:  # the node was waiting to join
                 self._end(link)
                 continue
             _log.warning(
                 "node h%d was silent for %.1f s: it is declared dead", link.admitted.node, seconds
             )
             if self._may_decide(now):
-                link.write(encode(DeclaredDead(seconds)))  # in case the node reads again
+                link.write(encode(DeclaredDead(seconds)))  # in case the node resumes
                 link.stream.flush()
             self._end(link)
 
@@ -299,7 +300,7 @@ class ManagerLoop:
             link.write(BEAT if message is None else encode(message))
 
     def _pack(self, wanted: PackingWanted) -> None:
-        """Packs trees. Runs in a separate thread, because it may take seconds."""
+        """Packs trees in a separate thread, because packing may take seconds."""
         packed = pack(wanted)
         with self._packed_lock:
             self._packed.append(packed)
@@ -373,21 +374,21 @@ class ManagerLoop:
             return
         if not link.joined:
             raise ProtocolError(f"{type(message).__name__} before NodeJoined")
-        # Messages over connections of earlier incarnations are ignored.
+        # Ignore messages that arrive over the connection of an earlier incarnation.
         if link.admitted is not None and self._routes.get(link.admitted.node) is link:
             self._step(message, now)
 
     def _must_wait(self, link: Link, now: float) -> bool:
         """Whether that node must wait for its admission until the previous manager's nodes have
-        reported, this process may decide, and this host's node has joined (the lease counts this
-        host's node under the number 0)."""
+        reported, this process may decide, and this host's node has joined. The latter must be the
+        first to join, because the lease identifies it by the number 0."""
         early = not link.is_local and self._own is not None and self._own.admitted is None
         return early or self._planner.restoring is not None or not self._may_decide(now)
 
     def _refuse_late_report(self, message: NodeReturned) -> None:
         """Informs a node that it was declared dead. Its report was held, and the cluster has
-        continued without the node, because no earlier report listed it. Otherwise the node would
-        follow a manager that does not count it."""
+        continued without it, because no other report named it. Otherwise the node would follow a
+        manager that does not count it as a member."""
         link = self._routes.get(message.node)
         admitted = None if link is None else link.admitted
         if link is not None and admitted and admitted.incarnation == message.incarnation:
@@ -405,7 +406,7 @@ class ManagerLoop:
 
     def _returned(self, link: Link, message: NodeReturned, now: float) -> None:
         """Handles the return of a node that the previous manager had admitted."""
-        if self._planner.restoring is None:  # the cluster has continued without it
+        if self._planner.restoring is None:  # the cluster has continued without the node
             # A manager that may not decide cannot declare the node dead; the node reconnects.
             if self._leadership is None or self._leadership.decides(now):
                 link.write(encode(DeclaredDead(0.0)))
@@ -430,7 +431,7 @@ class ManagerLoop:
             if encoded[0] is not message:
                 encoded = (message, encode(message))
             link.write(encoded[1])
-            if isinstance(message, DeclaredDead):  # its last message
+            if isinstance(message, DeclaredDead):  # the last message to this node
                 link.break_off()
         for note in result.notes:
             _log.info("%s", note)
@@ -440,15 +441,15 @@ class ManagerLoop:
         self._admit_newcomers()
 
     def _admit_newcomers(self) -> None:
-        """Admits waiting nodes that need not wait any longer."""
-        if self._admitting:  # `_take` calls this method again
+        """Admits the waiting nodes that need not wait any longer."""
+        if self._admitting:  # this is a recursive call by `_take`
             return
         self._admitting = True
         try:
             while (
                 self._newcomers
                 and not self._must_wait(self._newcomers[0][0], self._clock())
-                and not self._has_held_messages  # held messages are first
+                and not self._has_held_messages  # these must be handled first
             ):
                 newcomer, joined = self._newcomers.pop(0)
                 if newcomer in self._links:
@@ -457,14 +458,14 @@ class ManagerLoop:
             self._admitting = False
 
     def _refuse_newcomers(self, count: int) -> None:
-        """Closes the connections of the first `count` waiting nodes, which may reconnect."""
+        """Closes the connections of the first `count` waiting nodes. They may reconnect."""
         waiting, self._newcomers = self._newcomers[:count], self._newcomers[count:]
         for newcomer, _ in waiting:
             self._end(newcomer)
 
     def _flush(self) -> None:
-        """Sends queued data, and closes broken links. The end of a connection can cause messages to
-        other nodes, so this is repeated until nothing is left."""
+        """Sends queued data, and closes broken links. Repeats this until nothing is left, because
+        the end of a connection can cause messages to other nodes."""
         while self._unsent:
             links = list(self._unsent)
             self._unsent.clear()
@@ -512,8 +513,8 @@ def _in_thread(work: Callable[[], None]) -> None:
 
 
 def _check_role(role: str, message: object) -> None:
-    """Raises ProtocolError if that role may not send this message. Tools may send only Promote, and
-    no other role may send it. Voters may not send NodeJoined."""
+    """Raises ProtocolError if that role may not send this message. Tools may send only Promote,
+    which no other role may send. Voters may not send NodeJoined."""
     wrong = isinstance(message, NodeJoined) if role == "voter" else False
     if wrong or (role == "tool") != isinstance(message, Promote):
         raise ProtocolError(f"a {role} must not send {type(message).__name__}")

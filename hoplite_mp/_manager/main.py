@@ -30,8 +30,9 @@ def main(
     boards_max: int = BOARDS_MAX,
     operations_max: int = OPERATIONS_MAX,
 ) -> int:
-    """Runs the manager for the node at the other end of the stream socket `fd` and, with `lan`, for
-    nodes that join over the network. again: whether this manager replaces a dead one."""
+    """Runs the manager. fd: a stream socket connected to this host's node. lan: if given, the
+    manager also serves nodes that join over the network. again: whether it replaces a dead manager.
+    """
     planner = Planner(boards_max=boards_max, operations_max=operations_max, again=again)
     loop = ManagerLoop(
         planner, clock.monotonic if lan is None or not lan.standby else _lease_clock()

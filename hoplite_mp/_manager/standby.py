@@ -1,8 +1,8 @@
 """The standby's process: a manager that waits until it may decide.
 
 Nodes that have lost their manager connect to the standby's listener. The standby collects their
-votes and, once it has won, is an ordinary manager. The former manager may be alive but cut off. The
-standby informs it that its term has ended as soon as it is reachable.
+votes and, once it has won, is an ordinary manager. The former manager may still be running but cut
+off from the network. As soon as it is reachable, the standby informs it that its term has ended.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ IDENTITY_BYTES = 7
 # Pause between two attempts to connect to the former manager. With a lower value, a manager that
 # was cut off steps down sooner, but there are more useless attempts if its host is dead.
 NOTIFY_PAUSE_S = 2.0
-NOTIFY_TIMEOUT_S = 2.0  # limit for an attempt, and for the former manager to read and close
+# Timeout for an attempt to connect, and for the former manager to close the connection afterwards.
+NOTIFY_TIMEOUT_S = 2.0
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -69,7 +70,7 @@ def main(lan: LanStart, own: int) -> int:
 
 
 def _notify_former_manager(lan: LanStart, term: int) -> None:
-    """Informs the former manager, in a daemon thread."""
+    """Informs the former manager of the new term, in a daemon thread."""
     thread = threading.Thread(
         target=_notify, args=(lan, term), name="hoplite_mp superseding", daemon=True
     )
@@ -91,7 +92,7 @@ def _notify(lan: LanStart, term: int) -> None:
             handshake_timeout_s=NOTIFY_TIMEOUT_S,
             cluster=lan.cluster,
         )
-        with contextlib.suppress(HopliteError, OSError):  # the former manager is gone, or cut off
+        with contextlib.suppress(HopliteError, OSError):  # the former manager cannot be reached
             stream = caller.wait().stream
             stream.write(encode(Superseded(term)))
             _await_close(stream)

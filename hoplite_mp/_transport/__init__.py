@@ -1,6 +1,6 @@
-"""Authenticated byte streams between hosts. A cluster on one host imports only stream and silence.
+"""Authenticated byte streams between hosts. A cluster on one host imports only `stream`.
 
-    addresses, tokens   stream  <-  memory, tls   sockets   certificates   silence   rendezvous
+    addresses, tokens   stream  <-  memory, tls   sockets   certificates   rendezvous
                           <-  conversation  <-  listener, caller
 
 This package has no threads or event loops. The loop of the process that uses a stream calls its

@@ -1,9 +1,9 @@
 """Addresses: the text form "host:port", and the addresses that a host advertises.
 
-A host often cannot be reached by its name from other hosts (it may resolve to 127.0.0.1), and some
-of its addresses are useless there (a bridge for containers has the same address on every host). So
-a host first advertises the address of the interface on its route to the manager, then its other
-addresses, best first.
+A host often cannot be reached by its name from other hosts (the name may resolve to 127.0.0.1), and
+some of its addresses are useless to them (a bridge for containers has the same address on every
+host). A host therefore advertises first the address of the interface on its route to the manager,
+and then its other addresses, best first.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = [
 
 PORT_MAX = 65535
 HOST_CHARS_MAX = 255
-# Interfaces to containers and virtual machines on this host. Their addresses are last, because
-# other hosts often have the same addresses.
+# Names of interfaces to containers and virtual machines on this host. Their addresses are ranked
+# last, because other hosts often have the same addresses.
 INWARD = re.compile(r"(docker|br-|veth|virbr|lxc|lxd|cni|podman|flannel|cali|kube|vmnet|vboxnet)")
-# Addresses reserved for documentation (RFC 5737, RFC 3849). No host has them, but the route to them
-# uses the interface to the outside.
+# Addresses that are reserved for documentation (RFC 5737, RFC 3849). No host has these addresses,
+# but the route to them uses the interface to the outside.
 OUTSIDE = ("192.0.2.1", "2001:db8::1")
 _DISCARD_PORT = 9
 
@@ -53,7 +53,7 @@ class Address(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """A numeric address, in the form that a socket's `connect` takes."""
+    """A numeric address, in the form that a socket's `connect` expects."""
 
     family: socket.AddressFamily
     sockaddr: tuple[str, int] | tuple[str, int, int, int]
@@ -63,10 +63,10 @@ class Endpoint(NamedTuple):
 
 
 def parse_address(text: str, default_port: int | None = None) -> Address:
-    """Parses "host:port", "1.2.3.4:port" or "[v6]:port"; with a default port, ":port" is optional.
+    """Parses "host:port", "1.2.3.4:port" or "[v6]:port". With a default port, ":port" is optional.
 
-    Port 0 stands for any free port, and is only useful for listening. ConfigError: the text has
-    another form.
+    Port 0 stands for any free port, and is only useful for listening. Raises ConfigError if the
+    text has another form.
     """
     if not isinstance(text, str):
         raise ConfigError(f'address {text!r}: it must be text, such as "10.0.0.1:7000"')
@@ -82,7 +82,7 @@ def parse_address(text: str, default_port: int | None = None) -> Address:
 
 
 def _split(text: str) -> tuple[str, str | None]:
-    """The host and the port as written. The port is None if it is missing."""
+    """Splits the text into host and port. The port is None if it is missing."""
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or ":" not in host or (rest and not rest.startswith(":")):
@@ -104,7 +104,7 @@ def _address(text: str, host: str, port: int) -> Address:
 
 
 def parse_ports(text: str) -> range:
-    """Parses "7000-7010" or "7000", the ports among which a process uses the first free one."""
+    """Parses a range of ports such as "7000-7010" or "7000"."""
     match = re.fullmatch(r"\s*([0-9]{1,5})\s*(?:-\s*([0-9]{1,5})\s*)?", text)
     if match is not None:
         first = int(match[1])
@@ -118,27 +118,28 @@ def parse_ports(text: str) -> range:
 
 
 def resolve(address: Address) -> list[Endpoint]:
-    """All addresses for the name, in the system's order of preference. May block on the name
-    service. ManagerLostError: the host does not exist. ConfigError: the port is 0."""
+    """Looks up all addresses for the name, in the system's order of preference. May block on the
+    name service. Raises ManagerLostError if the host does not exist, and ConfigError if the port is
+    0."""
     if address.port == 0:
         raise ConfigError(f"address {address} cannot be called: port 0 is only for listening")
     try:
         found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise ManagerLostError(f"there is no host {address.host}: {error}") from error
-    ours = (socket.AF_INET, socket.AF_INET6)
-    endpoints = [Endpoint(family, where) for family, _, _, _, where in found if family in ours]  # type: ignore[arg-type]
+    usable = (socket.AF_INET, socket.AF_INET6)
+    endpoints = [Endpoint(family, where) for family, _, _, _, where in found if family in usable]  # type: ignore[arg-type]
     return list(dict.fromkeys(endpoints))
 
 
 def endpoint_of(address: Address) -> Endpoint:
-    """The Endpoint for a numeric address, as advertised by nodes. Makes no lookup."""
+    """Converts a numeric address, as advertised by nodes, into an Endpoint, without a lookup."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     return Endpoint(family, (address.host, address.port))
 
 
 def endpoint_at(family: int, sockaddr: tuple[Any, ...]) -> Endpoint:
-    """The Endpoint for a numeric address in a message."""
+    """Converts the fields of a message into an Endpoint."""
     return Endpoint(socket.AddressFamily(family), tuple(sockaddr))
 
 
@@ -154,19 +155,19 @@ def routed_address(endpoint: Endpoint) -> str | None:
 
 
 def own_addresses() -> list[str]:
-    """Addresses at which other hosts may reach this host, best first, without loopback and
-    link-local addresses. The order is: addresses on routes to the outside, other addresses,
-    addresses of interfaces to containers. In each group, IPv4 is before IPv6.
+    """Addresses at which other hosts may reach this host, best first. Loopback and link-local
+    addresses are excluded. The order is: addresses on routes to the outside, other addresses,
+    addresses of interfaces to containers. In each group, IPv4 addresses precede IPv6 addresses.
     """
     out = [
         routed_address(Endpoint(family, (host, _DISCARD_PORT)))
         for family, host in zip((socket.AF_INET, socket.AF_INET6), OUTSIDE, strict=True)
     ]
     try:
-        import psutil  # a listener on a UNIX socket needs no addresses
+        import psutil  # imported only here, because a listener on a UNIX socket needs no addresses
 
         statistics, found = psutil.net_if_stats(), psutil.net_if_addrs()
-    except (ImportError, OSError):  # no free descriptor
+    except (ImportError, OSError):  # OSError: no free descriptor
         return [address for address in out if address is not None]
     ranked: list[tuple[tuple[bool, bool, bool, str], str]] = []
     for name, entries in found.items():
@@ -188,9 +189,9 @@ def advertised_addresses(listening: str, manager: Endpoint | None) -> list[str]:
     """The addresses that a process listening at `listening` advertises, best first. Never empty.
 
     manager: the address at which this process reaches the manager; None on the manager's own host
-    before any node has joined. Loopback is advertised only by a process that listens on nothing
-    else, and only to a cluster on this host. ConfigError: the process listens only on loopback, and
-    the manager is on another host.
+    before any node has joined. A loopback address is advertised only if the process has no other
+    address, and only to a cluster on this host. Raises ConfigError if the process listens only on
+    loopback, but the manager is on another host.
     """
     ip = _ip(listening)
     if ip is None:
@@ -206,9 +207,9 @@ def advertised_addresses(listening: str, manager: Endpoint | None) -> list[str]:
     routed = routed_address(manager) if manager is not None and remote else None
     found = [*([routed] if routed else []), *own_addresses()]
     if ip.version == 4:
-        found = [one for one in found if ":" not in one]
-    usable = [one for one in dict.fromkeys(found) if not _is_loopback(one)]
-    # A host without a network can only form a cluster by itself.
+        found = [address for address in found if ":" not in address]
+    usable = [address for address in dict.fromkeys(found) if not _is_loopback(address)]
+    # Without a network, the cluster can only consist of this host.
     return usable or ["::1" if ip.version == 6 else "127.0.0.1"]
 
 

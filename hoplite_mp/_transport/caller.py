@@ -2,10 +2,11 @@
 
 Not every address of a host is reachable, an address may belong to another process, and a cluster
 may still be starting. Temporary failures are retried until the deadline. Other failures are
-reported after one round over all addresses.
+reported after all addresses have been tried once.
 
-In a loop, watch `fileno()` for reading, and call `turn(now)` when it is readable and at `deadline`,
-until it returns the connection or raises an error. `wait` does the same without a loop.
+A loop must watch `fileno()` for reading, and call `turn(now)` when it is readable and at
+`deadline`, until `turn` returns the connection or raises an error. `wait` does the same without a
+loop.
 """
 
 from __future__ import annotations
@@ -33,20 +34,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Dialer"]
 
-# Timeout for one address, after which the next is tried. The kernel repeats a lost SYN after 1 s.
+# Timeout for connecting to one address, after which the next address is tried. The kernel repeats a
+# lost SYN after 1 s.
 ARRIVE_S = 2.0
 NO_HANDSHAKE = "it accepts connections, but does not reply to the handshake"
 # How long a standby that does not lead is retried, because it may be about to take over. With a
-# higher value, longer take-overs only cause a delay. With a lower value, a caller that has only the
+# higher value, callers survive longer take-overs. With a lower value, a caller that has only the
 # standby's address fails sooner.
 LEADS_S = 5.0
 # The mean pause between rounds over all addresses. Each pause is random, from 0.5 to 1.5 times the
 # mean, so that callers that failed together do not retry together.
 ROUND_PAUSE_S = 0.2
-# How long a server may be silent after it has accepted a connection, because the caller may be in
-# the listener's queue (LINE_FACTOR in listener.py, times the handshake timeout). Callers with
-# several addresses wait for the handshake timeout in the first round, and add the same time in each
-# further round, up to this limit. With a lower value, a stopped process is detected sooner.
+# How long a server may be silent after it has accepted a connection. The caller may be waiting in
+# the listener's queue, for up to LINE_FACTOR (in listener.py) times the handshake timeout. Callers
+# with several addresses wait for the handshake timeout in the first round, and add it once more in
+# each further round, up to this limit. Lower: a stopped process is detected sooner.
 SILENT_S_MAX = 20.0
 
 
@@ -72,7 +74,7 @@ class Dialer:
         """endpoints: the addresses, best first. handshake_timeout_s: counted from the server's
         first byte. cluster, host_id: the ids that the other side must have. rounds_max: the attempt
         fails after this number of consecutive rounds without a connection; 0 for no limit. chance:
-        returns numbers from 0 to 1 for the pauses between rounds; replaced in tests."""
+        returns random numbers between 0 and 1 for the pauses between rounds; replaced in tests."""
         if not endpoints:
             raise ValueError("no endpoints to call")
         self._endpoints = tuple(endpoints)
@@ -86,20 +88,21 @@ class Dialer:
         self._cluster = cluster
         self._host_id = host_id
         self._rounds_max = rounds_max
-        self._chance = chance or random.Random().random  # not the program's own generator
+        # A separate generator, so that the program's own random numbers are not affected.
+        self._chance = chance or random.Random().random
         self._rounds = 0
         self._rounds_lost = 0  # consecutive rounds in which no address accepted a connection
-        self.starved = False  # whether local descriptors or memory were missing for an attempt
-        self._arrived = False  # whether an address accepted a connection in this round
+        self.starved = False  # local descriptors or memory were missing for an attempt
+        self._arrived = False  # an address has accepted a connection in this round
         self._next = 0  # index of the present endpoint
         self._attempt_ends = now
-        self._answered = False  # whether the server has sent data in this attempt
-        self._again_at: float | None = now  # time of the next attempt; None while one is running
+        self._answered = False  # the server has sent data in this attempt
+        self._again_at: float | None = now  # time of the next attempt; None during an attempt
         self._connecting: socket.socket | None = None  # a socket that is connecting
         self._conversation: Conversation | None = None
         self._stream: TcpStream | None = None
         self._refusal: HopliteError | None = None  # a refusal in this round
-        self._last = "no attempt was made"
+        self._last = "no attempt was made"  # the latest failure
         self._poll = select.epoll()
 
     @property
@@ -115,9 +118,10 @@ class Dialer:
         """Makes as much progress as possible without blocking. Returns the connection when it is
         established.
 
-        AuthError, ProtocolError: the other side has replied, but the attempt must fail. If there is
-        no reply within the timeout, raises ManagerLostError for a manager and ConnectionError for a
-        node. The Dialer is closed after an error, and after it has returned a connection.
+        Raises AuthError or ProtocolError if the other side has replied, but a retry is useless. If
+        there is no reply within the timeout, raises ManagerLostError for a manager and
+        ConnectionError for a node. The Dialer is closed after an error, and after it has returned a
+        connection.
         """
         try:
             admission = self._turn(now)
@@ -141,7 +145,7 @@ class Dialer:
         return admission
 
     def close(self) -> None:
-        """Gives up. May be repeated."""
+        """Ends the attempt. May be called more than once."""
         self._abandon()
         self._poll.close()
 
@@ -153,7 +157,7 @@ class Dialer:
                 if self._again_at is not None:
                     self._begin(now)
                 outcome = self._continue(now)
-            # precedes OSError, because some HopliteErrors are OSErrors
+            # Must precede OSError, because some HopliteErrors are OSErrors.
             except HopliteError as error:
                 early = str(error) == REFUSED_TEXTS["standby"] and now < self._began + LEADS_S
                 if not early:
@@ -207,10 +211,11 @@ class Dialer:
         return outcome
 
     def _connected(self, sock: socket.socket, now: float) -> None:
-        """Called when the socket is connected or has failed."""
-        why_not = connect_error(sock)
-        if why_not is not None:
-            raise ConnectionError(why_not)
+        """Begins the handshake on the socket, or raises ConnectionError if it has failed to
+        connect."""
+        failure = connect_error(sock)
+        if failure is not None:
+            raise ConnectionError(failure)
         self._connecting = None
         self._arrived = True
         self._answered = False
@@ -224,8 +229,8 @@ class Dialer:
         self._conversation = Conversation(self._stream, self._handshake)
 
     def _silent_s(self) -> float:
-        """How long the server may be silent. A caller with one address gains nothing by trying
-        again, because it would be at the end of the queue again."""
+        """How long the server may be silent. A caller with only one address waits for the longest
+        time, because a new attempt would start at the end of the listener's queue."""
         longest = max(SILENT_S_MAX, self._handshake_timeout_s)
         if len(self._endpoints) == 1:
             return longest
@@ -234,13 +239,13 @@ class Dialer:
     def _pause_s(self) -> float:
         return ROUND_PAUSE_S * (0.5 + self._chance())
 
-    def _handshake(self, sees: bytes) -> ClientHandshake:
+    def _handshake(self, certificate_sha256: bytes) -> ClientHandshake:
         return ClientHandshake(
             self._key,
             self._role,
             self._mine,
             cluster=self._cluster,
-            certificate_sha256=sees,
+            certificate_sha256=certificate_sha256,
             deadline=self._attempt_ends,
         )
 
@@ -256,7 +261,7 @@ class Dialer:
 
     def _fail(self, why: str, now: float) -> None:
         """Continues with the next address. After the last address, raises the refusal if there was
-        one in this round; otherwise begins another round after a pause."""
+        a refusal in this round; otherwise begins another round after a pause."""
         self._last = f"{self._endpoints[self._next]}: {why}"
         self._abandon()
         self._next = (self._next + 1) % len(self._endpoints)
@@ -273,7 +278,7 @@ class Dialer:
             self._again_at = now + self._pause_s()
 
     def _abandon(self) -> None:
-        """Closes the attempt's sockets, which also removes them from the epoll."""
+        """Closes the sockets of the present attempt, which also removes them from the epoll."""
         if self._connecting is not None:
             self._connecting.close()
         if self._stream is not None:

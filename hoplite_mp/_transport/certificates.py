@@ -1,9 +1,9 @@
-"""A cluster's certificate: created in memory, sent between processes, never written to disk.
+"""The certificate of a cluster, which is created in memory and never written to disk.
 
 TLS needs a certificate, and a LAN should not need a certificate authority. Each cluster creates its
 own certificate when it starts. Nodes receive it over their authenticated connection to the manager,
-and serve their peers with it. Clients ignore its name, signature and dates. A client trusts a
-server that proves the token over the certificate's hash (_protocol/handshake.py).
+and use it as servers for their peers. Clients ignore its name, signature and dates. A client trusts
+a server that proves the token over the certificate's hash (_protocol/handshake.py).
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Certificate", "in_memory_file", "make_certificate"]
 
-# The certificate is valid from before now, because clocks differ, until after the longest run. Only
-# tools may check these dates.
+# The validity begins before the certificate's creation, because clocks differ, and ends after the
+# longest run. hoplite_mp itself does not check these dates.
 VALID_BEFORE = datetime.timedelta(days=1)
 VALID_AFTER = datetime.timedelta(days=3650)
-PEM_BYTES_MAX = 16 << 10  # about 1 KiB is usual
+PEM_BYTES_MAX = 16 << 10  # usually about 1 KiB
 
 
 class Certificate:
-    """A certificate and its private key. `pem`: the text of both, which is a secret."""
+    """A certificate and its private key. `pem`: both in PEM format, which is a secret."""
 
     def __init__(self, pem: bytes) -> None:
-        """pem: another process's `pem`. ValueError: it does not contain a certificate and a key."""
+        """pem: the `pem` of another Certificate. Raises ValueError if it does not contain a
+        certificate and a key."""
         begin, end = pem.find(b"-----BEGIN CERTIFICATE-----"), pem.find(_END)
         if len(pem) > PEM_BYTES_MAX or not 0 <= begin < end or b"PRIVATE KEY-----" not in pem:
             raise ValueError(f"{len(pem)} bytes, not a certificate with its private key")
@@ -40,7 +41,7 @@ class Certificate:
 
     @cached_property
     def sha256(self) -> bytes:
-        """The hash of the certificate in binary form (DER), as computed by a client."""
+        """The hash of the certificate in binary form (DER). Clients compute the same hash."""
         import ssl
 
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(self._certificate)).digest()
@@ -56,7 +57,7 @@ _END = b"-----END CERTIFICATE-----"
 
 
 def make_certificate() -> Certificate:
-    """A new self-signed certificate: EC P-256, random serial number."""
+    """Creates a self-signed certificate with an EC P-256 key and a random serial number."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -86,11 +87,11 @@ def make_certificate() -> Certificate:
 
 @contextlib.contextmanager
 def in_memory_file(data: bytes) -> Iterator[str]:
-    """A context manager for a path from which `data` can be read.
+    """A context manager that returns a path from which `data` can be read.
 
     The standard library loads certificates only from files. This file is anonymous memory (a
-    memfd). It has no name, no other user can open it, and it disappears with its descriptor, even
-    if this process is killed.
+    memfd). It has no name in the file system, no other user can open it, and it disappears with its
+    descriptor, even if this process is killed.
     """
     fd = os.memfd_create("hoplite_mp certificate", os.MFD_CLOEXEC)
     try:

@@ -1,7 +1,7 @@
-"""Runs the handshake on a stream, as far as the received bytes allow.
+"""Runs the handshake on a stream, step by step as bytes arrive.
 
 The code is the same for clients and servers, with and without TLS, over TCP and memory. Only the
-handshake's bytes are read; later bytes are left for the stream's next owner.
+handshake's bytes are read. Later bytes are left for the stream's next owner.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["Admission", "Conversation"]
 class Admission:
     """A connection whose two sides have authenticated each other.
 
-    stream: must be read once immediately, because no loop announces bytes that arrived with the end
-    of the handshake. For the role "data", `stream.detach()` returns the socket (an SSLSocket under
-    TLS), which is non-blocking, and has nothing buffered outside it. address: the other end's
-    address, as reported by the system.
+    stream: must be read once immediately, because no selector reports bytes that arrived together
+    with the end of the handshake. For the role "data", `stream.detach()` returns the non-blocking
+    socket (an SSLSocket if TLS is used), and no bytes are buffered outside it. address: the other
+    end's address, as reported by the system.
     """
 
     stream: TcpStream
@@ -41,8 +41,8 @@ class Admission:
 
 
 class Conversation:
-    """The handshake on one connection. begin: creates a handshake from the hash of the server's
-    certificate."""
+    """The handshake on one connection. begin: creates the handshake. Its argument is the hash of
+    the server's certificate."""
 
     def __init__(
         self, stream: ByteStream, begin: Callable[[bytes], ClientHandshake | ServerHandshake]
@@ -54,8 +54,8 @@ class Conversation:
     def advance(self) -> HandshakeOutcome | None:
         """Makes as much progress as possible without blocking. Returns the outcome at the end.
 
-        AuthError, ProtocolError: the handshake has failed, and its reply was sent to the other
-        side. ConnectionError: the connection has ended.
+        Raises AuthError or ProtocolError if the handshake has failed, after the reply was sent to
+        the other side. Raises ConnectionError if the connection has ended.
         """
         while True:
             self._send()
@@ -87,8 +87,8 @@ class Conversation:
             stream.flush()
         if stream.failure == NOT_TLS:
             raise ProtocolError(REFUSED_TEXTS["plain"])
-        # Before the other side has sent data, a failure can be reported immediately. Later, its
-        # last bytes may still be readable.
+        # During the handshake, a failure is not reported here, because the other side's last bytes
+        # may still be readable.
         if stream.failure is not None and (
             self._handshake is None or self._handshake.result is not None
         ):

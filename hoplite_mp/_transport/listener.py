@@ -1,10 +1,10 @@
-"""The listening side of a manager or node. It trusts no caller before the end of the handshake.
+"""The listening side of a manager or node, which trusts no caller before the end of the handshake.
 
-All actions by unauthenticated callers (strangers) are handled here, with limits on their number,
-and on the time and the memory for each. The loop that owns the listener gets only authenticated
-connections.
+All connections of unauthenticated callers (strangers) are handled here, with limits on their
+number, and on the time and memory for each. The loop that owns the listener receives only
+authenticated connections.
 
-In a loop, watch `fileno()` for reading (an epoll for the listening socket and the strangers), and
+A loop must watch `fileno()` for reading (an epoll for the listening socket and the strangers), and
 call `turn(now)` when it is readable and at `deadline`.
 """
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Listener"]
 
-# The first byte of a TLS connection. No preamble of the plain protocol begins with it, so a
-# mismatch between client and listener can be reported.
+# The first byte of a TLS connection. The plain protocol never begins with this byte, so a mismatch
+# between caller and listener can be reported.
 TLS_OPENER = 22
 # How long a refused caller may take to read the reason before its connection is closed.
 LEAVE_S = 1.0
@@ -45,12 +45,11 @@ LEAVE_S = 1.0
 ACCEPT_PAUSE_S = 0.1
 THIS_HOST = Address("a process on this host", 0)
 # Queue length, as a multiple of the number of callers served simultaneously. Each queued caller
-# costs a descriptor and no memory here. With a higher value, more simultaneous callers are served
-# without a second attempt.
+# needs only a descriptor. With a higher value, fewer callers need a second attempt.
 LINE_FACTOR = 4
-# After this silence, a stranger whose host has more than its share loses its place to another host.
-# With a lower value, a flood hinders other hosts less. With a higher value, callers on slow hosts
-# keep their places.
+# If a host has more than its share of the strangers, one that has been silent for this time is
+# dropped in favour of another host. With a lower value, a flood hinders other hosts less. With a
+# higher value, callers on slow hosts keep their connections.
 SILENT_S = 1.0
 WARNING_PAUSE_S = 1.0  # limits the log entries that a persistent stranger causes
 
@@ -58,8 +57,8 @@ _log = logging.getLogger("hoplite_mp")
 
 
 def _address(where: Any) -> Address:
-    """The caller's address. A UNIX socket that connects has no name. A dual-stack IPv6 socket
-    reports IPv4 addresses in mapped form."""
+    """The caller's address. `where` is empty for a caller over a UNIX socket. A dual-stack IPv6
+    socket reports IPv4 addresses in mapped form."""
     return Address(where[0].removeprefix("::ffff:"), where[1]) if where else THIS_HOST
 
 
@@ -71,10 +70,10 @@ class _PendingHandshake:
     ) -> None:
         self.address = address
         self.deadline = deadline
-        self.heard_at = heard_at
+        self.heard_at = heard_at  # time at which data last arrived
         self.stream = TcpStream(sock)
-        self.conversation: Conversation | None = None
-        self.leaving = False
+        self.conversation: Conversation | None = None  # None until the first byte has arrived
+        self.leaving = False  # the caller was refused, and may still read the reason
 
     @property
     def events(self) -> int:
@@ -85,8 +84,8 @@ class _PendingHandshake:
 
 
 class Listener:
-    """Admits connections that pass the handshake. `mine`: this side's introduction, which may be
-    changed for later connections."""
+    """Admits connections that pass the handshake. `mine`: this side's introduction. A new value
+    applies to later connections."""
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class Listener:
         handshake_timeout_s: float,
         pending_handshakes_max: int,
     ) -> None:
-        """listener: a socket from `listen`, or a UNIX socket; this object becomes its owner.
+        """listener: a socket from `listen`, or a UNIX socket. This object becomes its owner.
         certificate: None without TLS."""
         self.mine = mine
         self.not_now: frozenset[str] = frozenset()  # roles that are refused at present
@@ -111,21 +110,23 @@ class Listener:
         self._cluster = cluster
         self._timeout_s = handshake_timeout_s
         self._pending_max = pending_handshakes_max
-        self._sees = PLAIN
+        self._certificate_sha256 = PLAIN
         self._context: ssl.SSLContext | None = None
         if certificate is not None:
             from hoplite_mp._transport.tls import server_context
 
             self._context = server_context(certificate)
-            self._sees = certificate.sha256
+            self._certificate_sha256 = certificate.sha256
         self._pending: dict[int, _PendingHandshake] = {}  # by descriptor, the oldest first
-        self._queue: deque[tuple[socket.socket, Address]] = deque()  # accepted, but not yet served
-        self._full = False  # whether `accept` is paused until the queue is shorter
-        self._evict_at: float | None = None  # time at which a queued caller may take a place
+        # Accepted connections for which no handshake has begun yet.
+        self._queue: deque[tuple[socket.socket, Address]] = deque()
+        self._full = False  # `accept` is paused until the queue is shorter
+        # Time at which a silent stranger may be dropped in favour of a queued caller.
+        self._evict_at: float | None = None
         self._accept_again_at: float | None = None
-        self._starved = False  # whether descriptors or memory were missing in the last `accept`
+        self._starved = False  # descriptors or memory were missing in the last `accept`
         self._warn_again_at = 0.0
-        self._unwarned = 0
+        self._unwarned = 0  # number of refusals without a warning since the last warning
         listener.setblocking(False)
         self._poll = select.epoll()
         self._poll.register(listener, select.EPOLLIN)
@@ -158,7 +159,7 @@ class Listener:
             self._poll.modify(self._listener, select.EPOLLIN)
         admitted: list[Admission] = []
         ready = [fd for fd, _ in self._poll.poll(0)]
-        # All received data is read first, because a stranger is not silent if this loop was busy.
+        # Read all data first: strangers are not silent merely because this loop was busy.
         for fd in ready:
             if fd in self._pending:
                 self._serve(fd, now, admitted)
@@ -173,7 +174,7 @@ class Listener:
         return admitted
 
     def close(self) -> None:
-        """Closes the listener and the strangers' connections. Admitted connections stay open."""
+        """Closes the listener and the strangers' connections. Admitted connections remain open."""
         for fd in list(self._pending):
             self._drop(fd)
         for sock, _ in self._queue:
@@ -215,44 +216,44 @@ class Listener:
         pending = _PendingHandshake(prepare(sock), address, now + self._timeout_s, now)
         try:
             self._poll.register(sock, pending.events)
-        except OSError as error:  # no memory, or the user has reached the limit of epoll watches
+        except OSError as error:  # no memory, or the user's limit of epoll watches is reached
             _log.error("%s: %s cannot be served now: %s", self._service, address, error)
             pending.stream.close()
             return
         self._pending[sock.fileno()] = pending
 
     def _admit_queued(self, now: float) -> None:
-        """Serves queued callers while places are free: first callers from hosts with less than
-        their share of the places, otherwise in the order of their arrival."""
+        """Begins the handshakes with queued callers, as far as the limit permits. Callers from
+        hosts with less than their share are first; others are served in order of arrival."""
         self._evict_at = None
         while self._queue:
             counts = Counter(pending.address.host for pending in self._pending.values())
             hosts = {*counts, *(address.host for _, address in self._queue)}
             share = max(1, self._pending_max // len(hosts))
-            below = (n for n, (_, who) in enumerate(self._queue) if counts[who.host] < share)
-            place = next(below, None)
+            below = (n for n, (_, caller) in enumerate(self._queue) if counts[caller.host] < share)
+            index = next(below, None)
             if len(self._pending) >= self._pending_max and (
-                place is None or not self._free_place(counts, share, now)
+                index is None or not self._drop_silent(counts, share, now)
             ):
                 break
-            sock, address = self._queue[place or 0]
-            del self._queue[place or 0]
+            sock, address = self._queue[index or 0]
+            del self._queue[index or 0]
             self._begin_serving(sock, address, now)
         if self._full and len(self._queue) < LINE_FACTOR * self._pending_max:
             self._full = False
             if self._accept_again_at is None:
                 self._poll.modify(self._listener, select.EPOLLIN)
 
-    def _free_place(self, counts: Counter[str], share: int, now: float) -> bool:
-        """Among the hosts with more than their share, drops the stranger that has been silent the
-        longest, unless it has sent data within SILENT_S. A host with many connections thus hinders
-        mostly itself, and no caller is dropped during its handshake."""
-        waiting = self._pending
-        over = [fd for fd, pending in waiting.items() if counts[pending.address.host] > share]
+    def _drop_silent(self, counts: Counter[str], share: int, now: float) -> bool:
+        """Among the strangers from hosts with more than their share, drops the one that has been
+        silent the longest, unless it has sent data within SILENT_S. A host with many connections
+        thus hinders mostly itself, and no caller is dropped during its handshake."""
+        strangers = self._pending
+        over = [fd for fd, pending in strangers.items() if counts[pending.address.host] > share]
         if not over:
             return False
-        fd = min(over, key=lambda one: waiting[one].heard_at)
-        silent_at = waiting[fd].heard_at + SILENT_S
+        fd = min(over, key=lambda candidate: strangers[candidate].heard_at)
+        silent_at = strangers[fd].heard_at + SILENT_S
         if silent_at > now:
             self._evict_at = silent_at
             return False
@@ -261,7 +262,7 @@ class Listener:
 
     def _drop_queued(self) -> bool:
         """Drops the latest caller from the host with the most callers in the queue. Returns False
-        if no host has more than one."""
+        if no host has more than one caller in the queue."""
         most, count = Counter(address.host for _, address in self._queue).most_common(1)[0]
         if count == 1:
             return False
@@ -289,7 +290,7 @@ class Listener:
             _log.info("%s: %s left: %s", self._service, pending.address, error)
             self._drop(fd)
             return
-        except Exception:  # an error caused by one stranger must not end the host
+        except Exception:  # an error caused by one stranger must not stop the whole process
             _log.exception("%s: closing the connection of %s", self._service, pending.address)
             self._drop(fd)
             return
@@ -305,7 +306,8 @@ class Listener:
 
     def _open(self, pending: _PendingHandshake) -> bool:
         """Determines from the first byte whether the caller uses TLS, and begins the handshake.
-        Returns False if nothing has arrived. ProtocolError: only one of the two sides uses TLS."""
+        Returns False if nothing has arrived yet. Raises ProtocolError if only one of the two sides
+        uses TLS."""
         opener = pending.stream.opener()
         if opener is None:
             return False
@@ -318,17 +320,17 @@ class Listener:
             from hoplite_mp._transport.tls import TlsStream
 
             sock = pending.stream.detach()
-            pending.stream = TlsStream(sock, self._context, server_sha256=self._sees)
+            pending.stream = TlsStream(sock, self._context, server_sha256=self._certificate_sha256)
         pending.conversation = Conversation(pending.stream, partial(self._begin, pending.deadline))
         return True
 
-    def _begin(self, deadline: float, sees: bytes) -> ServerHandshake:
+    def _begin(self, deadline: float, certificate_sha256: bytes) -> ServerHandshake:
         return ServerHandshake(
             self._key,
             self._service,
             self._cluster,
             self.mine,
-            certificate_sha256=sees,
+            certificate_sha256=certificate_sha256,
             deadline=deadline,
             not_now=self.not_now,
         )
@@ -340,7 +342,7 @@ class Listener:
 
     def _drop(self, fd: int) -> None:
         pending = self._pending.pop(fd)
-        with contextlib.suppress(OSError):  # the connection broke and is closed
+        with contextlib.suppress(OSError):  # the connection is already closed
             self._poll.unregister(fd)
         pending.stream.close()
 

@@ -1,7 +1,7 @@
 """Connections inside one process, for tests. The test itself moves each byte.
 
-All interruptions, delays and orders of bytes on a network must be reproducible without a network.
-Otherwise these streams behave like those in stream.py.
+Tests can thus reproduce all interruptions and delays of a network, in any order. In all other
+respects these streams behave like those in stream.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class MemoryWire:
         self.bytes_passed = 0
         self._way = bytearray()
         self._arrived = bytearray()
-        self._ended = False  # whether the sender has closed it, after the bytes in transit
+        self._ended = False  # the sender has closed the connection, after the bytes in transit
         self._cut_at: int | None = None
 
     def cut_after(self, nbytes: int) -> None:
@@ -53,13 +53,13 @@ class MemoryWire:
 
     @property
     def at_end(self) -> bool:
-        """Whether the reader has received all bytes in the connection."""
+        """Whether the reader has received all bytes that can still arrive."""
         return not self._arrived and (self.broken or (self._ended and not self._way))
 
 
 class MemoryStream:
-    """One end of a connection. certificate_sha256: the certificate's hash that this side pretends
-    to have seen."""
+    """One end of a connection. certificate_sha256: the hash of the certificate that this side
+    pretends to have received."""
 
     def __init__(
         self,
@@ -123,8 +123,8 @@ class MemoryStream:
 def pair(
     client_sees: bytes = PLAIN, server_has: bytes = PLAIN, queue_bytes_max: int = QUEUE_BYTES_MAX
 ) -> tuple[MemoryStream, MemoryStream]:
-    """The client's and the server's end of a connection. Their `incoming` and `outgoing` are the
-    wires to pump."""
+    """Returns (the client's end, the server's end) of a new connection. To move bytes, pump their
+    `incoming` and `outgoing` wires."""
     up, down = MemoryWire(), MemoryWire()
     return (
         MemoryStream(down, up, client_sees, queue_bytes_max),

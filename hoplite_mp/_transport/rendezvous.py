@@ -1,14 +1,14 @@
-"""Lets a host's node and the same user's drivers find each other: a socket in a directory.
+"""Lets drivers find the node on their host, by a UNIX socket in a directory.
 
-    $XDG_RUNTIME_DIR/hoplite_mp/<cluster id>          else
+    $XDG_RUNTIME_DIR/hoplite_mp/<cluster id>          or, if that is not possible,
     $TMPDIR/hoplite_mp-<user id>/<cluster id>         (TMPDIR: /tmp if it is not set)
 
-A driver should use the existing node on its host, and can find that node only by a name. The name
-is the cluster's random id, so several clusters do not collide. If the socket accepts a connection,
-the node is on the driver's host, regardless of names, addresses and boot ids. The directory must
-belong to the user and be inaccessible to others (0700); otherwise it is not used. All operations on
-the name use a descriptor of the checked directory, so the directory cannot be replaced after the
-check, and long paths fit into a socket address.
+The socket's name is the cluster's random id, so the names of several clusters do not collide. If
+the socket accepts a connection, the node is on the driver's host, regardless of host names,
+addresses and boot ids. The directory must belong to the user and be inaccessible to others (0700);
+otherwise it is not used. All operations on the name use a descriptor of the checked directory.
+Therefore the directory cannot be replaced after the check, and long paths fit into a socket
+address.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ __all__ = ["Rendezvous", "Sole", "anybody", "folders", "peer_of", "reach"]
 
 FOLDER = "hoplite_mp"
 BACKLOG = 64  # simultaneous connections by drivers; further drivers block in connect()
-AGAIN_MAX = 100  # maximum number of attempts; other processes may remove the directory
+# Maximum number of attempts to use a directory, which other processes may remove at any time.
+AGAIN_MAX = 100
 PID_BYTES_MAX = 20
 NAME = re.compile(r"[0-9a-f]{32}")
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _TIMEVAL = struct.Struct("ll")
-_FLOCK = struct.Struct("hhqqi4x")  # fcntl(2): type, whence, start, length (0: to the end), pid
+# struct flock, see fcntl(2): type, whence, start, length (0: to the end), pid.
+_FLOCK = struct.Struct("hhqqi4x")
 _WHOLE_FILE = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _log = logging.getLogger("hoplite_mp")
 
@@ -53,12 +55,13 @@ def folders() -> list[str]:
 
 
 def anybody() -> bool:
-    """Whether a node in any cluster may be found here. A name may also belong to a dead node."""
+    """Whether there is a socket for any cluster on this host. Its node may be dead."""
     return any(_names(place) for place in _places())
 
 
 def reach(cluster: bytes, patience_s: float) -> socket.socket | None:
-    """A blocking connection to this host's node in that cluster; None if there is none."""
+    """Returns a blocking connection to this host's node in that cluster, or None if there is no
+    such node. patience_s: timeout for the connection."""
     for place in _places():
         sock = _connect(place, cluster.hex(), patience_s)
         if sock is not None:
@@ -67,14 +70,15 @@ def reach(cluster: bytes, patience_s: float) -> socket.socket | None:
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """(process id, user id) of the other end. The process id is 0 if it is not visible here."""
+    """Returns (process id, user id) of the other end. The process id is 0 if that process is in
+    another PID namespace."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
     return pid, uid
 
 
 class Rendezvous:
-    """One node's name, and its listening socket."""
+    """A node's listening socket, and its name in the directory."""
 
     def __init__(self, folder: str, place: int, name: str, sock: socket.socket) -> None:
         self.socket = sock
@@ -85,9 +89,10 @@ class Rendezvous:
 
     @classmethod
     def open(cls, cluster: bytes, level: int = logging.WARNING) -> Rendezvous | None:
-        """Takes the cluster's name. Returns None if a running node has the name, or if another
-        process is changing the directory, so that the name may become free. OSError: no directory
-        can be used. level: the level of log messages about unsuitable directories."""
+        """Creates the socket under the cluster's name. Returns None if a running node has the name,
+        or if another process is changing the directory, so that the name may become free. Raises
+        OSError if no directory can be used. level: for log messages about unsuitable directories.
+        """
         why = OSError(errno.ENOENT, "no directory is suitable")
         for folder in folders():
             for _ in range(AGAIN_MAX):
@@ -107,8 +112,8 @@ class Rendezvous:
     def _take(cls, folder: str, place: int, name: str) -> Rendezvous | None:
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, place)
-            # One process at a time. Otherwise, if two processes find a dead node's name, one could
-            # remove the other's new name.
+            # One process at a time. Otherwise, if two processes find a dead node's name, one of
+            # them could remove the other's new name.
             try:
                 fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -135,8 +140,8 @@ class Rendezvous:
             return None
 
     def close(self) -> None:
-        """Removes the name while the socket is still listening. Until then no other process takes
-        the name, whereas a later removal could remove another node's name."""
+        """Removes the name, and then closes the socket. In the reverse order, the name could by
+        then belong to another node."""
         with contextlib.suppress(OSError):
             if self._mark is not None and self._inode() == self._mark:
                 os.unlink(self._name, dir_fd=self._place)
@@ -147,8 +152,8 @@ class Rendezvous:
 
 class Sole:
     """A lock for a role that only one of this user's processes on this host may have. It is a
-    locked file in the directory that contains the process's pid. The kernel releases the lock when
-    the process exits."""
+    locked file in the directory, which contains the process's pid. The kernel releases the lock
+    when the process exits."""
 
     def __init__(self, folder: str, place: int, name: str, fd: int) -> None:
         self._folder = folder
@@ -158,11 +163,11 @@ class Sole:
 
     @classmethod
     def take(cls, name: str) -> Sole | None:
-        """Takes the lock. Returns None if another process has it. OSError: no directory can be
-        used."""
+        """Acquires the lock. Returns None if another process has it. Raises OSError if no directory
+        can be used."""
         why = OSError(errno.ENOENT, "no directory is suitable")
-        # The last user of a directory removes it. The same directory is then tried again, because a
-        # process that took the next directory would hold a different lock.
+        # The last process that uses a directory removes it. The same directory is then tried again,
+        # because a lock in the next directory would be a different lock.
         for folder in [folder for folder in folders() for _ in range(AGAIN_MAX)]:
             try:
                 place = _open(folder, logging.DEBUG, make=True)
@@ -188,7 +193,7 @@ class Sole:
                     named = os.stat(name, dir_fd=place, follow_symlinks=False).st_ino
                 except FileNotFoundError:
                     continue
-                # Otherwise the previous holder has just removed the file.
+                # If the inodes differ, the previous holder has just removed the locked file.
                 if named == os.fstat(fd).st_ino:
                     os.truncate(fd, 0)
                     os.pwrite(fd, str(os.getpid()).encode(), 0)
@@ -197,8 +202,8 @@ class Sole:
 
     @staticmethod
     def holder(name: str) -> int | None:
-        """The pid of the process that has the lock; 0 if the pid has not been written; None if the
-        lock is free."""
+        """The pid of the process that holds the lock, or 0 if the pid has not been written yet.
+        None if the lock is free."""
         for place in _places():
             try:
                 fd = os.open(
@@ -207,8 +212,8 @@ class Sole:
             except OSError:
                 continue
             try:
-                # F_OFD_GETLK tests the lock without taking it. Taking it even briefly would make
-                # other processes' attempts fail.
+                # F_OFD_GETLK tests the lock without acquiring it, so that attempts by other
+                # processes to acquire it do not fail.
                 found = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _WHOLE_FILE)
                 if _FLOCK.unpack(found)[0] != fcntl.F_UNLCK:
                     return int(os.pread(fd, PID_BYTES_MAX, 0) or b"0")
@@ -226,7 +231,7 @@ class Sole:
 
 
 def _places() -> Iterator[int]:
-    """Yields a descriptor of each existing directory. It is closed before the next one."""
+    """Yields a descriptor of each existing directory, and closes it before the next one."""
     for folder in folders():
         try:
             place = _open(folder, logging.DEBUG)
@@ -240,8 +245,8 @@ def _places() -> Iterator[int]:
 
 
 def _open(folder: str, level: int, make: bool = False) -> int | None:
-    """A descriptor of the directory if it belongs to the user and is inaccessible to others;
-    otherwise None. OSError: it does not exist, or cannot be created."""
+    """Returns a descriptor of the directory, or None if it does not belong to the user or is
+    accessible to others. Raises OSError if it does not exist and cannot be created."""
     if make:
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)

@@ -1,7 +1,7 @@
-"""Listening and connecting sockets. Nothing here blocks.
+"""Creates listening and connecting sockets, without blocking.
 
-All connections between hosts get their settings here. Each failure to listen raises one clear
-error.
+The options for all connections between hosts are set here. Every failure to listen raises a
+ConfigError with a clear message.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["OUT_OF", "begin_connect", "connect_error", "listen", "prepare"]
 
 # Errors caused by missing descriptors or memory on this side, not by the other side.
 OUT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-BACKLOG = 256  # connections that the kernel completes before they are accepted
+BACKLOG = 256  # maximum number of connections that wait to be accepted
 # The kernel ends a connection after this time without acknowledgements, because the peer's host is
-# gone or unreachable. The cluster's heartbeats detect this sooner; the limit is for connections
-# without heartbeats. A lower value would also end connections to peers that do not read for this
-# time, although one iteration of their loop may take 30 s (_node/manager_link/connection.py).
+# gone or unreachable. The cluster's heartbeats detect this sooner, so the limit is for connections
+# without heartbeats. A lower value would also end connections to peers that merely do not read for
+# this time. One iteration of a peer's loop may take 30 s (_node/manager_link/connection.py).
 UNACKNOWLEDGED_MS_MAX = 40_000
 KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
@@ -50,14 +50,15 @@ def prepare(sock: socket.socket) -> socket.socket:
 def listen(host: str, ports: Iterable[int]) -> socket.socket:
     """Listens at `host` on the first free port in `ports`. Port 0 stands for any free port.
 
-    "::" also serves IPv4. ConfigError: `host` is not an address of this host, or no port is free.
+    "::" also serves IPv4. Raises ConfigError if `host` is not an address of this host, or if no
+    port is free.
     """
     tried = list(ports)
     for family, where in _local(host):
         for port in tried:
             sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             try:
-                # A successor must not wait for this process's connections in TIME_WAIT.
+                # A later process must not have to wait for this one's connections in TIME_WAIT.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
                     sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(where[0] != "::"))
@@ -85,7 +86,7 @@ def _port_words(ports: list[int]) -> str:
 
 
 def _local(host: str) -> list[Endpoint]:
-    """The first address that `host` resolves to for listening, in a list."""
+    """The first address for listening to which `host` resolves, in a list."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
@@ -101,9 +102,9 @@ def _words(host: str, error: OSError) -> str:
 
 
 def begin_connect(endpoint: Endpoint) -> socket.socket:
-    """A connecting socket. When it is writable, `connect_error` returns the error, if any.
+    """Returns a socket that is connecting. Call `connect_error` as soon as it is writable.
 
-    OSError: the attempt fails immediately.
+    Raises OSError if the attempt fails immediately.
     """
     sock = socket.socket(endpoint.family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
@@ -118,19 +119,19 @@ def begin_connect(endpoint: Endpoint) -> socket.socket:
 
 
 def connect_error(sock: socket.socket) -> str | None:
-    """The reason why a connecting socket has failed; None if it is connected."""
+    """The reason why a socket has failed to connect. None if it is connected."""
     code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if code:
         return os.strerror(code)
     with contextlib.suppress(OSError):
         here, there = sock.getsockname(), sock.getpeername()
-        # If the target port on this host is free, the kernel may choose it as this socket's own
-        # port, and connect the socket to itself.
+        # If no process listens at the target port on this host, the kernel may choose this port as
+        # the socket's own port, and connect the socket to itself.
         return "no process listens there" if here == there else None
     return "the connection has ended"
 
 
 def bound_address(sock: socket.socket) -> Address:
-    """The address that a socket listens at."""
+    """The address at which a socket listens."""
     name = sock.getsockname()
     return Address(name[0], name[1])

@@ -1,8 +1,8 @@
-"""Connections for a loop: non-blocking bytes, and a failure detector for the other side.
+"""Non-blocking connections for event loops, and a failure detector for the other side.
 
-Manager and node communicate over TCP, TLS and, in tests, memory. `ByteStream` is the interface that
-all three have in common. Writes are queued up to a limit. When a connection has ended, the stream
-contains the reason.
+Manager and node communicate over TCP, TLS and, in tests, memory. `ByteStream` is the common
+interface of all three. Writes are queued up to a limit. When a connection has broken, `failure` is
+the reason.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ __all__ = [
 
 
 READ_BYTES = 256 << 10  # maximum number of bytes read before other connections are served
-# The first read size: most messages are small, and a buffer of READ_BYTES would be mapped and
-# unmapped each time, which costs 20 us. A higher value saves calls for large messages.
+# The size of the first read. Most messages are small, and a buffer of READ_BYTES would be mapped
+# and unmapped each time, which takes 20 us. A higher value saves calls for large messages.
 FIRST_BYTES = 16 << 10
 # Queue limit for a peer that does not read: four of the protocol's longest frames. With a higher
-# value, slower peers are tolerated. With a lower value, a stopped peer costs less memory until it
-# is dropped.
+# value, slower peers are tolerated. With a lower value, a stopped peer occupies less memory until
+# it is dropped.
 QUEUE_BYTES_MAX = 64 << 20
-SEND_BYTES = 256 << 10  # maximum passed to the kernel in one call; it rarely takes more
-# A failure that callers recognise, because the user can fix it.
+SEND_BYTES = 256 << 10  # maximum passed to the kernel in one call, which rarely accepts more
+# The text of a failure for which callers check, because the user can fix its cause.
 NOT_TLS = "the other side does not speak TLS"
 
 _AGAIN = (BlockingIOError, InterruptedError)
@@ -44,25 +44,24 @@ _AGAIN = (BlockingIOError, InterruptedError)
 class ByteStream(Protocol):
     """The common interface for all kinds of connections. No method blocks."""
 
-    # Application bytes transferred, for counters.
+    # The numbers of application bytes transferred, for statistics.
     bytes_received: int
     bytes_sent: int
 
     @property
     def certificate_sha256(self) -> bytes | None:
-        """The SHA-256 of the server's certificate as received by this side; zeros without TLS, None
+        """The SHA-256 of the server's certificate as received by this side. Zeros without TLS; None
         until it is known."""
 
     @property
     def failure(self) -> str | None:
-        """The reason why the connection ended or broke; None while it works and after an orderly
-        end."""
+        """The reason why the connection broke. None while it works, and after an orderly end."""
 
     @property
     def buffered(self) -> bool:
-        """Whether there are unread bytes that no loop will announce, because they have left the
-        socket. Always False after a read of READ_BYTES. May be True after a shorter read, and in a
-        stream with a new owner, which must therefore read once immediately."""
+        """Whether the stream has unread bytes that have already left the socket, so that no
+        selector reports them. Always False after a read of READ_BYTES. May be True after a shorter
+        read, and when the stream gets a new owner, which must therefore read once immediately."""
 
     @property
     def wants_read(self) -> bool:
@@ -76,18 +75,18 @@ class ByteStream(Protocol):
         """The descriptor for the loop."""
 
     def read(self, nbytes_max: int = READ_BYTES) -> bytes | None:
-        """Returns received data; b"" if nothing has arrived, None if the connection has ended."""
+        """Returns received data. b"": nothing has arrived. None: the connection has ended."""
 
     def write(self, data: bytes) -> None:
         """Queues data. If the queue would exceed its limit, queues nothing and raises
         ConnectionAbortedError, because the peer does not read, and the caller should drop it."""
 
     def flush(self) -> bool:
-        """Sends as much as the connection accepts now. Returns False if the connection is
-        broken."""
+        """Sends as many queued bytes as the connection accepts now. Returns False if the connection
+        is broken."""
 
     def close(self) -> None:
-        """Ends the connection. Queued data is lost. May be repeated."""
+        """Closes the connection. Queued data is lost. May be called more than once."""
 
 
 class Outgoing:
@@ -114,7 +113,7 @@ class TcpStream:
     """A connected stream socket, which is made non-blocking."""
 
     certificate_sha256: bytes | None = PLAIN
-    # Exceptions raised by a send that must be repeated later.
+    # Exceptions after which a send must be repeated later.
     _later: tuple[type[OSError], ...] = _AGAIN
 
     def __init__(self, sock: socket.socket, queue_bytes_max: int = QUEUE_BYTES_MAX) -> None:
@@ -124,7 +123,7 @@ class TcpStream:
         self.bytes_sent = 0
         self._sock = sock
         self._queue = Outgoing(queue_bytes_max)
-        self._ended = False  # whether nothing more can be read
+        self._ended = False  # nothing more can be read
         self._detached = False
 
     def fileno(self) -> int:
@@ -148,7 +147,7 @@ class TcpStream:
         try:
             data = self._sock.recv(min(nbytes_max, FIRST_BYTES))
             if len(data) == FIRST_BYTES < nbytes_max:
-                with contextlib.suppress(OSError):  # the next read reports it again
+                with contextlib.suppress(OSError):  # the next read raises the error again
                     data += self._sock.recv(nbytes_max - FIRST_BYTES)
         except _AGAIN:
             return b""
@@ -161,12 +160,12 @@ class TcpStream:
         return data or None
 
     def opener(self) -> int | None:
-        """The first unread byte, without removing it; None if nothing has arrived.
+        """Returns the first unread byte without removing it. None: nothing has arrived.
 
-        OSError: the connection is broken or has ended.
+        Raises OSError if the connection is broken or has ended.
         """
         try:
-            # The base class's method, because SSLSocket's method refuses to peek.
+            # Use the base class's method, because SSLSocket's method does not support MSG_PEEK.
             data = socket.socket.recv(self._sock, 1, socket.MSG_PEEK)
         except _AGAIN:
             return None
@@ -178,14 +177,14 @@ class TcpStream:
         self._queue.add(data)
 
     def flush(self) -> bool:
-        # After a failed write, a read may still succeed, and return the other side's message about
+        # A failed write does not end reading, because the other side may have sent a message about
         # the failure.
         waiting = self._queue.waiting
         while waiting and self.failure is None:
             try:
                 if len(waiting) <= SEND_BYTES:
                     sent = self._sock.send(waiting)
-                else:  # release the views before the queue shrinks
+                else:  # the views must be released before the queue shrinks
                     with memoryview(waiting) as whole, whole[:SEND_BYTES] as piece:
                         sent = self._sock.send(piece)
             except self._later:
@@ -198,8 +197,8 @@ class TcpStream:
         return self.failure is None
 
     def finish(self) -> None:
-        """Announces to the other side that nothing more will be sent. Data that still arrives can
-        only be discarded."""
+        """Informs the other side that nothing more will be sent. Data that still arrives can only
+        be discarded."""
         self._ended = True
         with contextlib.suppress(OSError):  # the other side has already left
             self._sock.shutdown(socket.SHUT_WR)
@@ -207,8 +206,8 @@ class TcpStream:
     def discard(self) -> bool:
         """Discards received data. Returns False at the end of the stream.
 
-        Must be used after `finish`, because closing a socket with unread bytes makes the kernel
-        send a reset, which can overtake the last data.
+        After `finish`, call this method until it returns False. If a socket with unread bytes were
+        closed, the kernel would send a reset, and the last data could be lost.
         """
         try:
             return bool(socket.socket.recv(self._sock, READ_BYTES))
@@ -218,9 +217,9 @@ class TcpStream:
             return False
 
     def detach(self) -> socket.socket:
-        """Returns the socket itself, still non-blocking, for another owner. This stream is closed.
+        """Returns the socket, which is still non-blocking, for another owner. Ends this stream.
 
-        ValueError: bytes are still queued, and would be lost.
+        Raises ValueError if bytes are still queued, because they would be lost.
         """
         if self._queue:
             raise ValueError(f"{len(self._queue)} bytes are still to be sent")
@@ -238,33 +237,33 @@ class TcpStream:
 
 
 def reason_of(error: OSError) -> str:
-    """An operating system error as text."""
+    """Describes an error of the operating system."""
     return os.strerror(error.errno) if error.errno is not None else str(error)
 
 
 # The silence after which the other side of a connection counts as dead.
 #
-# A stopped or disconnected host does not close its connections. Both sides send a heartbeat (an
-# empty frame) at fixed intervals. The timeout adapts to the longest recent silence, so a loaded
-# host gets more time, and a failure in a quiet LAN is detected soon.
+# A stopped or disconnected host does not close its connections. Both sides therefore send a
+# heartbeat (an empty frame) at fixed intervals. The timeout adapts to the longest recent silence,
+# so a loaded host has more time, and a failure in a quiet LAN is detected soon.
 
 
 # The timeout as a multiple of the longest recent silence. With a higher value, a loaded host is
-# mistaken for a dead host less often, and a dead host is detected later.
+# mistaken for a dead host less often, but a dead host is detected later.
 PATIENCE_FACTOR = 4.0
 # The longest timeout, as a multiple of `patience_s`.
 PATIENCE_MOST = 8.0
-# A silence counts as recent for at least this time, and at most twice this time.
+# A silence counts as recent for at least this time, and for at most twice this time.
 LATELY_S = 30.0
 
 
 class Silence:
-    """The silence of one peer. patience_s: the duration that is always permitted."""
+    """The silence of one peer. patience_s: the duration of silence that is always permitted."""
 
     def __init__(self, now: float, patience_s: float) -> None:
         self.patience_s = patience_s
         self.heard_at = now
-        self._longest = self._before = 0.0  # longest silence in this and in the previous period
+        self._longest = self._before = 0.0  # longest silences in this and in the previous period
         self._period_ends = now + LATELY_S
 
     def heard(self, now: float) -> None:
@@ -277,13 +276,13 @@ class Silence:
         self._longest = max(self._longest, silent)
 
     def excuse(self, seconds: float) -> None:
-        """Records that this process itself did not run for this time, which does not count as
-        silence."""
+        """Records that this process itself did not run for this time, so that the time does not
+        count as silence."""
         self.heard_at += seconds
 
     @property
     def deadline(self) -> float:
-        """The time at which the peer counts as dead if nothing arrives."""
+        """The time at which the peer counts as dead if no data arrives before."""
         longest = max(self._longest, self._before)
-        most = PATIENCE_MOST * self.patience_s
-        return self.heard_at + min(max(self.patience_s, PATIENCE_FACTOR * longest), most)
+        timeout_max = PATIENCE_MOST * self.patience_s
+        return self.heard_at + min(max(self.patience_s, PATIENCE_FACTOR * longest), timeout_max)

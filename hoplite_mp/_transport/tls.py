@@ -2,13 +2,13 @@
 
 An SSLSocket is used instead of a memory BIO, because a connection for bulk data is passed to a
 thread that calls recv_into and send on it, after the same handshake as any other connection.
-OpenSSL reads at most one record ahead, so no bytes are hidden from the loop: `read` requests at
-least a complete record each time, or reports the rest of a record through `buffered`.
+OpenSSL reads at most one record ahead. No bytes stay there unnoticed by the loop, because `read`
+requests at least a complete record each time, or reports the rest of a record through `buffered`.
 
 The certificate's name and authority are not verified here. OpenSSL verifies that the server has the
-private key for its certificate, and the inner handshake proves that the server intended to use that
-certificate (_protocol/handshake.py). Session tickets are off, because resuming a session would save
-nothing on a LAN.
+private key for its certificate, and the inner handshake proves that the server belongs to the
+cluster and uses this certificate (_protocol/handshake.py). Session tickets are off, because
+resuming a session would save nothing on a LAN.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ OPENERS = frozenset((21, 22))
 
 @functools.cache
 def client_context() -> ssl.SSLContext:
-    """The settings for every client in this process."""
+    """The TLS settings of all clients in this process."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # see above: the inner handshake verifies it
+    context.verify_mode = ssl.CERT_NONE  # the inner handshake verifies the certificate
     return context
 
 
 def server_context(certificate: Certificate) -> ssl.SSLContext:
-    """The settings for a server with this certificate."""
+    """The TLS settings of a server with this certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = 0
@@ -55,10 +55,10 @@ def server_context(certificate: Certificate) -> ssl.SSLContext:
 
 
 class TlsStream(TcpStream):
-    """A connected stream socket with TLS. The TLS handshake happens in read and flush."""
+    """A connected stream socket with TLS. `read` and `flush` advance the TLS handshake."""
 
-    # OpenSSL requires that an unfinished send is repeated with at least the same bytes. This is so,
-    # because the queue only grows at its end. In TLS 1.3, a send never has to read first.
+    # OpenSSL requires that an unfinished send is repeated with at least the same bytes. This is the
+    # case, because the queue only grows at its end. In TLS 1.3, a send never has to read first.
     _later = (*TcpStream._later, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
     def __init__(
@@ -69,19 +69,20 @@ class TlsStream(TcpStream):
         server_sha256: bytes | None = None,
         queue_bytes_max: int = QUEUE_BYTES_MAX,
     ) -> None:
-        """server_sha256: for a server, the hash of its own certificate; None for a client, which
-        computes the hash of the server's certificate.
+        """Takes over the socket. Raises OSError if the connection has already ended.
 
-        Takes over the socket. OSError: the connection has already ended.
+        server_sha256: for a server, the hash of its own certificate. None for a client, which
+        computes the hash of the certificate that it receives.
         """
         sock.setblocking(False)
         try:
-            sock.getpeername()  # fails if it has ended; `wrap_socket` would then leave it open
+            # Fails if the connection has ended. `wrap_socket` would then leave the socket open.
+            sock.getpeername()
             inner = context.wrap_socket(
                 sock,
                 server_side=server_sha256 is not None,
                 do_handshake_on_connect=False,
-                suppress_ragged_eofs=False,  # an end that can be forged must not count as orderly
+                suppress_ragged_eofs=False,  # an end without close_notify may be forged
             )
         except BaseException:
             sock.close()
@@ -90,7 +91,7 @@ class TlsStream(TcpStream):
         self._tls: ssl.SSLSocket = inner
         self._server_sha256 = server_sha256
         self.certificate_sha256 = None
-        self._opener_missing = True  # whether the other side's first byte has not been checked
+        self._opener_missing = True  # the other side's first byte has not been checked yet
         # A server has nothing to send before the other side's first byte.
         self._may_send = server_sha256 is not None
         self._no_tls_likely = False
@@ -118,17 +119,17 @@ class TlsStream(TcpStream):
         self._read_must_write = False
         pieces: list[bytes] = []
         remaining = nbytes_max
-        # Each recv has space for a complete record, unless nbytes_max is less, so no part of a
-        # record stays in OpenSSL, where the loop cannot detect it. A record that is not full was
-        # the sender's last: another recv would cost a system call and an exception, and the loop
-        # announces the next record.
+        # Unless nbytes_max is smaller, each recv has space for a complete record. Then no part of a
+        # record stays in OpenSSL, where the loop cannot detect it. A record that is not full is
+        # probably the last for now. Another recv would only cost a system call and an exception,
+        # because the loop is woken when the next record arrives.
         while self._advance_handshake() and not self._ended:
             try:
-                # `recv` never returns more than one record.
+                # `recv` returns at most one record.
                 piece = self._tls.recv(min(remaining, RECORD_BYTES))
             except ssl.SSLWantReadError:
                 break
-            except ssl.SSLWantWriteError:  # TLS itself must send data first (for a change of keys)
+            except ssl.SSLWantWriteError:  # TLS itself must first send data (for a change of keys)
                 self._read_must_write = True
                 break
             except OSError as error:
@@ -144,7 +145,7 @@ class TlsStream(TcpStream):
         return None if self._ended and not data else data
 
     def flush(self) -> bool:
-        # The next read begins with the unfinished write of an earlier read.
+        # The next read continues an unfinished write by an earlier read.
         self._read_must_write = self._shake_must_write = False
         return super().flush() if self._advance_handshake() else self.failure is None
 
@@ -162,10 +163,11 @@ class TlsStream(TcpStream):
         super().close()
 
     def _send_close_notify(self) -> None:
-        """Sends "close_notify" if the queue is empty and the message can be sent now."""
+        """Sends "close_notify" if the queue is empty and the socket accepts the message now."""
         if self.certificate_sha256 is None or self.failure is not None or self._queue:
             return
-        # `unwrap` raises instead of waiting for the other side's close_notify, which is not needed.
+        # `unwrap` sends the message, and raises because the other side's close_notify is missing.
+        # That message is not needed.
         with contextlib.suppress(OSError, ValueError):
             self._tls.unwrap()
 
@@ -192,12 +194,12 @@ class TlsStream(TcpStream):
         return True
 
     def _check_opener(self) -> bool:
-        """Checks the first unread byte, because OpenSSL has a dozen different errors for data that
-        is not TLS. Returns whether there is an unread byte.
+        """Checks the first unread byte, because OpenSSL raises a dozen different errors for data
+        that is not TLS. Returns whether there is an unread byte.
 
-        A single call to OpenSSL sends a client's first message and then reads, perhaps the
-        beginning of a reply that arrived after this check. Then the next unread byte may not be the
-        other side's first byte, and only selects the text of an OpenSSL error.
+        For a client, a single call to OpenSSL sends the first message and may then read the
+        beginning of a reply that arrived after this check. In that case the next unread byte is not
+        the other side's first byte, and only determines the text of an OpenSSL error.
         """
         opener = self.opener()
         self._opener_missing = opener is None

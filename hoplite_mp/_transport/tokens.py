@@ -2,7 +2,7 @@
 
 Anybody who has the token can run code on every host in the cluster. It is read only from places
 that no other user can read, generated with enough entropy, and never shown in arguments, messages,
-reprs or logs.
+reprs or logs. The sources, in order of precedence:
 
     token=text or Path > HOPLITE_MP_TOKEN > HOPLITE_MP_TOKEN_FILE > ~/.config/hoplite_mp/token
 """
@@ -25,7 +25,7 @@ from hoplite_mp.errors import AuthError
 
 __all__ = ["Token", "default_path", "load_token", "token_path"]
 
-TOKEN_BYTES = 32  # random bytes in a token that is generated here
+TOKEN_BYTES = 32  # number of random bytes in a generated token
 # An attacker who observes or forges one handshake can try a billion guesses per second offline. 16
 # random characters cannot be guessed, but a 16-letter word can, so the error message suggests a
 # random token.
@@ -34,32 +34,32 @@ TOKEN_CHARS_MAX = 1024
 VARIABLE, FILE_VARIABLE = "HOPLITE_MP_TOKEN", "HOPLITE_MP_TOKEN_FILE"
 COPY_IT = "copy it from the host where `hoplite-mp up` runs, mode 0600"
 MAKE_ONE = 'python3 -c "import secrets; print(secrets.token_urlsafe(32))"'
-# An empty file is read again for this time, because another process may be about to write the
-# token, in a single write of 44 bytes.
+# How long an empty file is read again, because another process may be about to write the token, in
+# a single write of 44 bytes.
 WRITING_S_MAX = 1.0
 WRITING_POLL_S = 0.01
 
-# The token itself is not used as a key. The label separates keys for different uses (HKDF-Extract,
-# RFC 5869, with the label as its salt).
+# The token itself is not used as a key. Keys for different uses are derived with different labels
+# (HKDF-Extract, RFC 5869, with the label as its salt).
 _KEY_LABEL = b"hoplite_mp handshake key"
 
 
 class Token:
-    """A secret, its key for handshakes, and its file or None. The repr contains neither the secret
-    nor the key."""
+    """A secret, and the key for handshakes that is derived from it. `file`: the file from which it
+    was read, or None. The repr contains neither the secret nor the key."""
 
     __slots__ = ("_secret", "file", "key")
 
     def __init__(self, text: str, file: Path | None = None, source: str = "token=") -> None:
-        """`source`: the origin of the text, for the error message. AuthError: the text cannot be a
-        token."""
+        """`source`: the origin of the text, for the error message. Raises AuthError if the text
+        cannot be a token."""
         text = text.strip()
         if not TOKEN_CHARS_MIN <= len(text) <= TOKEN_CHARS_MAX:
             raise AuthError(
                 f"the token in {source} has {len(text)} characters; {TOKEN_CHARS_MIN} to "
                 f"{TOKEN_CHARS_MAX} are allowed. Create a random one: {MAKE_ONE}"
             )
-        # Invalid UTF-8 in a file or a variable was decoded as lone surrogates.
+        # Invalid UTF-8 in a file or a variable is represented by lone surrogates.
         secret = text.encode("utf-8", "surrogatepass")
         self._secret = Secret(secret)
         self.key = Secret(hmac.digest(_KEY_LABEL, secret, hashlib.sha256))
@@ -77,10 +77,10 @@ class Token:
 
 
 def load_token(argument: str | Path | None = None, *, make: bool = False) -> Token:
-    """The token from the first source that has one. make: whether to create a missing token file
-    with a new token.
+    """Reads the token from the first source that has one. make: whether to create a missing token
+    file with a new token.
 
-    AuthError: there is no token, it is too short, or other users could read the file.
+    Raises AuthError if there is no token, if it is too short, or if other users can read the file.
     """
     if isinstance(argument, str):
         return Token(argument)
@@ -93,7 +93,7 @@ def load_token(argument: str | Path | None = None, *, make: bool = False) -> Tok
 
 
 def token_path(argument: str | Path | None = None) -> Path | None:
-    """The file that `load_token` would read; None if the token is passed as text."""
+    """The file that `load_token` would read. None if the token is passed as text."""
     if isinstance(argument, Path):
         return _expand(argument)
     if argument is not None and not isinstance(argument, str):
@@ -109,7 +109,7 @@ def token_path(argument: str | Path | None = None) -> Path | None:
 
 
 def default_path() -> Path:
-    """The token file if the environment does not specify another."""
+    """The token file that is used if the environment does not specify another."""
     return _expand(Path("~/.config")) / "hoplite_mp" / "token"
 
 
@@ -121,8 +121,8 @@ def _expand(path: Path) -> Path:
 
 
 def _read(path: Path, make: bool) -> str:
-    """Waits until the file is written, and returns its text. AuthError: other users can read the
-    file. make: whether the caller would create a missing file."""
+    """Waits until the file is not empty, and returns its text. Raises AuthError if other users can
+    read the file. make: whether the caller would create a missing file."""
     end = clock.monotonic() + WRITING_S_MAX
     while not (text := _read_now(path)):
         if clock.monotonic() > end:
@@ -134,7 +134,7 @@ def _read(path: Path, make: bool) -> str:
 
 def _read_now(path: Path) -> str:
     try:
-        # Non-blocking, because opening a pipe would wait for a writer.
+        # O_NONBLOCK, because opening a named pipe would otherwise wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         raise AuthError(
@@ -155,8 +155,8 @@ def _read_now(path: Path) -> str:
 
 
 def _check_file(path: Path, status: os.stat_result) -> None:
-    """Checks that only the file's owner can read it. status: the status of the open file, because
-    its name may now refer to another file."""
+    """Raises AuthError unless the file is private to its owner, who must be this user or root.
+    status: the status of the open file, because the path may now refer to another file."""
     if stat.S_ISDIR(status.st_mode):
         raise AuthError(f"the token file {path} is a directory: specify the file in it")
     if not stat.S_ISREG(status.st_mode):
