@@ -1,6 +1,6 @@
-"""The sums over rows, and the updates from them, of KMeans and GaussianMixture.
+"""The sums over rows for KMeans and GaussianMixture, and the updates computed from them.
 
-Tasks import this module, so it needs numpy only.
+Tasks import this module, so it needs only numpy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Mixture = tuple[Array, Array, Array]  # weights, means, Cholesky factors of the 
 
 
 def squared_distances(x: Array, centres: Array) -> Array:
-    """The squared distance of each row from each centre: an array of shape (rows, centres), in the
+    """The squared distance of each row to each centre: an array of shape (rows, centres), in the
     dtype of `x`, never below zero."""
     found = -2.0 * (x @ centres.T)
     found += (x * x).sum(axis=1)[:, None]

@@ -87,7 +87,7 @@ class KMeans(
     n_clusters : int
         Number of clusters.
     init : "k-means++", "random" or ndarray of shape (n_clusters, n_features)
-        How the first centres are chosen, from at most 10 000 rows; or the first centres.
+        How the first centres are chosen from at most 10 000 rows, or the first centres themselves.
     max_iter : int
         Maximum number of passes over all rows.
     tol : float
@@ -150,7 +150,7 @@ class KMeans(
         """Finds centres for the rows of `X`, which has the shape (n_samples, n_features)."""
         x = validate_data(self, X, dtype=[np.float64, np.float32], order="C")
         _check_rows(x, self.n_clusters, "n_clusters")
-        shift = x.mean(axis=0)  # distances to centres far from zero would lose digits
+        shift = x.mean(axis=0)  # avoids cancellation in `squared_distances`
         x = x - shift
         first = self._first(x, shift, check_random_state(self.random_state))
         tol = self.tol * float(x.var(axis=0).mean())
@@ -231,7 +231,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):
     tol : float
         Stops when a pass raises the mean log-likelihood per row by less than this.
     reg_covar : float
-        Is added to the variances.
+        A value that is added to the variances.
     max_iter : int
         Maximum number of passes over all rows.
     means_init : ndarray of shape (n_components, n_features) or None
@@ -248,7 +248,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):
     n_iter_ : int
         The number of passes over all rows, rounded up.
     lower_bound_ : float
-        The mean log-likelihood per row, each as computed at the row's last visit.
+        The mean log-likelihood per row. Each row counts with the value computed at its last visit.
     result_ : ProactiveResult
         The result of `proactive`. The means in its state are relative to the mean of the rows.
 

@@ -1,7 +1,7 @@
-"""Compressors of float32 arrays: they make codes of fewer bytes, and have no state.
+"""Compressors for float32 arrays, which encode an array in fewer bytes.
 
 A compressor encodes a one-dimensional array as a code (bytes), and adds the values in a code to an
-array. `Feedback` keeps the difference between the array and the code, and sends it later.
+array. `Feedback` keeps the difference between the array and the decoded code, and sends it later.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = [
 Array = np.ndarray[Any, np.dtype[Any]]
 PAIR = np.dtype([("index", "<u4"), ("value", "<f4")])
 FLOAT16_MAX = float(np.finfo(np.float16).max)
-OVERFULL = 8  # above this multiple of the fraction, the threshold is drawn again
-SAMPLED_MIN = 10  # expected number of values above the threshold in a sample, at least
+OVERFULL = 8  # a code with more than OVERFULL * fraction of the entries needs a new threshold
+SAMPLED_MIN = 10  # minimum expected number of sampled values above the threshold
 
 
 def _check(name: str, value: Any, low: float, high: float, kind: type = float) -> None:
@@ -51,8 +51,9 @@ def _floats(values: Array) -> Array:
 class Compressor:
     """The interface of compressors for `Feedback`. A compressor has no state.
 
-    step, stripe: the numbers of the call and of the slice, the same for encoding an array and for
-    adding its code. memory: a dict that the caller keeps for a sequence of arrays, or None.
+    Arguments of the methods: `step` and `stripe` are the numbers of the call and of the slice, and
+    must be the same when an array is encoded and when its code is added. `memory` is a dict that
+    the caller keeps for a sequence of arrays, or None.
     """
 
     def prepare(self, values: Array, step: int = 0, memory: dict[str, Any] | None = None) -> None:
@@ -109,7 +110,7 @@ class TopK(_Sparse):
     Parameters
     ----------
     fraction : float
-        The share of the entries, from 1e-6 to 1.
+        The share of the entries that is sent, from 1e-6 to 1.
 
     Examples
     --------
@@ -140,10 +141,10 @@ class Threshold(_Sparse):
     """Sends the entries at or above a threshold, which is estimated from samples at intervals.
 
     The threshold is the ⌈fraction·m⌉-th largest magnitude of m sampled entries. It is estimated
-    again in every `refresh`-th step, and when more than 8·fraction of the entries reach it. With a
-    residual, more than `fraction` of the entries are sent on average, because entries grow until
-    they reach the threshold. The code has the same form as that of `TopK`. This is the threshold
-    of DCT: Gupta et al., KDD 2021, section 3.
+    again in every `refresh`-th step, and when more than 8·fraction of the entries reach it. In
+    `Feedback`, more than `fraction` of the entries are sent on average, because residuals grow
+    until they reach the threshold. The code has the same form as that of `TopK`. This is the
+    threshold of DCT: Gupta et al., KDD 2021, section 3.
 
     Parameters
     ----------
@@ -152,7 +153,7 @@ class Threshold(_Sparse):
     refresh : int, optional
         The number of steps between two samples. Default: 1000.
     sample : float, optional
-        The share of the entries that are sampled; at least 10/fraction entries are. Default: 0.01.
+        The share of the entries that is sampled, but at least 10/fraction entries. Default: 0.01.
 
     Examples
     --------
@@ -207,12 +208,13 @@ class RandomBlocks(Compressor):
     """Sends blocks that are drawn from a seed shared by all ranks, so that no indices are sent.
 
     An array has ⌈n/block⌉ blocks, of which one in `ratio`, but at least one, is sent. The owner of
-    a stripe sends the same blocks back, so it leaves nothing out. Xie et al., NeurIPS 2020 (GRBS).
+    a slice sends the same blocks back, so its code leaves nothing out. Xie et al., NeurIPS 2020
+    (GRBS).
 
     Parameters
     ----------
     ratio : float
-        The number of blocks for each block that is sent, from 1 to 1e6.
+        One in `ratio` blocks is sent; from 1 to 1e6.
     seed : int, optional
         The seed, which must be the same on all ranks. Default: 0.
     block : int, optional
@@ -260,7 +262,7 @@ class RandomBlocks(Compressor):
 
 
 def _items(code: Array, dtype: Any) -> Array:
-    """The elements of a code, at any alignment."""
+    """The elements of a code, which need not be aligned."""
     if code.nbytes % np.dtype(dtype).itemsize:
         raise ValueError(f"a code of {code.nbytes} bytes is not a whole number of {dtype} elements")
     return np.frombuffer(code, dtype)
@@ -375,9 +377,9 @@ class PowerSGD:
 
     A gradient of shape (a, ...) is a matrix M with a rows and b columns. With Q from the previous
     step, P = orthogonal(mean of M·Q) and the new Q = mean of Mᵀ·P; the result is P·Qᵀ. Two dense
-    reductions of (a + b)·rank float32 replace one of a·b. Vectors and numbers, and matrices for
-    which nothing would be saved, are reduced unchanged. Vogels et al., NeurIPS 2019, algorithms 1
-    and 2.
+    reductions, together of (a + b)·rank float32 values, replace one of a·b values. Vectors and
+    numbers, and matrices for which nothing would be saved, are reduced unchanged. Vogels et al.,
+    NeurIPS 2019, algorithms 1 and 2.
 
     Parameters
     ----------
@@ -404,7 +406,7 @@ class PowerSGD:
         return len(shape) > 1 and size > 0 and self.rank * (shape[0] + size // shape[0]) < size
 
     def start(self, shape: tuple[int, ...], seed: int = 0) -> Array:
-        """Q for the first step, of shape (columns, rank). It is the same for the same seed."""
+        """Q for the first step, of shape (columns, rank). The same seed gives the same Q."""
         columns = math.prod(shape[1:])
         return draw_floats(seed, columns * self.rank).reshape(columns, self.rank)
 
@@ -419,7 +421,7 @@ class PowerSGD:
 
 
 def orthogonal(p: Array) -> Array:
-    """Orthonormal columns with the same span (Gram-Schmidt). A dependent column becomes 0.
+    """Orthonormal columns with the same span (Gram-Schmidt). A linearly dependent column becomes 0.
 
     Sums are float64, in the order of the elements, so every CPU gives the same bits."""
     columns: list[Array] = []

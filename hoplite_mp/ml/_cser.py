@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["CSER"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-UPDATE, RESET = 0, 1  # the two draws of a step
+UPDATE, RESET = 0, 1  # the two draws of blocks in a step
 
 
 class CSER:
@@ -42,7 +42,7 @@ class CSER:
     lr, momentum : float
         ``v = momentum * v + grad``, and the update is ``lr * v``. Default of `momentum`: 0.9.
     update_ratio, reset_ratio : float, optional
-        The number of blocks for each block that is sent, at least 1. Default: 64 and 8.
+        One in this many blocks is sent; at least 1. Default: 64 and 8.
     reset_every : int, optional
         The number of steps between two resets. Default: 8.
     block : int, optional
@@ -58,9 +58,10 @@ class CSER:
     Notes
     -----
     On average, a step sends 1/update_ratio + 1/(reset_ratio·reset_every) of the bytes of a dense
-    allreduce. If a rank dies, its e is lost. A replacement makes a CSER on a Group with the same
+    allreduce. If a rank dies, its e is lost. A replacement creates a CSER on a Group with the same
     name and rank. It receives y before the constructor returns, and begins with e = 0 and momentum
-    0. The method needs shards that are alike: if shards are sorted by label, the ranks' e diverge.
+    0. The method needs shards that are alike: if shards are sorted by label, the e of the ranks
+    diverge.
 
     Examples
     --------
@@ -113,7 +114,7 @@ class CSER:
         self._y = _joined(self._params)
         self._e = np.zeros_like(self._y)
         self._v = np.zeros_like(self._y)
-        self._operations = MemberOperations(group, self._give, self._take, lambda: None)
+        self._operations = MemberOperations(group, self._get_state, self._set_state, lambda: None)
         self._operations.join(take_always=True)
         self._show()
 
@@ -124,12 +125,12 @@ class CSER:
 
     @property
     def sent(self) -> int:
-        """The number of bytes that this rank has sent, for allreduces by slices."""
+        """The number of bytes that this rank has sent, computed for allreduces by slices."""
         return self._sent
 
     @property
     def received(self) -> int:
-        """The number of bytes that this rank has received, for allreduces by slices."""
+        """The number of bytes that this rank has received, computed for allreduces by slices."""
         return self._received
 
     @property
@@ -166,7 +167,7 @@ class CSER:
         self._operations.run(self._reset_all)
         self._show()
 
-    # -- attempts: nothing is kept unless they succeed ---------------------------------------------
+    # -- attempts, which change the state only if they succeed -------------------------------------
 
     def _exchange(self, v: Array) -> None:
         update = np.float32(self.lr) * v
@@ -214,10 +215,10 @@ class CSER:
             param[...] = x[at : at + param.size].reshape(param.shape)
             at += param.size
 
-    def _give(self) -> tuple[int, Array]:
+    def _get_state(self) -> tuple[int, Array]:
         return self._t, self._y
 
-    def _take(self, state: tuple[int, Array]) -> None:
+    def _set_state(self, state: tuple[int, Array]) -> None:
         t, y = state
         if y.size != self._y.size:
             raise RuntimeError(

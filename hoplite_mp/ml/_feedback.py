@@ -26,7 +26,7 @@ COMPLAINT_MAX = 500
 
 @dataclasses.dataclass
 class _Stream:
-    """A rank's state for the arrays of one name."""
+    """A rank's state for the arrays with one name."""
 
     residual: Array | None = None  # residual of the whole array; None: zeros
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)  # the compressor's memory
@@ -45,8 +45,8 @@ class Feedback:
     left out. In a call, a rank adds the residual to its array, and sends the code of each slice to
     the slice's owner; every rank owns one slice. An owner adds up the codes, adds what its own
     earlier codes have left out, and sends the code of the result to all ranks. Seide et al.,
-    Interspeech 2014; Karimireddy et al., ICML 2019; both directions as in Tang et al., ICML 2019
-    (DoubleSqueeze). `PowerSGD` makes two dense reductions instead.
+    Interspeech 2014; Karimireddy et al., ICML 2019; compression in both directions as in Tang et
+    al., ICML 2019 (DoubleSqueeze). `PowerSGD` makes two dense reductions instead.
 
     Parameters
     ----------
@@ -61,10 +61,10 @@ class Feedback:
     during a call, the others repeat the call without it, so its array is in no rank's result. If a
     call raises an exception, the residuals are the same as before the call.
 
-    A replacement for a dead rank makes a new Feedback on a Group with the same name and rank. Its
+    A replacement for a dead rank creates a new Feedback on a Group with the same name and rank. Its
     residuals start as zeros, and it takes part in the call that the others are making. When the
-    members change, slices get other owners, and the owners' residuals are dropped: for each name,
-    the part that one code has left out is lost.
+    members change, slices get other owners, and the owners' residuals (the parts of earlier results
+    that have not been sent) are lost.
 
     Examples
     --------
@@ -86,7 +86,9 @@ class Feedback:
         self.compressor = compressor
         self._group = group
         self._streams: dict[str, _Stream] = {}
-        self._operations = MemberOperations(group, self._give, self._take, self._drop_owned)
+        self._operations = MemberOperations(
+            group, self._get_state, self._set_state, self._drop_owned
+        )
         self._contributors: tuple[int, ...] = ()
         self._sent = self._received = 0
 
@@ -94,7 +96,7 @@ class Feedback:
     def sent(self) -> int:
         """Bytes of codes that this rank has sent to others, in all calls so far.
 
-        For the dense reductions of `PowerSGD`, these are the bytes of an allreduce by slices.
+        For the dense reductions of `PowerSGD`, the number is computed for an allreduce by slices.
         """
         return self._sent
 
@@ -109,12 +111,12 @@ class Feedback:
         return self._contributors
 
     def residual(self, name: str) -> Array | None:
-        """The residual: the part of the arrays of that name that this rank has not sent.
+        """The residual: the part of the arrays with that name that this rank has not sent.
 
         Returns
         -------
         numpy.ndarray or None
-            A copy, float32, one-dimensional. None before the first call of that name.
+            A one-dimensional float32 copy. None before the first call with that name.
         """
         stream = self._streams.get(name)
         return None if stream is None or stream.residual is None else stream.residual.copy()
@@ -153,8 +155,8 @@ class Feedback:
         Raises
         ------
         ValueError
-            On every rank: the ranks' names, shapes, dtypes, ops or compressors differ, an array
-            has a value that is not finite, or its size differs from that of earlier arrays of that
+            On every rank: the ranks' names, shapes, dtypes, ops or compressors differ, an array has
+            a value that is not finite, or its size differs from that of earlier arrays with that
             name.
         PeerLostError
             The Group is strict, and a rank has died.
@@ -172,7 +174,7 @@ class Feedback:
             complaint = f"op={op!r}: it must be one of {', '.join(OPS)}"
         elif grad.dtype not in (np.float32, np.float64):
             complaint = f"{name!r} has dtype {grad.dtype}, not float32 or float64"
-        # Even an invalid call is made, because the other ranks wait for it.
+        # Even an invalid call is made, because the other ranks are waiting for it.
         flat = np.zeros(grad.size, np.float32)
         if not complaint:
             flat[:] = grad.reshape(-1)
@@ -202,7 +204,7 @@ class Feedback:
         stream.residual, stream.step = np.zeros_like(values), stream.step + 1
         return total
 
-    # -- ranks that are in time ------------------------------------------------------------------
+    # -- calls with a deadline -------------------------------------------------------------------
 
     def _reduce_bounded(
         self, name: str, grad: Array, flat: Array, op: str, complaint: str, num: Any, deadline: Any
@@ -232,8 +234,8 @@ class Feedback:
         self._sent += others * payload.nbytes
         total = np.zeros_like(values)
         for member, one in zip(members, payloads, strict=True):
-            (its,) = STEP.unpack_from(one.data)
-            compressor.add(one[STEP.size :], total, its, 0)
+            (sender_step,) = STEP.unpack_from(one.data)
+            compressor.add(one[STEP.size :], total, sender_step, 0)
             self._received += 0 if member == self._group.rank else one.nbytes
         if op == "mean":
             total /= np.float32(len(members))
@@ -256,13 +258,13 @@ class Feedback:
             parts[member] = _array(head, code)
         received = self._operations.call(self._group.alltoall, parts)
         self._count([part for at, part in enumerate(parts) if at != rank], received)
-        mine = self._agree(received)
+        slice_codes = self._agree(received)
 
         # Folds the slice that this rank owns.
         at = members.index(rank)
         folded = np.zeros(stripes[at].size, np.float32)
         for member in members:
-            compressor.add(mine[member], folded, step, at)
+            compressor.add(slice_codes[member], folded, step, at)
         if op == "mean":
             folded /= np.float32(len(members))
         if stream.owned is not None:
@@ -278,7 +280,7 @@ class Feedback:
         ):
             compressor.add(results[member], stripe, step, at)
         for at, (stripe, sent) in enumerate(zip(stripes, codes, strict=True)):
-            compressor.add(sent, stripe, step, at, -1.0)  # views of `values`
+            compressor.add(sent, stripe, step, at, -1.0)  # the stripes are views of `values`
         compressor.add(code, folded, step, members.index(rank), -1.0)
         stream.residual, stream.owned, stream.step = values, folded, step + 1
         return total
@@ -305,9 +307,9 @@ class Feedback:
 
     def _count(self, sent: list[Any], received: list[Any]) -> None:
         self._sent += sum(part.nbytes for part in sent if part is not None)
-        mine = self._group.rank
+        own_rank = self._group.rank
         self._received += sum(
-            part.nbytes for at, part in enumerate(received) if at != mine and part is not None
+            part.nbytes for at, part in enumerate(received) if at != own_rank and part is not None
         )
 
     # -- PowerSGD ----------------------------------------------------------------------------------
@@ -341,10 +343,10 @@ class Feedback:
 
     # -- members -----------------------------------------------------------------------------------
 
-    def _give(self) -> dict[str, int]:
+    def _get_state(self) -> dict[str, int]:
         return {name: stream.step for name, stream in self._streams.items()}
 
-    def _take(self, steps: dict[str, int]) -> None:
+    def _set_state(self, steps: dict[str, int]) -> None:
         for name, step in steps.items():
             self._streams.setdefault(name, _Stream()).step = step
 
@@ -355,7 +357,7 @@ class Feedback:
 
 
 def _complaint(name: str, flat: Array, stream: _Stream) -> str:
-    """The text of the error in this rank's array; empty if there is none."""
+    """An error text about this rank's array; empty if the array is valid."""
     if not np.isfinite(flat).all():
         return f"{name!r} has values that are not finite"
     if stream.residual is not None and stream.residual.size != flat.size:

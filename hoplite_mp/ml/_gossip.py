@@ -1,8 +1,8 @@
 """Gossip: ranks mix their arrays with the arrays of a few partners, over reliable links.
 
-In each call, a rank sends its array to its partners in this round. A pair of ranks is mixed if
-both of its arrays have arrived before the deadline. A small allgather at the end of each call
-distributes the list of these pairs and the times of their transfers. From the list all ranks
+In each call, a rank sends its array to its partners in this round. A pair of ranks is mixed if both
+of its arrays have arrived before the deadline. A small allgather at the end of each call
+distributes the list of these pairs and the times of their transfers. From this list, all ranks
 compute the same mixing matrix, which leaves the mean over the ranks unchanged, and the same plan
 for the next round.
 """
@@ -35,10 +35,10 @@ TAG = 1 << 20  # messages of round r have the tag TAG + r % TAG
 RELIABLE = 0.5  # edges with a lower probability are not used
 SPREAD = 0.5  # standard deviation of the logarithm of a transfer's time
 SPREAD_GROWS = 0.1  # increase of this deviation for each second since the edge was last used
-FORGET_S = 15.0  # an edge that was not used for this long counts like the median of all edges
-SHARE = 0.8  # share of the deadline for which transfers are planned
+FORGET_S = 15.0  # time constant with which a measurement decays towards the median of all edges
+SHARE = 0.8  # transfers are planned to take at most this share of the deadline
 LATE = 4.0  # a transfer that was late counts as if it had taken this many deadlines
-LOOK_S = 0.05  # seconds between two checks whether partners have died
+LOOK_S = 0.05  # seconds between two checks for dead partners
 DECAY = 0.7  # weight of the previous round in the graph whose connectivity is maximised
 
 
@@ -199,52 +199,53 @@ class Gossip:
             self._late.remove(late)
 
     def _gather(self, given: Array, arrived: tuple[int, ...]) -> list[Any]:
-        """The rows of all living ranks; None for the others. Raises ValueError if shapes or dtypes
-        differ."""
+        """Exchanges rows, which contain a rank's shape and dtype, its round, the ranks whose arrays
+        have arrived, and its measurements. Returns the rows by rank, with None for dead ranks.
+        Raises ValueError if shapes or dtypes differ."""
         what = (given.shape, given.dtype.str)
         own = (what, self._round, arrived, self._seconds, self._age, self._recent)
         rows: list[Any] = self.group.allgather(own)
         kinds = {row[0] for row in rows if row is not None}
         if len(kinds) > 1:
-            told = ", ".join(f"rank {r}: {row[0]}" for r, row in enumerate(rows) if row is not None)
-            raise ValueError(f"mix takes equal shapes and dtypes on all ranks, not {told}")
+            text = ", ".join(f"rank {r}: {row[0]}" for r, row in enumerate(rows) if row is not None)
+            raise ValueError(f"mix takes equal shapes and dtypes on all ranks, not {text}")
         return rows
 
     def _settle(self, rows: list[Any], edges: list[Edge] | None = None) -> None:
         """Plans the next round from the rows of all ranks. edges: the pairs that were mixed; None
         if this rank is joining."""
-        there = [rank for rank, row in enumerate(rows) if row is not None]
-        newest = max(rows[rank][1] for rank in there)
-        leader = next(rank for rank in there if rows[rank][1] == newest)
+        present = [rank for rank, row in enumerate(rows) if row is not None]
+        newest = max(rows[rank][1] for rank in present)
+        leader = next(rank for rank in present if rows[rank][1] == newest)
         mixed = edges if edges is not None else _edges_in_both_directions(rows)
         self._recent = DECAY * (rows[leader][5] + laplacian(mixed, self.group.size))
         self._round = newest + 1
         for rank, row in enumerate(rows):
-            if row is None or row[1] < newest:  # its measurements are those of a dead process
+            if row is None or row[1] < newest:  # the rank was measured in a process that is dead
                 self._seconds[rank] = np.nan
-        pairs = self._plan(rows, there)
+        pairs = self._plan(rows, present)
         self.planned_ = tuple(
             b if a == self.group.rank else a for a, b in pairs if self.group.rank in (a, b)
         )
 
-    def _plan(self, rows: list[Any], there: list[int]) -> list[Edge]:
+    def _plan(self, rows: list[Any], present: list[int]) -> list[Edge]:
         """The edges of the next round."""
         size = self.group.size
         if self.topology == "ring":
-            pairs = zip(there, there[1:] + there[:1], strict=True)
+            pairs = zip(present, present[1:] + present[:1], strict=True)
             return sorted({(min(a, b), max(a, b)) for a, b in pairs if a != b})
         if self.topology == "random":
-            shuffled = np.random.default_rng([self.seed, self._round]).permutation(there).tolist()
+            shuffled = np.random.default_rng([self.seed, self._round]).permutation(present).tolist()
             pairs = zip(shuffled[::2], shuffled[1::2], strict=False)
             return [(min(a, b), max(a, b)) for a, b in pairs]
         seconds, age = np.full((size, size), np.nan), np.full((size, size), np.inf)
-        for rank in there:
+        for rank in present:
             seconds[rank], age[rank] = rows[rank][3], rows[rank][4]
         expected, chance = reliability(seconds, age, self.deadline)
-        candidates = matchings(chance, there, least=RELIABLE)
+        candidates = matchings(chance, present, least=RELIABLE)
         times = [max(float(expected[pair]) for pair in one) for one in candidates]
         chosen = choose_matchings(
-            candidates, times, SHARE * self.deadline, self._recent, there, chance
+            candidates, times, SHARE * self.deadline, self._recent, present, chance
         )
         return [pair for number in chosen for pair in candidates[number]]
 
@@ -254,8 +255,8 @@ def reliability(seconds: Array, age: Array, deadline: float) -> tuple[Array, Arr
 
     seconds: the duration of the last transfer, nan if there was none; age: the seconds since then;
     both of shape (receiver, sender). The logarithm of the time is assumed to be normal. Its mean
-    moves from the last measurement to the median of all as the measurement ages; without one, it
-    is the median."""
+    moves from the last measurement to the median of all as the measurement ages; without one, it is
+    the median."""
     known = seconds[np.isfinite(seconds)]
     median = float(np.median(known)) if known.size else 0.5 * deadline
     median = min(median, 0.5 * deadline)  # so that an edge without measurements is always tried

@@ -1,4 +1,4 @@
-"""The rows of a table, in parts on several hosts, each of which is sorted by group."""
+"""The rows of a table, in parts on several hosts. The rows of each part are sorted by group."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Parts:
         self.prepared = [self._prepared(at) for at in range(len(self.raw))]
 
     def sum(self, function: Callable[..., Any], *args: Any) -> Any:
-        """The sum, over all parts, of the arrays that the function returns for a part."""
+        """The sum of the arrays that the function returns for the parts."""
         return self._retry(lambda: self.tasks.sum(self._each_prepared(function, *args)))
 
     def _retry(self, call: Callable[[], Any]) -> Any:

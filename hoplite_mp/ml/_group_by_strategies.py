@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["STRATEGIES", "Problem", "estimate", "fit"]
 
 STRATEGIES = ("accumulate", "data", "task")
-PASSES = 8  # number of passes that the cost model assumes; Newton's method mostly needs 6 to 12
+PASSES = 8  # number of passes that the cost model assumes; Newton's method usually needs 6 to 12
 PROBE_ROWS, PROBE_BYTES = 2000, 1 << 20
 
 
@@ -119,8 +119,8 @@ def _fit_here(rows: list[Any], problem: Problem) -> Fitted:
 
 
 def assign(parts: Parts, problem: Problem, workers: int) -> list[Any]:
-    """The groups for each worker, in ascending order. The largest group is assigned first, each
-    one to the worker with the least load."""
+    """The groups for each worker, in ascending order. Groups are assigned in descending order of
+    work, each to the worker with the least load."""
     models = np.bincount(problem.groups, minlength=len(parts.groups))
     work = parts.counts.sum(axis=1) * models
     loads, found = np.zeros(workers), [list[int]() for _ in range(workers)]
@@ -138,8 +138,8 @@ def assign(parts: Parts, problem: Problem, workers: int) -> list[Any]:
 def estimate(parts: Parts, problem: Problem) -> dict[str, float]:
     """The estimated seconds that each strategy takes.
 
-    Three values are measured: the seconds of a pass for one row and one model, of a communication
-    without data, and for each byte. The number of passes is assumed."""
+    Three times are measured: for one row and one model in a pass, for a communication without data,
+    and for each byte sent. The number of passes is assumed."""
     row_s = _row_s(parts, problem)
     round_s, byte_s = _communication(parts)
     workers = sum(parts.tasks.hosts().values())
@@ -171,7 +171,7 @@ def _row_s(parts: Parts, problem: Problem) -> float:
 def _communication(parts: Parts) -> tuple[float, float]:
     """The seconds of a communication between all hosts without data, and the seconds for each
     byte."""
-    parts.sum(_zeros, 1)  # the first one also starts workers
+    parts.sum(_zeros, 1)  # the first call also starts workers
     begun = time.perf_counter()
     parts.sum(_zeros, 1)
     small = time.perf_counter() - begun

@@ -91,7 +91,7 @@ class ClusterTasks:
                 raise ValueError("no Future is watched")
             try:
                 future = next(self._completions)
-            except StopIteration:  # a Future was watched after the iterator had ended
+            except StopIteration:  # a Future was added after the iterator had ended
                 self._completions = as_completed(list(self._watched))
                 continue
             if future in self._watched:
@@ -111,8 +111,8 @@ class ClusterTasks:
         return self.cluster.get(self.cluster.reduce(list(futures), reproducible=True))
 
     def host_of(self, ref: Any, number: int) -> str:
-        """A host with workers that holds the object when it is ready. If there is none, any host
-        with workers, in rotation by `number`."""
+        """Waits until the object is ready. Returns a host that holds the object and has workers or,
+        if there is none, any host with workers, in rotation by `number`."""
         self.cluster.wait([ref])
         hosts = list(self.hosts())
         if not hosts:

@@ -25,7 +25,7 @@ EXCHANGE_S = 60.0  # timeout of an exchange with the server, including its resta
 
 
 class LinUCBServer:
-    """The server, which has the sums of all agents' observations. `FedLinUCB.serve` runs it as an
+    """The server, which keeps the sums of all agents' observations. `FedLinUCB.serve` runs it as an
     actor."""
 
     __module__ = "hoplite_mp.ml"
@@ -74,9 +74,9 @@ class FedLinUCB:
     ridge : float
         The regularisation of the estimate, above 0.
     server : Actor, LinUCBServer or None
-        The server that `serve` has returned, which all agents share. It can be an argument of
-        tasks. None: the agent is alone, and learns only from its own observations, by the same
-        rule.
+        The server that all agents share: usually the handle that `serve` has returned, which can be
+        an argument of tasks. None: a server of the agent's own, so it learns only from its own
+        observations.
 
     Raises
     ------
@@ -128,7 +128,7 @@ class FedLinUCB:
         self.server = LinUCBServer(n_features) if server is None else server
         self.messages = self.sent = self.received = 0
         self._gram, self._moment = np.zeros((n_features, n_features)), np.zeros(n_features)
-        self._rounds = 0  # number of observations in these two sums; the server lacks them
+        self._rounds = 0  # number of observations in these two sums, which were not sent yet
         self._pending: tuple[tuple[Array, Array, int], Future[Any]] | None = None
         self._chosen: Array | None = None
         self._download(np.zeros_like(self._gram), np.zeros(n_features))
@@ -161,7 +161,7 @@ class FedLinUCB:
         return np.asarray(arms @ self._estimate + self.beta * np.sqrt(np.maximum(spread, 0.0)))
 
     def choose(self, arms: Any) -> int:
-        """The index of the arm with the highest bound; of several such arms, the first."""
+        """The index of the arm with the highest bound; among equal bounds, the first."""
         best = int(self.bounds(arms).argmax())
         self._chosen = np.array(np.asarray(arms, np.float64)[best])
         return best
@@ -191,14 +191,15 @@ class FedLinUCB:
             given = (self._gram, self._moment, self._rounds)
             self._gram, self._moment = np.zeros_like(self._gram), np.zeros(self.n_features)
             self._rounds = 0
-            self._pending = (given, self._ask(given))
-        # After a timeout or Ctrl-C the call is still running, and is awaited again, not repeated.
-        given, answer = self._pending
+            self._pending = (given, self._request(given))
+        # After a timeout or Ctrl-C, the call is still running, so it is awaited again, not
+        # repeated.
+        given, reply = self._pending
         try:
-            gram, moment = answer.result(EXCHANGE_S)
+            gram, moment = reply.result(EXCHANGE_S)
         except Exception:
-            # Once done, the server is lost or has raised an error, and has confirmed nothing.
-            if answer.done():
+            # If the call is done, it has failed, and the server has not confirmed the observations.
+            if reply.done():
                 self._pending = None
                 self._gram += given[0]
                 self._moment += given[1]
@@ -210,10 +211,10 @@ class FedLinUCB:
         self.received += gram.nbytes + moment.nbytes
         self._download(gram, moment)
 
-    def _ask(self, given: tuple[Array, Array, int]) -> Future[Any]:
+    def _request(self, given: tuple[Array, Array, int]) -> Future[Any]:
         if not isinstance(self.server, LinUCBServer):
-            answer: Future[Any] = self.server.exchange(*given)
-            return answer
+            reply: Future[Any] = self.server.exchange(*given)
+            return reply
         here: Future[Any] = Future()
         try:
             here.set_result(self.server.exchange(*given))

@@ -70,14 +70,14 @@ def laplacian(edges: Iterable[Edge], size: int, weights: Array | None = None) ->
     return found
 
 
-def algebraic_connectivity(of: Array, ranks: Sequence[int] | None = None) -> float:
+def algebraic_connectivity(matrix: Array, ranks: Sequence[int] | None = None) -> float:
     """The second smallest eigenvalue of a Laplacian that is restricted to these ranks; 0 if the
     graph is not connected."""
     if ranks is not None:
-        of = of[np.ix_(ranks, ranks)]
-    if len(of) < 2:
+        matrix = matrix[np.ix_(ranks, ranks)]
+    if len(matrix) < 2:
         return 0.0
-    return max(0.0, round(float(np.linalg.eigvalsh(of)[1]), DIGITS))
+    return max(0.0, round(float(np.linalg.eigvalsh(matrix)[1]), DIGITS))
 
 
 def choose_matchings(
@@ -91,10 +91,11 @@ def choose_matchings(
     """Chooses the candidates with the highest connectivity within the time budget.
 
     seconds: the duration of each candidate. recent: the decayed Laplacian of the last rounds, to
-    which the Laplacian of the chosen candidates is added. (A single matching connects only pairs;
-    several rounds connect more.) weights: the probabilities of the edges. Of equal choices, the
-    fastest is taken. If no candidate fits into the budget, the fastest one is chosen. Few
-    candidates are compared in all subsets; more are added greedily."""
+    which the Laplacian of the chosen candidates is added. (A single matching connects only pairs of
+    ranks; several rounds together connect more.) weights: the probabilities of the edges. Among
+    equal choices, the fastest wins. If no candidate fits into the budget, the fastest one is
+    chosen. If there are few candidates, all their subsets are compared; otherwise candidates are
+    added greedily."""
     size = len(recent)
     parts = [laplacian(one, size, weights) for one in candidates]
 

@@ -60,7 +60,7 @@ def sums(part: GroupedRows, groups: Any, coefficients: Any) -> Any:
 
 
 class NewtonFits:
-    """The models' coefficients, which damped steps of Newton's method improve.
+    """The models' coefficients, which are improved by damped steps of Newton's method.
 
     groups: (models,), in ascending order. penalties: (models,), the factor 1/C of half the squared
     norm. intercept: whether the last coefficient is an intercept, which is not penalised. tol: a
@@ -125,7 +125,8 @@ class NewtonFits:
         self.active[models[self.halvings[models] > HALVINGS_MAX]] = False
 
     def _end(self, models: Any) -> None:
-        """Makes the next step of models for which it is small. These models are done."""
+        """Ends models whose next step would gain little, after this last step, and models that have
+        reached `max_iter`."""
         small = models[self.slopes[models] / 2 <= self.tol]
         self.coefficients[small] -= self.steps[small]
         self.converged[small] = True

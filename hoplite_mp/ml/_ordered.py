@@ -59,8 +59,8 @@ def ordered_reduce(
 
     Notes
     -----
-    It saves little if the ranks' shards are alike, because then the norms are alike. It saves
-    nothing if the gradients cancel each other (shards sorted by label).
+    Few transmissions are saved if the ranks' shards are alike, because then the norms are alike,
+    and none if the gradients cancel each other (shards sorted by label).
 
     Examples
     --------
@@ -102,7 +102,8 @@ def ordered_reduce(
         if sent == len(order) or _is_enough(left[sent], norm.result(), xi):
             break
         sent += 1
-    # A failed ref replaces each ref that was not sent, so that the indices are those of `refs`.
+    # A failed ref replaces each ref that was not sent, so that `contributors` gives indices in
+    # `refs`.
     failed = cluster.put(0)
     cluster.delete(failed)
     chosen = set(order[:sent])
@@ -115,7 +116,7 @@ def _is_enough(left: float, norm: float, xi: float) -> bool:
 
 
 def _add(partial: Array | None, new: list[Array]) -> Array:
-    """The sum so far, in float64."""
+    """Adds the new arrays to the sum so far, in float64."""
     total = np.zeros(np.shape(new[0]), np.float64) if partial is None else partial.copy()
     for one in new:
         total += one

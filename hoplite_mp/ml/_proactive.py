@@ -1,10 +1,10 @@
 """Proactive data-parallel updates: the model is updated while partial sums are being computed.
 
 Each rank visits the blocks of its rows in turn, and keeps the latest partial sums of each block. A
-collection adds up the sums that the ranks have at that time, and every rank updates its copy of
-the state from the totals. Ranks continue to compute during a collection. The totals are the same
-on all ranks, so the states are equal, bit for bit, and all ranks decide equally on the next period
-and on when to stop.
+collection adds up the sums that the ranks have at that time, and every rank updates its copy of the
+state from the totals. Ranks continue to compute during a collection. The totals are the same on all
+ranks, so the states are equal, bit for bit, and all ranks make the same decisions about the next
+period and about when to stop.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SETTLED = 64  # number of collections before other periods are tried again
 LEVELS = 20  # periods are at most 2 ** LEVELS blocks
 FIRST_LEVEL_MAX = 4  # largest level of the first period, which depends on a collection's duration
 EPSILON = 1e-9  # in passes: a sum of shares may miss the end of a pass by a rounding error
-LAST_S = 1.0  # how long to wait for the other ranks after the first one has returned
+LAST_S = 1.0  # seconds to wait for the other ranks after the first rank has returned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class ProactiveResult:
     """The result of `proactive`.
 
     state: the last state. loss: the mean loss of the rows, each as computed at its last visit.
-    rows, passes: the number of rows visited, and the same as a number of passes over all rows.
+    rows: the number of rows visited. passes: the corresponding number of passes over all rows.
     rounds: the number of updates. period: the last period in seconds; 0.0 means an update after
     each block, None an update after each pass. converged: whether `tol` was reached. history: for
     each update, the seconds since the start, the loss, and the state if `states=True` was given,
@@ -92,9 +92,9 @@ def proactive(
     """Minimises a sum over rows, with updates that do not wait for passes over all rows.
 
     There is one rank for each shard, in a task on the current Cluster. If no Cluster is open, this
-    process visits all shards, with an update after each block (or each pass). When a block is
-    visited again, its new sums replace the old ones. So the totals cover all rows visited so far,
-    each at a recent state (incremental EM).
+    process visits all shards, with an update after each block or, with `period=None`, after each
+    pass. When a block is visited again, its new sums replace the old ones. So the totals cover all
+    rows visited so far, each at a recent state (incremental EM).
 
     Parameters
     ----------
@@ -260,7 +260,7 @@ def _blocks(shard: Any, block: int) -> Iterator[tuple[int, Any]]:
 
 
 class _Control:
-    """Decides, equally on all ranks, how long to accumulate and when to stop."""
+    """Decides how long to accumulate and when to stop. The decisions are the same on all ranks."""
 
     def __init__(self, job: _Job) -> None:
         self._job = job
@@ -280,21 +280,21 @@ class _Control:
         return self._search.period if self._search is not None else self._job.period  # type: ignore[return-value]
 
     def advance(
-        self, loss: float, of: float, there: float, processed: float, complete: bool = True
+        self, loss: float, counted: float, present: float, processed: float, complete: bool = True
     ) -> None:
-        """Records an update. loss, of: the loss and the number of the rows in the totals. there:
-        the number of rows of the ranks that took part. processed: rows visited since the last
-        update. complete: no rank was missing. While one is, passes do not count, and the fit does
-        not stop."""
+        """Records an update. loss, counted: the loss and the number of the rows in the totals.
+        present: the number of rows of the ranks that took part. processed: rows visited since the
+        last update. complete: whether all ranks took part. While a rank is missing, passes do not
+        count, and the fit does not stop."""
         self.rounds += 1
-        self.loss = loss / of
+        self.loss = loss / counted
         self.rows += round(processed)
         if not complete:
             self._checked = (self.passes, math.inf)
             return
-        self.passes += processed / there
+        self.passes += processed / present
         last_passes, last_loss = self._checked
-        if of < there:
+        if counted < present:
             return
         if self.passes >= last_passes + 1 - EPSILON:
             self.converged = last_loss - self.loss < self._job.tol
@@ -302,8 +302,8 @@ class _Control:
         self.done = self.converged or self.passes >= self._job.passes - EPSILON
 
     def pace(self, whole: bool, elapsed: float, collecting: float, block: float) -> None:
-        """Records mean seconds over the ranks: of the round, of its collection, of a block. whole:
-        all rows are in the totals."""
+        """Records how many seconds the round, its collection and a block have taken, as means over
+        the ranks. whole: whether all rows are in the totals."""
         self.seconds += elapsed
         if self._search is not None:
             self._search.advance(self.loss if whole else math.inf, elapsed, collecting, block)
@@ -323,8 +323,8 @@ class _Control:
 class _Search:
     """Finds the period with the most progress per second, among multiples 2 ** level of a block.
 
-    Progress slows down by itself, so a candidate's window is compared with the mean of the windows
-    before and after it."""
+    Progress slows down during a fit, so the candidate's window (`WINDOW` collections) is compared
+    with the mean of the windows before and after it."""
 
     def __init__(self) -> None:
         self.level = -1  # level of the best period known
@@ -360,14 +360,14 @@ class _Search:
         self._decide()
 
     def _decide(self) -> None:
-        if self._trial is not None:  # this window was the candidate's
+        if self._trial is not None:  # this was the candidate's window
             self._trial = None
             return
         if len(self._windows) >= 3:
             before, candidate, after = self._windows[-3:]
             if candidate > BETTER * (before + after) / 2:
                 self.level, self._failed = self.level + self._step, 0
-                # The windows so far belong to levels other than the one to be compared next.
+                # The windows so far were not measured at the new level.
                 self._windows = []
                 return
             self._step, self._failed = -self._step, self._failed + 1
@@ -390,9 +390,9 @@ def _inline(job: _Job, shards: Sequence[Any]) -> ProactiveResult:
         rows.visit(state)
         while job.period is None and rows.processed < rows.count:
             rows.visit(state)
-        loss, of = rows.total()[-2:]
-        state = job.update(state, rows.unflatten(rows.total()), round(of))
-        control.advance(loss, of, rows.count, rows.processed)
+        loss, counted = rows.total()[-2:]
+        state = job.update(state, rows.unflatten(rows.total()), round(counted))
+        control.advance(loss, counted, rows.count, rows.processed)
         control.seconds += time.perf_counter() - begun
         control.note(state)
         rows.processed = 0
@@ -436,7 +436,7 @@ class _Member:
 
     def run(self) -> ProactiveResult:
         self._collect(overlap=False)  # a replaced rank gets the state before it computes
-        self._collecting_s = 0.0  # the first collection has waited for the ranks to start
+        self._collecting_s = 0.0  # the first collection does not count: it waited for other ranks
         while not self._control.done:
             self._accumulate(self._control.period)
             self._collect(overlap=self._job.period is not None)
@@ -476,9 +476,9 @@ class _Member:
         self._rows.current = 0
 
     def _apply(self, sums: Array, about: Array) -> None:
-        """Makes the update. Ranks that have missed updates get the state from the first rank that
-        has made all of them."""
-        there, processed, elapsed, collecting, block = about[:5]
+        """Makes the update. Ranks that have missed updates get the state from the lowest rank that
+        has missed none."""
+        present, processed, elapsed, collecting, block = about[:5]
         rounds, ranks = about[5:], self._group.contributors
         newest = rounds.max()
         behind = [rank for rank in ranks if rounds[rank] < newest]
@@ -486,13 +486,13 @@ class _Member:
         if self._group.rank in behind:
             self._receive(leader)
             return
-        loss, of = sums[-2:]
-        if of > 0:
-            self._state = self._job.update(self._state, self._rows.unflatten(sums), round(of))
+        loss, counted = sums[-2:]
+        if counted > 0:
+            self._state = self._job.update(self._state, self._rows.unflatten(sums), round(counted))
             complete = len(ranks) == self._group.size
-            self._control.advance(loss, of, there, processed, complete)
+            self._control.advance(loss, counted, present, processed, complete)
             seconds = np.array([elapsed + collecting, collecting, block]) / len(ranks)
-            self._control.pace(complete and of >= there, *seconds)
+            self._control.pace(complete and counted >= present, *seconds)
             self._control.note(self._state)
         if self._group.rank == leader:
             for rank in behind:

@@ -28,7 +28,7 @@ __all__ = ["ColumnStore", "TreeGrowth"]
 
 SUBTREES_AHEAD = 2  # number of running or queued subtree tasks for each worker
 URGENT = 1  # priority of column tasks, which lead to further tasks
-LOSSES_MAX = 100  # failed tasks of one tree node, which may have many tasks at a time
+LOSSES_MAX = 100  # maximum number of lost tasks of a tree node, which may have many tasks at a time
 EPSILON = np.finfo("double").eps  # a lower impurity counts as 0, as in scikit-learn
 LEAF, UNDEFINED = -1, -2
 
@@ -67,8 +67,8 @@ class ColumnStore:
             self.holders[number] = left or [names[number % len(names)]]
 
     def shares(self, numbers: Iterable[int], prefer: str | None = None) -> dict[str, list[int]]:
-        """Divides these columns among their holders: host -> columns. A column goes to `prefer` if
-        this host holds it; the others are divided evenly."""
+        """Divides these columns among their holders: host -> columns. A column is assigned to the
+        host `prefer` if that host holds it; the others are divided evenly."""
         found: dict[str, list[int]] = {}
         for number in numbers:
             holders = self.holders[number]
@@ -115,7 +115,7 @@ class _GrowingTree:
 
 @dataclasses.dataclass(eq=False)
 class _ColumnTask:
-    """The search for a tree node's split, which collects answers from several hosts."""
+    """The search for a tree node's split, which collects the results of several hosts."""
 
     node: _TreeNode
     missing: int = 0
@@ -216,8 +216,7 @@ class TreeGrowth:
                 self._watch(future, task, part)
 
     def _compare(self, task: _ColumnTask, answer: tuple[float, int, Any, Any]) -> None:
-        """Processes an answer. After the last answer, the tree node is split, or becomes a
-        leaf."""
+        """Processes a result. After the last result, the tree node is split, or becomes a leaf."""
         node = task.node
         if node.best is None or (-answer[0], answer[1]) < (-node.best[0], node.best[1]):
             node.best = answer

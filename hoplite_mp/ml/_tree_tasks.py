@@ -52,7 +52,7 @@ class Rules:
         decrease: float,
         seed: int,
     ) -> Any:
-        """A tree of at most that depth over these rows, made by scikit-learn's depth-first
+        """A tree of at most that depth over these rows, built by scikit-learn's depth-first
         builder."""
         if self.n_classes:
             criterion = CRITERIA_CLF[self.criterion](1, np.array([self.n_classes], np.intp))
@@ -176,8 +176,7 @@ def grow_subtree(
     weight = float(len(x) if node.weights is None else node.weights.sum())
     tree = rules.build(
         x, node.y, node.weights, depth=rules.max_depth - depth, max_features=rules.max_features,
-        # scikit-learn relates the decrease to the weight of the rows that it gets, not of all
-        # rows.
+        # scikit-learn divides the decrease by the weight of the rows passed to it, not of all rows.
         decrease=rules.min_impurity_decrease * (rules.total_weight / weight), seed=seed,
     )  # fmt: skip
     state = tree.__getstate__()

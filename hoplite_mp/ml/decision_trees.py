@@ -69,7 +69,7 @@ class _ColumnTrees:
         return X, codes.astype(np.min_scalar_type(self.n_classes_ - 1)), sample_weight
 
     def _rules(self, n_rows: int, total_weight: float, classifies: bool) -> Rules:
-        """The parameters as absolute numbers, computed as in scikit-learn."""
+        """The parameters as absolute numbers, converted as in scikit-learn."""
         params: Any = self
         least, split = params.min_samples_leaf, params.min_samples_split
         if not isinstance(least, Integral):
@@ -105,17 +105,17 @@ class _ColumnTrees:
         params._prune_tree()
 
 
-def _max_features(asked: Any, n_features: int) -> int:
+def _max_features(value: Any, n_features: int) -> int:
     """The number of columns that `max_features` means in scikit-learn."""
-    if asked is None:
+    if value is None:
         return n_features
-    if asked == "sqrt":
+    if value == "sqrt":
         return max(1, int(np.sqrt(n_features)))
-    if asked == "log2":
+    if value == "log2":
         return max(1, int(np.log2(n_features)))
-    if isinstance(asked, Integral):
-        return min(int(asked), n_features)
-    return max(1, int(asked * n_features))
+    if isinstance(value, Integral):
+        return min(int(value), n_features)
+    return max(1, int(value * n_features))
 
 
 class DecisionTreeClassifier(_ColumnTrees, sklearn.tree.DecisionTreeClassifier):
@@ -133,12 +133,13 @@ class DecisionTreeClassifier(_ColumnTrees, sklearn.tree.DecisionTreeClassifier):
     Parameters
     ----------
     criterion : {"gini", "entropy", "log_loss"}, default="gini"
-        Measures a split's quality.
+        The measure of a split's quality.
     max_depth, min_samples_split, min_samples_leaf, min_weight_fraction_leaf, max_features, \
 random_state, min_impurity_decrease, class_weight, ccp_alpha
         As in scikit-learn.
     subtree_rows : int, default=10_000
-        A node with more rows is split by all hosts together, a smaller one by one host.
+        A node with more rows is split by all hosts together. The whole subtree of a smaller node is
+        built by one host.
     replicas : int, default=2
         The number of hosts that have a copy of each column. More copies mean fewer bytes over the
         links while the tree is grown, and more memory.
@@ -220,14 +221,15 @@ class DecisionTreeRegressor(_ColumnTrees, sklearn.tree.DecisionTreeRegressor):
     Parameters
     ----------
     criterion : {"squared_error", "absolute_error"}, default="squared_error"
-        Measures a split's quality.
+        The measure of a split's quality.
     max_depth, min_samples_split, min_samples_leaf, min_weight_fraction_leaf, max_features, \
 random_state, min_impurity_decrease, ccp_alpha
         As in scikit-learn.
     subtree_rows : int, default=10_000
-        A node with more rows is split by all hosts together, a smaller one by one host.
+        A node with more rows is split by all hosts together. The whole subtree of a smaller node is
+        built by one host.
     replicas : int, default=2
-        How many hosts have a copy of each column.
+        The number of hosts that have a copy of each column.
 
     Examples
     --------
@@ -273,7 +275,7 @@ random_state, min_impurity_decrease, ccp_alpha
         self.replicas = replicas
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> DecisionTreeRegressor:
-        """Grows the tree, like `DecisionTreeClassifier.fit`, but y are numbers."""
+        """Grows the tree, like `DecisionTreeClassifier.fit`, but the targets are numbers."""
         self._fit_one(X, y, sample_weight, False)
         return self
 
@@ -296,11 +298,13 @@ class RandomForestClassifier(_ColumnTrees, sklearn.ensemble.RandomForestClassifi
 max_features, bootstrap, max_samples, random_state, min_impurity_decrease
         As in scikit-learn.
     class_weight : {"balanced"} or dict, optional
-        As in scikit-learn. A row's weight multiplies the number of times that the row is drawn.
+        As in scikit-learn. The weight of a row is multiplied by the number of times that it is
+        drawn.
     subtree_rows : int, default=10_000
-        A node with more rows is split by all hosts together, a smaller one by one host.
+        A node with more rows is split by all hosts together. The whole subtree of a smaller node is
+        built by one host.
     replicas : int, default=2
-        How many hosts have a copy of each column.
+        The number of hosts that have a copy of each column.
 
     Examples
     --------
@@ -374,7 +378,7 @@ max_features, bootstrap, max_samples, random_state, min_impurity_decrease
         return self
 
     def _validate_X_predict(self, X: Any) -> Any:
-        """Checks X in place of scikit-learn's method, which uses the trees' check, and these
+        """Checks X. This replaces scikit-learn's method, which lets the trees check X, and they
         accept NaN."""
         check_is_fitted(self)
         return validate_data(self, X, dtype=np.float32, reset=False)
@@ -388,10 +392,10 @@ max_features, bootstrap, max_samples, random_state, min_impurity_decrease
         if self.max_samples is None:
             return n_rows
         if isinstance(self.max_samples, Integral):
-            asked = int(self.max_samples)
-            if asked > n_rows:
-                raise ValueError(f"max_samples is {asked}, but there are only {n_rows} rows")
-            return asked
+            value = int(self.max_samples)
+            if value > n_rows:
+                raise ValueError(f"max_samples is {value}, but there are only {n_rows} rows")
+            return value
         return max(round(n_rows * float(self.max_samples)), 1)
 
     def _tree(self, grown: Any, rules: Rules, seed: int) -> Any:

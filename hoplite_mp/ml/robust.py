@@ -1,8 +1,8 @@
 """Robust reductions: operators that bound the effect of faulty inputs.
 
-An input is faulty if its data or the computation of it is faulty: flipped bits, NaN, a bad shard,
-wrong code. The process that folds a slice is trusted. Pass an operator as `op` to `allreduce` or
-`reduce` of a Group or a Cluster, with float32 or float64 arrays.
+An input is faulty if its data or its computation is faulty: flipped bits, NaN, a bad shard, wrong
+code. The process that folds a slice is trusted. Pass an operator as `op` to `allreduce` or `reduce`
+of a Group or a Cluster, with float32 or float64 arrays.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Krum(SliceOperator):
     f : int
         The number of inputs that may be faulty. At least 2 f + 3 inputs are needed.
     m : int, optional
-        The number of inputs that are accepted, 1 to n - f - 2. Default: 1.
+        The number of inputs that are accepted, from 1 to n - f - 2. Default: 1.
 
     Raises
     ------

@@ -91,7 +91,7 @@ class FeedbackState:
     Parameters
     ----------
     group : torch.distributed.ProcessGroup or None
-        None: the default process group. If a rank dies, the training stops.
+        The process group; None is the default one. If a rank dies, the training stops.
     compressor : TopK, Threshold, RandomBlocks, Quantise, Float16 or PowerSGD
         The compressor, which must be the same on all ranks.
     """
