@@ -1,10 +1,10 @@
 """Hosts on a switch: rates and delays of their links, stopped hosts, cuts.
 
-A block leaves its host at the host's up rate, one after the other, and arrives at the receiver's
-down rate, queued behind earlier blocks; both overlap, as with packets. Streams with a ready block
-are served in turn, and each has at most WINDOW_BLOCKS in flight, so a blocked stream does not block
-others. Messages have priority over blocks and are ordered within a connection; they delay the next
-block by their transmission time. Messages of different connections may overtake each other.
+Blocks leave a host one after another, at the host's up rate. They arrive at the receiver's down
+rate, behind earlier blocks. Sending and receiving overlap, as with packets. Streams with a ready
+block are served in turn, and each has at most WINDOW_BLOCKS in flight, so a blocked stream does not
+block others. Messages have priority over blocks and are ordered within a connection; they delay the
+next block by their transmission time. Messages on different connections may overtake each other.
 
 Data for a stopped or unreachable host is queued. When a connection ends, data in flight is lost.
 """
@@ -24,7 +24,7 @@ __all__ = ["OutgoingStream", "Port", "VirtualNetwork", "VirtualPipe"]
 # Blocks of one stream that may be in flight. Higher: one stream fills a busy receiver's queue. At
 # 1, a link would be idle while the last byte of a block arrives.
 WINDOW_BLOCKS = 2
-# Delay between processes of one host.
+# Delay between processes on one host.
 LOCAL_DELAY_S = 20e-6
 
 
@@ -53,7 +53,7 @@ class Port:
         self.sending = False
         self.down_free = 0.0  # when all data in flight to this host has arrived
         self.control_free = 0.0  # when all queued messages have been sent
-        self.debt_s = 0.0  # time that messages have taken from the next block
+        self.debt_s = 0.0  # time by which messages delay the next block
 
 
 class VirtualNetwork:
@@ -66,7 +66,7 @@ class VirtualNetwork:
         self.ports: list[Port] = []
         self.stopped: set[int] = set()
         self.cut: set[tuple[int, int]] = set()  # pairs in both directions
-        # Sender and receiver -> bytes per second, and when all blocks have passed this path.
+        # (sender, receiver) -> (bytes per second, time when all blocks have passed this path)
         self.narrow: dict[tuple[int, int], tuple[float, float]] = {}
         self.blocks = 0  # number of blocks sent
         self._blocked: dict[
@@ -200,8 +200,8 @@ class VirtualPipe:
         self._last = 0.0
 
     def send(self, message: Any, nbytes: int) -> None:
-        """Sends a message, which arrives after earlier ones. It is lost if the channel is closed
-        before."""
+        """Sends a message, which arrives after earlier ones. It is lost if the pipe is closed
+        before it arrives."""
         network, (sender, receiver) = self.network, self.ends
         at = network.leaves_at(sender, receiver, nbytes) + network.delay(sender, receiver)
         self._last = max(self._last, at)
@@ -216,5 +216,5 @@ class VirtualPipe:
             self.receive(message)
 
     def close(self) -> None:
-        """Closes the channel. Messages in flight are lost."""
+        """Closes the pipe. Messages in flight are lost."""
         self.is_open = False

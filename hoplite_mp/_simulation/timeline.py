@@ -45,7 +45,7 @@ class Timeline:
         heappush(self._heap, (self.now + seconds, self._scheduled, call, arguments))
 
     def note(self, line: str) -> None:
-        """Adds a line to the log, of which `digest` is the hash."""
+        """Adds a line to the log. `digest` is a hash of the log."""
         line = f"{self.now:.9f} {line}"
         self._digest.update(line.encode())
         self.tail.append(line)
@@ -56,7 +56,8 @@ class Timeline:
         return self._digest.hexdigest()
 
     def run(self, events_max: int, until: float) -> bool:
-        """Processes all events in order; False if there are more than events_max, or later ones."""
+        """Processes all events in order. Returns False if it stops at `events_max` events, or
+        before an event after `until`."""
         heap = self._heap
         while heap:
             if self.events >= events_max or heap[0][0] > until:

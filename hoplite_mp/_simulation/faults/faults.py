@@ -24,17 +24,17 @@ __all__ = ["Faults"]
 
 # Faults at the first manager's host, in runs with a standby.
 FIRST_HOST_KINDS = "die", "die", "stop", "cut", "reset", "manager", "leave", "split", "split"
-# Faults at any host. The number of entries of a kind is its weight.
+# Faults at any host. The weight of a kind is the number of its entries.
 KINDS = ("die", "die", "die", "stop", "pause", "crawl", "cut", "join", "reset", "kill", "kill",
          "leave", "manager", "manager")  # fmt: skip
 KINDS_FOCUSED = 2  # half of all runs draw only from two of these entries
-# Most runs have few faults, so that enough survives to be checked.
+# Most runs have few faults, so that enough of the cluster survives to be checked.
 COUNTS = (0, 1, 1, 1, 2, 2, 3, 5)
-# Three in ten faults wait for a transfer or a call of a Group, for at most TRAFFIC_S_MAX, polling
-# every TRAFFIC_POLL_S. They occur within STRIKE_S_MAX of it.
+# Three in ten faults wait for a transfer or a Group call, for at most TRAFFIC_S_MAX, polling every
+# TRAFFIC_POLL_S. They occur at most STRIKE_S_MAX later.
 TRAFFIC_S_MAX, TRAFFIC_POLL_S, STRIKE_S_MAX = 0.1, 0.0005, 0.004
-# Four in ten wait for the n-th message of some kind, for at most MESSAGE_FAULT_S_MAX. They occur
-# immediately, or shortly after it.
+# Four in ten wait for the n-th message of some kind, for at most MESSAGE_FAULT_S_MAX. They occur at
+# this message, or shortly after it.
 MESSAGE_FAULT_S_MAX = 2.0
 OCCURRENCES = 1, 1, 1, 2, 3, 6
 STRIKES = ("die sender", "die sender", "die receiver", "die receiver", "manager", "manager",
@@ -45,8 +45,8 @@ FOLLOWED_KINDS = "die", "manager", "reset", "stop", "cut"
 NEXT_MESSAGES = 1, 2, 3, 5, 8, 13, 20, 30
 STRIKE_DELAYS_S = 0.0, 0.0, 0.0, 100e-6, 1e-3, 0.05
 HEARTBEAT_TIMEOUT_S = 2.0  # a host that is stopped for longer is declared lost
-PERMANENT_STOP_S = HANGS_S + 2.0  # a wait for such a host counts as a hang
-# The same for the hosts of the first manager and of the standby. If both hosts are lost, programs
+PERMANENT_STOP_S = HANGS_S + 2.0  # long enough for a wait for the host to count as a hang
+# The same, for the hosts of the first manager and of the standby. If both hosts are lost, programs
 # wait until an operator powers the stopped host off. Then the standby may be promoted, or the
 # programs stop waiting.
 FENCED_S = 30.0
@@ -56,7 +56,7 @@ STOPS_S = (
     1.0,
     4.0,
     12.0,
-)  # added in runs with a standby, which may take over
+)  # added to a stop in runs with a standby, which may then take over
 RATE_MIN = 250e3  # in bytes per second; slower links look like hangs
 CUTS_S = (0.01, 0.5, 3.0, 8.0)
 
@@ -72,8 +72,8 @@ class Faults:
         self.injected: list[str] = []
         self.begun_at = 0.0
         self._kinds: Sequence[str] = KINDS
-        self._calls = 0  # number of Groups' calls at the last check
-        self.pending = 0  # faults that are scheduled, or that end by themselves
+        self._calls = 0  # number of Group calls begun, at the last check
+        self.pending = 0  # scheduled faults, and scheduled ends of faults
 
     def begin(self) -> None:
         """Schedules the faults."""
@@ -153,7 +153,7 @@ class Faults:
             self._schedule(STRIKE_DELAYS_S[3], self._strike, strike, sender, receiver)
             return
         if kind in ("die", "stop") and not (place or self.world.environment.standby_at):
-            kind = "manager"  # that host must not be lost
+            kind = "manager"  # without a standby, the first host must not be lost
         if kind in ("reset", "cut") and sender == receiver:
             kind = "kill"
         if kind == "reset":
@@ -189,7 +189,7 @@ class Faults:
     def _strike_first_host(self) -> None:
         """Injects a fault at the host of the first manager."""
         kind = self.rng.choice(FIRST_HOST_KINDS)
-        if kind == "split":  # cut off from its standby alone
+        if kind == "split":  # cut off only from the standby's host
             self.injected.append("cut")
             self.world.cut({0}, {1})
             self._schedule(self.rng.choice(CUTS_S), self.world.heal, {0}, {1})
@@ -205,8 +205,8 @@ class Faults:
             self._schedule(self._short_delay(), self.world.rejoin, place)
 
     def _stop(self, place: int) -> None:
-        """Stops a host until it is declared lost. Some of these hosts never resume, and are powered
-        off in the end."""
+        """Stops a host until it is declared lost. Some of these hosts do not resume, and are
+        finally powered off."""
         self.world.stop(place)
         if self.rng.random() < 0.15:
             self._schedule(
@@ -224,7 +224,7 @@ class Faults:
         )
 
     def _check_declared_lost(self, host: VirtualHost, stops: int) -> None:
-        """Checks that the manager has declared the host lost, if no other was stopped since."""
+        """Checks that the manager has declared the host lost, if no host was stopped since."""
         world = self.world
         manager = world.manager
         if manager is None or world.struck & world.environment.managers or not manager.decides:
@@ -235,7 +235,7 @@ class Faults:
 
     def _switch_off(self, place: int) -> None:
         host = self.world.hosts[place]
-        self.world.end(host, "it was never to go on")
+        self.world.end(host, "it is powered off")
         self.world.resume(place)
 
     def _pause(self, place: int) -> None:

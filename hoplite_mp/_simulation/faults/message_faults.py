@@ -1,8 +1,8 @@
 """Faults that are triggered by a message: just before it is sent, or when it arrives.
 
-Many bugs occur only if a process dies between two given messages, which a fault at a random time
-hits once in ten thousand runs. So a fault can wait for a message with a given tag. Rare messages
-are chosen as often as common ones (as in FATE: Gunawi et al., NSDI 2011).
+Many bugs occur only if a process dies between two given messages. A fault at a random time hits
+this moment once in ten thousand runs. So a fault can wait for a message with a given tag. Rare
+messages are chosen as often as common ones (as in FATE: Gunawi et al., NSDI 2011).
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ _length = struct.Struct("<I").unpack_from
 
 @dataclass(eq=False)
 class MessageFault:
-    """Calls `strike` at the `left`-th message with the tag ("": any message), with the machines of
-    its sender and receiver."""
+    """Calls `strike` at the `left`-th message with the tag ("": any message), and passes the
+    machines of the message's sender and receiver."""
 
     message: str
     left: int

@@ -31,7 +31,7 @@ _SWITCHED = re.compile(r"(fattree|star):(\d{1,4})")
 class Interconnect:
     """Hosts, switches, and the directed links between them.
 
-    ring: all hosts in an order whose neighbours are near to each other. route: the path of a
+    ring: all hosts, in an order in which neighbours are close to each other. route: the path of a
     message from one host to another; it is a shortest path.
     """
 
@@ -42,7 +42,7 @@ class Interconnect:
     route: Callable[[int, int], Path]
 
     def neighbours(self) -> dict[int, list[int]]:
-        """The receivers of each host's and switch's links."""
+        """For each host and switch, the receivers of its links."""
         found: dict[int, list[int]] = {}
         for sender, receiver in self.links:
             found.setdefault(sender, []).append(receiver)
@@ -50,8 +50,8 @@ class Interconnect:
 
 
 def interconnect(text: str) -> Interconnect:
-    """The interconnect of a name: torus:8x8, mesh:8x8, fattree:16 (a square number of hosts) or
-    star:16. Raises ValueError for any other text."""
+    """The interconnect with this name: torus:8x8, mesh:8x8, fattree:16 (a square number of hosts)
+    or star:16. Raises ValueError for any other text."""
     if grid := _GRID.fullmatch(text):
         kind, rows, columns = grid[1], int(grid[2]), int(grid[3])
         _check_hosts(text, rows * columns)
@@ -97,8 +97,8 @@ def _grid(name: str, rows: int, columns: int, wraps: bool) -> Interconnect:
 
 
 def _line(begin: int, end: int, length: int, wraps: bool) -> list[int]:
-    """The places from one end to the other, the shorter way around. If both ways are equally
-    long, even places take the one and odd places the other, so that both ways are used."""
+    """The places from one end to the other, the shorter way around. If both ways are equally long,
+    even places use one way and odd places the other, so that both ways are used."""
     ahead = (end - begin) % length if wraps else end - begin
     if wraps and (2 * ahead > length or (2 * ahead == length and begin % 2)):
         ahead -= length

@@ -1,9 +1,10 @@
 """MultiTree (Huang et al., ISCA 2021): a tree from each host, grown together in time steps.
 
-In a step each directed link is free once. The trees take turns: a tree adds one host that it can
-reach over free links from a host that joined it in an earlier step, the earliest first. When no
-tree can add a host, the next step begins, with the turn of another tree. A message passes through
-any number of switches in one step, but not through hosts.
+Each directed link carries at most one message in a step. The trees take turns. In its turn, a tree
+adds one host that it can reach over free links from a host that joined it in an earlier step; the
+hosts that joined first are tried first. When no tree can add a host, the next step begins, with the
+turn of another tree. A message passes through any number of switches in one step, but not through
+hosts.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ def multitree(network: Interconnect) -> list[list[tuple[int, Path]]]:
 
     @functools.cache
     def receivers(sender: int, here: int) -> list[int]:
-        """The neighbours of a vertex on a path from a sender. They are in the order of their
-        distance in number, so that the senders of a star choose different receivers."""
+        """The neighbours of a vertex on a path from a sender. They are ordered by their distance
+        from the sender in the numbering, so that the senders of a star choose different
+        receivers."""
         return sorted(neighbours[here], key=lambda one: (one - sender) % hosts)
 
     trees = [_GrowingTree(root, hosts, receivers) for root in range(hosts)]
@@ -59,10 +61,11 @@ class _GrowingTree:
         self._senders = list(self._joined)
 
     def add_host(self, step: int, free: set[Link]) -> bool:
-        """Adds one host, and takes the links. Returns False if this is impossible in this step."""
+        """Adds one host, and removes the links to it from `free`. Returns False if this is
+        impossible in this step."""
         while self.missing and self._senders:
             path = self._path_from(self._senders[0], free)
-            if path is None:  # links only become fewer in a step
+            if path is None:  # no link becomes free during a step
                 del self._senders[0]
                 continue
             free.difference_update(pairwise(path))

@@ -1,10 +1,11 @@
 """The largest number of spanning trees from host 0 that share no directed link.
 
 Edmonds (1973): this number is the smallest maximum flow from the root to any host. Lovász (1976): a
-tree can take any link that leaves it, as long as the links that remain have a flow of one less to
-the link's receiver. Switches cannot duplicate messages, so they are removed first: a link into a
-switch and a link out of it become one link, if the flows to all hosts stay as large. Bang-Jensen,
-Frank and Jackson (1995) prove that such pairs exist where each switch has as many links in as out.
+tree can take any link that leaves it, as long as the remaining links have enough flow to the link's
+receiver for the remaining trees. Switches cannot duplicate messages, so they are removed first: a
+link into a switch and a link out of it become one link, if the flows to all hosts stay large
+enough. Bang-Jensen, Frank and Jackson (1995) prove that such pairs exist where each switch has as
+many links in as out.
 
 _planner/packing.py packs trees for measured rates of hosts and pairs, approximately. Here all links
 are equal, the hosts are not a star, and the result is exact.
@@ -44,7 +45,7 @@ def packed_trees(network: Interconnect) -> list[list[tuple[int, Path]]]:
 
 
 def _next_link(depths: dict[int, int], remaining: Counter[Link], left: int) -> Link:
-    """A link that the tree can take, from its highest host that has one."""
+    """A link that the tree can take, from a host as near to the root as possible."""
     for sender in sorted(depths, key=depths.__getitem__):
         for link, number in remaining.items():
             if link[0] != sender or not number or link[1] in depths:
@@ -129,7 +130,7 @@ def _capacities(links: Counter[Link]) -> dict[int, dict[int, int]]:
 
 
 def _search(capacity: dict[int, dict[int, int]], host: int | None) -> dict[int, int]:
-    """For each vertex that can be reached from the root, the vertex before it. Ends at `host`."""
+    """For each vertex that can be reached from the root, the vertex before it. Stops at `host`."""
     before = {ROOT: ROOT}
     queue = [ROOT]
     for vertex in queue:

@@ -1,9 +1,9 @@
 """Allreduces as trees whose messages have time steps, and the time of an allreduce on an
 interconnect, for `hoplite-mp simulate --topology`.
 
-Every tree carries an equal part of the data, in blocks. Played forward, the steps bring each
-tree's part from its root to all hosts; played backward, they reduce it into the root. An allreduce
-plays them backward, then forward. In each step the hosts send only what they have received in
+Every tree carries an equal part of the data, in blocks. Run forward, the steps distribute each
+tree's part from its root to all hosts; run backward, they reduce it to the root. An allreduce runs
+them backward, then forward. In each step the hosts send only data that they have received in
 earlier steps. A step ends when its busiest link has carried all its messages.
 
 Ring: Patarasuk and Yuan 2009. Halving: Thakur, Rabenseifner and Gropp 2005. Two trees: Sanders,
@@ -48,7 +48,8 @@ class TreeSchedule:
 
     @property
     def steps(self) -> int:
-        """Time steps of the allreduce, the reduction and the distribution together."""
+        """The number of time steps of the allreduce, for the reduction and the distribution
+        together."""
         return 2 * (self._depth() + self.blocks - 1)
 
     def _depth(self) -> int:
@@ -117,8 +118,8 @@ def _chains(network: Interconnect, ring: Path) -> tuple[tuple[Send, ...], ...]:
 
 
 def _halving(network: Interconnect) -> TreeSchedule:
-    """Recursive doubling, played backward recursive halving. The largest messages go to the next
-    hosts."""
+    """Recursive doubling, which is recursive halving when run backward. The largest messages are
+    sent to the nearest hosts."""
     count = network.hosts
     if count & (count - 1):
         raise ValueError(f"halving needs a power of two of hosts, and {network.name} has {count}")
@@ -136,7 +137,7 @@ def _halving(network: Interconnect) -> TreeSchedule:
 
 def _two_tree(network: Interconnect) -> TreeSchedule:
     """Two binary trees, each with half of the data; hosts that forward in one are leaves of the
-    other. Neighbours of the ring are near to each other in the trees."""
+    other. Neighbours on the ring are close to each other in the trees."""
     order = network.ring
     shifted = (*order[1:], order[0])
     trees = tuple(_binary_tree(network, hosts) for hosts in (order, shifted))
@@ -144,8 +145,8 @@ def _two_tree(network: Interconnect) -> TreeSchedule:
 
 
 def _binary_tree(network: Interconnect, hosts: Sequence[int]) -> tuple[Send, ...]:
-    """The last host is the root. Of the others, counted from 1, odd ones are leaves, and a host
-    whose number has more zeros at its end stands higher."""
+    """The last host is the root. The others are numbered from 1. Odd numbers are leaves; the more
+    zero bits a number ends with, the higher its host is in the tree."""
     count = len(hosts)
     top = 1 << ((count - 1).bit_length() - 1) if count > 1 else 0
     sends: list[Send] = []
@@ -165,8 +166,7 @@ def _binary_tree(network: Interconnect, hosts: Sequence[int]) -> tuple[Send, ...
 
 
 def _middle(low: int, high: int) -> int:
-    """The number between both that is divisible by the largest power of two; 0 if there is
-    none."""
+    """The number between them that is divisible by the largest power of two; 0 if there is none."""
     if high - low < 2:
         return 0
     power = 1

@@ -3,9 +3,9 @@
     recording  the steps of one worker, read from its trace
     cores      CPU time that workers, engines and a server share
     links      links that connections share
-    play       the recorded steps on many simulated hosts, with the shipped node
+    play       replays the recorded steps on many simulated hosts, with the shipped node
 
 The method is that of Li, Yan, Paolieri and Golubchik, ICPE 2020: the steps of one worker are
-recorded, drawn at random for each worker of a larger cluster, and played in a discrete-event
+recorded, drawn at random for each worker of a larger cluster, and replayed in a discrete-event
 simulation of its network.
 """

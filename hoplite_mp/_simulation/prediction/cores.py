@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cores"]
 
-# Remaining work that counts as none: the rounding error of sums.
+# A thread with less remaining work than this is done: it is the rounding error of sums.
 OVER_S = 1e-12
 
 
@@ -45,7 +45,7 @@ class Cores:
         byte_s: float,
     ) -> None:
         """per_host: cores of each host; shared: cores of all hosts together, if they are emulated
-        on one machine; byte_s: CPU seconds of an engine to send or to receive one byte."""
+        on one machine; byte_s: CPU seconds that an engine needs to send or to receive one byte."""
         self.timeline = timeline
         self.per_host = per_host
         self.shared = float("inf") if shared is None else shared

@@ -1,9 +1,9 @@
 """Links that connections share at random, and engines that need CPU time for each block.
 
 `VirtualNetwork` serves its streams in turn. Workers of a parameter server that start together would
-stay in step forever: all pull, then all push, and one direction of the server's link is idle. TCP
-shares a link evenly only on average. So here, the next block at either end of a link belongs to a
-random stream.
+stay in step forever: all pull, then all push, and one direction of the server's link would always
+be idle. TCP shares a link evenly only on average. So here the next block at either end of a link
+belongs to a random stream.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Block:
 
 
 class SharedLinks(VirtualNetwork):
-    """Hosts on a switch, without faults. `sent`, `received`: bytes of blocks of each host."""
+    """Hosts on a switch, without faults. `sent`, `received`: bytes of blocks, by host."""
 
     def __init__(self, timeline: Timeline, latency_s: float, cores: Cores) -> None:
         super().__init__(timeline, latency_s, 0.0)
@@ -66,7 +66,8 @@ class SharedLinks(VirtualNetwork):
         port.sending = False
 
     def _leave(self, port: Port, stream: OutgoingStream, begin: int, end: int) -> None:
-        """The engine has written a block, and writes the next one while this block is sent."""
+        """Called when the engine has written a block. It writes the next one while this block is
+        sent."""
         nbytes, host = end - begin, port.host
         starts = max(self.timeline.now, self._up_free[host])
         left = starts + nbytes / port.up + port.debt_s
@@ -78,7 +79,7 @@ class SharedLinks(VirtualNetwork):
         self.timeline.at(starts + self.latency_s, self._reach, block)
 
     def _reach(self, block: _Block) -> None:
-        """The first byte of a block has reached the receiver's link."""
+        """Called when the first byte of a block has reached the receiver's link."""
         to = block.stream.to
         self._inbound[to].append(block)
         if not self._receiving[to]:

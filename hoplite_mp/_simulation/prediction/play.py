@@ -1,9 +1,9 @@
 """Replays recorded steps on many simulated hosts, with the shipped code and virtual time.
 
 Each worker draws its steps at random from the recording, computes on the cores of its host, and
-makes the recorded calls with arrays of the recorded sizes. In synchronous training each host has a
-member of a Group. In asynchronous training the first host has the actor, and each other host a
-worker that waits for the result of each of its calls.
+makes the recorded calls with arrays of the recorded sizes. In synchronous training each host runs a
+member of a Group. In asynchronous training the first host runs the actor, and each other host runs
+a worker, which waits for the result of each call.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ JOINED_S = 1.0  # time for all hosts to join
 POLL_S = 1.0
 # Timeout of a run, in virtual time.
 SECONDS_MAX = 1e6
-# Steps of each worker before the measured steps, to open connections and to measure rates.
+# Number of steps that a worker makes before the measured steps, to open connections and to measure
+# rates.
 WARM_UP_STEPS = 3
 # A store has memory for the arrays of this many steps, and at least this many bytes.
 STORE_STEPS, STORE_BYTES_MIN = 4, 64 << 20
@@ -52,14 +53,14 @@ SERVER = "server"
 
 
 class NotPlayed(RuntimeError):
-    """The program of a simulated worker failed or does not end."""
+    """The program of a simulated worker has failed, or does not end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """The hosts. rate: of each link in each direction, in payload bytes per second; latency_s:
-    one-way; cores_per_host: of each host; cores: of all hosts together, or None; byte_s: CPU
-    seconds of a host to send, or to receive, one byte."""
+    """The hosts. rate: payload bytes per second on each link, in each direction; latency_s: the
+    one-way latency; cores_per_host: the cores of each host; cores: the cores that all hosts share,
+    or None; byte_s: CPU seconds that a host needs to send, or to receive, one byte."""
 
     hosts: int
     rate: float
@@ -71,9 +72,9 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The result for one number of hosts. steps_per_s: in asynchronous training of all workers
-    together; p10, p90: percentiles of the rates of single steps; busy: resource -> the share of
-    time in which it was in use; bottleneck: the resource with the largest share."""
+    """The result for one number of hosts. steps_per_s: in asynchronous training, the steps of all
+    workers together; p10, p90: percentiles of the rates of single steps; busy: resource -> the
+    share of time in which it was in use; bottleneck: the resource with the largest share."""
 
     hosts: int
     workers: int
@@ -91,7 +92,8 @@ def memory_bytes(recording: RecordedTraining, hosts: int) -> int:
 
 
 def play(recording: RecordedTraining, machines: Machines, steps: int, seed: int) -> Prediction:
-    """Plays `steps` measured steps of each worker. NotPlayed: a worker's program failed."""
+    """Replays `steps` measured steps of each worker. Raises NotPlayed if a worker's program
+    fails."""
     timeline = Timeline(seed)
     cores = Cores(
         timeline, machines.hosts, machines.cores_per_host, machines.cores, machines.byte_s
@@ -145,7 +147,7 @@ class _Usage:
 
 
 class _Run:
-    """One play."""
+    """One replay."""
 
     def __init__(
         self,
@@ -165,11 +167,12 @@ class _Run:
         self.seed = seed
         self.served_s = 0.0
         self.number = id(self)
-        self.ends: list[list[float]] = []  # of each worker: when each of its steps ended
+        self.ends: list[list[float]] = []  # for each worker: the times at which its steps ended
         self.errors: list[BaseException] = []
-        self.first: _Usage | None = None  # when the last worker has warmed up
-        self.last: _Usage | None = None  # when the first worker has ended
-        self._ready = self._warm = 0  # workers that have found the server, that have warmed up
+        self.first: _Usage | None = None  # when the last worker had warmed up
+        self.last: _Usage | None = None  # when the first worker had finished
+        self._ready = 0  # number of workers that have found the server
+        self._warm = 0  # number of workers that have warmed up
         _runs[self.number] = self
 
     # ---- programs
@@ -181,7 +184,7 @@ class _Run:
             self._program(first, "maker", self._keep_server)
         for rank, host in enumerate(hosts):
             self.ends.append([])
-            body = self._serve if self.recording.is_asynchronous else self._train
+            body = self._train_async if self.recording.is_asynchronous else self._train_sync
             self._program(host, f"worker {rank}", partial(body, rank, host.place))
 
     def _program(self, host: VirtualHost, name: str, body: Any) -> None:
@@ -214,7 +217,7 @@ class _Run:
         if self.last is None:
             self.last = self._usage()
 
-    def _train(self, rank: int, place: int, c: Cluster) -> None:
+    def _train_sync(self, rank: int, place: int, c: Cluster) -> None:
         """A member of the Group of synchronous training."""
         with c.group("training", self.machines.hosts, rank) as g:
             for step in self._steps(rank):
@@ -231,7 +234,7 @@ class _Run:
         while len(self.ends[0]) == 0 or self.open_workers:
             time.sleep(POLL_S)
 
-    def _serve(self, rank: int, place: int, c: Cluster) -> None:
+    def _train_async(self, rank: int, place: int, c: Cluster) -> None:
         """A worker of asynchronous training."""
         server = self._find_server(c)
         self._begin_together()
@@ -269,7 +272,7 @@ class _Run:
         ]
 
     def wait(self) -> None:
-        """Returns when all workers have ended."""
+        """Returns when all workers have finished."""
         timeline, until = self.world.timeline, JOINED_S
         while True:
             until = max(until, timeline.now) + POLL_S
@@ -320,7 +323,7 @@ class _Run:
             return float(max(b - a for a, b in zip(earlier, later, strict=True)))
 
         machines = self.machines
-        busy = {}  # of equal ones, the first is the bottleneck
+        busy = {}  # among equal shares, the first resource is the bottleneck
         if self.recording.is_asynchronous:
             busy["server"] = (last.served_s - first.served_s) / seconds
         busy |= {
@@ -336,7 +339,7 @@ class _Run:
 
 
 def _array(nbytes: int) -> np.ndarray[Any, np.dtype[Any]]:
-    """Returns an array of this size; of float32 if possible, like gradients."""
+    """Returns an array of this size, with float32 elements if possible, like gradients."""
     if nbytes % 4:
         return np.zeros(nbytes, np.uint8)
     return np.zeros(nbytes // 4, np.float32)

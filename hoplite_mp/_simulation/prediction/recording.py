@@ -1,8 +1,8 @@
 """The steps of one worker, read from the file of `Cluster.trace`.
 
-A step is a sequence of calls that repeats. In synchronous training it ends with calls of Groups, in
-asynchronous training with calls of an actor that has the parameters. The worker computes between
-the calls.
+A step is a sequence of calls that repeats. In synchronous training these are Group calls, in
+asynchronous training calls to an actor that has the parameters. The worker computes between the
+calls.
 
     synchronous    compute ─ allreduce ─ compute ─ allreduce ─ ...     calls of one member
     asynchronous   pull ─ compute ─ push ─ pull ─ compute ─ push ...   tasks of one actor
@@ -33,7 +33,7 @@ __all__ = [
     "recorded",
 ]
 
-# Calls of Groups that can be replayed: each rank passes one array, for any number of ranks.
+# Group calls that can be replayed with any number of ranks, because each rank passes one array.
 GROUP_KINDS = (
     "allreduce",
     "reduce",
@@ -43,7 +43,7 @@ GROUP_KINDS = (
     "gather",
     "barrier",
 )
-# The minimum of complete steps after the first one. With fewer, percentiles are meaningless.
+# The minimum number of complete steps after the first one. With fewer, percentiles are meaningless.
 STEPS_MIN = 5
 # The minimum share of calls that repeat. The other calls start or end the training.
 REPEATED_SHARE_MIN = 0.5
@@ -59,7 +59,7 @@ class NotRecorded(ValueError):
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
     """One call of a step. compute_s: seconds since the worker's previous call; service_s: seconds
-    of the call itself: of the actor's method, or of copies within the single host."""
+    that the call itself took, for the actor's method or for copies within the single host."""
 
     kind: str
     compute_s: float
@@ -70,7 +70,7 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class RecordedTraining:
-    """The steps of one worker. `name`: of the actor in asynchronous training, or ""."""
+    """The steps of one worker. `name`: the actor's name in asynchronous training, otherwise ""."""
 
     name: str
     steps: tuple[tuple[RecordedCall, ...], ...]
@@ -81,7 +81,7 @@ class RecordedTraining:
 
     @property
     def step_s(self) -> float:
-        """The median of the steps' seconds, with one worker on one host."""
+        """The median duration of the steps in seconds, with one worker on one host."""
         return statistics.median(
             sum(call.compute_s + call.service_s for call in step) for step in self.steps
         )
@@ -128,8 +128,8 @@ class _File(msgspec.Struct):
 
 
 def read(path: Path, server: str = "", calls_per_step: int = 0) -> RecordedTraining:
-    """Reads the steps of a trace from its file. OSError: the file cannot be read; and the errors of
-    `recorded`, which has the same parameters."""
+    """Reads the steps of a trace from its file. Parameters and errors are those of `recorded`; also
+    raises OSError if the file cannot be read."""
     return recorded(path.read_bytes(), server, calls_per_step)
 
 
@@ -141,8 +141,8 @@ def recorded(data: bytes, server: str = "", calls_per_step: int = 0) -> Recorded
     data : bytes
         The contents of a file written by `Cluster.trace`.
     server : str
-        The name or class of the actor with the parameters. "": the trace has calls of Groups, or of
-        one actor.
+        The name or class of the actor with the parameters. "": the trace has Group calls, or calls
+        to one actor.
     calls_per_step : int
         0: the shortest sequence of calls that repeats is one step.
 
@@ -182,7 +182,7 @@ def _check_member(calls: list[_Event]) -> None:
 def _calls_of_actors(
     events: list[_Event], tracks: dict[int, str], server: str
 ) -> dict[str, list[_Event]]:
-    """The calls of each actor, or of the one with that name, by name."""
+    """The calls to each actor, by the actor's name. With `server`, only calls to that actor."""
     actors: dict[str, list[_Event]] = {}
     for one in events:
         track = tracks.get(one.tid, "")
@@ -218,8 +218,8 @@ def _of_actor(actors: dict[str, list[_Event]], calls_per_step: int) -> RecordedT
 def _with_sizes(
     steps: tuple[tuple[RecordedCall, ...], ...],
 ) -> tuple[tuple[RecordedCall, ...], ...]:
-    """Replaces missing sizes of results, which callers had released before their tasks were
-    recorded, by the median."""
+    """Replaces missing sizes of results by the median. A size is missing if the caller had released
+    the result before the task was recorded."""
     usual = [
         int(statistics.median(call.bytes_out for call in calls))
         for calls in zip(*steps, strict=True)
@@ -251,8 +251,8 @@ def _calls(events: list[_Event], *, of_group: bool) -> list[RecordedCall]:
 
 
 def _steps(calls: list[RecordedCall], length: int) -> tuple[tuple[RecordedCall, ...], ...]:
-    """Cuts the calls into steps. The first step is left out: it includes the preparations before
-    it, and fills caches."""
+    """Cuts the calls into steps. The first step is left out, because it includes preparations, and
+    fills caches."""
     sized: list[Hashable] = [(call.kind, call.bytes_in) for call in calls]
     named: list[Hashable] = [call.kind for call in calls]
     for signatures in (sized, named):  # sizes of compressed or pickled values vary
@@ -270,7 +270,7 @@ def _steps(calls: list[RecordedCall], length: int) -> tuple[tuple[RecordedCall, 
 
 def _repeated(signatures: Sequence[Hashable], length: int) -> tuple[int, int, int]:
     """(begin, end, period) of the calls that repeat, with the shortest period that fits; zeros if
-    there are none. length: the period, or 0."""
+    there are none. length: the period, or 0 if it is not known."""
     known: dict[Hashable, int] = {}
     ids = np.array([known.setdefault(one, len(known)) for one in signatures], np.int64)
     most = min(CALLS_PER_STEP_MAX, len(ids) // (STEPS_MIN + 1))

@@ -18,9 +18,9 @@ KEY = (1, 0, 0, 0)
 
 
 def measured_byte_s() -> float:
-    """CPU seconds to send, or to receive, one byte over TCP: half of what both engines of a
-    transfer over loopback take, and the kernel for them. It takes a fraction of a second.
-    TimeoutError: the transfer does not end."""
+    """CPU seconds to send, or to receive, one byte over TCP: half of the time that both engines of
+    a transfer over loopback take, including the kernel. The measurement takes a fraction of a
+    second. Raises TimeoutError if the transfer does not end."""
     engines = [_engine.Engine(incarnation) for incarnation in (1, 2)]
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:

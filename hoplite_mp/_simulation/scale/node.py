@@ -1,4 +1,5 @@
-"""A simplified node for simulations of thousands of nodes, which do not fit into one process.
+"""A simplified node. Simulations of thousands of nodes use it, because so many real nodes do not
+fit into one process.
 
 It reports sources like _node/collectives/operations.py, and imports objects of other nodes like
 _node/objects/imports.py. It makes a single request.
@@ -81,7 +82,7 @@ class ScaleNode:
         self._collective: CollectiveRequest | None = None
         self._wait = Wait("")
         self._unanswered: set[bytes] = set()  # sources whose owner has not replied yet
-        # Holders of sources of other hosts.
+        # Holders of the sources that other hosts own.
         self._holders: dict[bytes, tuple[int, ...]] = {}
         # Sources that are not ready yet -> their indices.
         self._pending: dict[bytes, list[int]] = {}
@@ -89,7 +90,7 @@ class ScaleNode:
     # ---- requests of a process
 
     def get(self, object_id: bytes) -> Wait:
-        """A process of this host calls get() for a ready object."""
+        """Makes a process on this host call get() for a ready object."""
         wait = Wait(f"a get on host {self.host.number}")
         if object_id in self.host.holds:
             wait.ended_at = self.host.timeline.now
@@ -99,7 +100,7 @@ class ScaleNode:
         return wait
 
     def begin(self, collective: CollectiveRequest) -> Wait:
-        """A process of this host calls a collective."""
+        """Makes a process on this host call a collective."""
         self._collective = collective
         self._wait = Wait(f"{collective.kind} of host {self.host.number}")
         others = [one for one in dict.fromkeys(collective.sources) if not self.host.is_own(one)]
@@ -278,7 +279,7 @@ class Executions:
             self._close(part)
 
     def execute(self, plan: ExecuteReduce) -> None:
-        """Begins this host's part in a collective of several sources."""
+        """Begins this host's part in a collective with several sources."""
         part = self._part(plan)
         at = dict(zip(plan.members, plan.objects, strict=True))
         gone = {index for _, index in part.program.given if at[index] not in self.host.holds}
@@ -289,10 +290,11 @@ class Executions:
         self.parts[plan.operation] = part
         self._make(part, None)
         self._pull_more(part)
-        self._start_folds(part)
+        self._report_completion(part)
 
     def commit(self, message: Commit) -> None:
-        """The operation is complete everywhere: checks the results, and closes all cells."""
+        """Called when the operation is complete on all hosts. Checks the results, and closes all
+        cells."""
         part = self.parts.pop(message.operation, None)
         if part is None:
             return
@@ -355,8 +357,8 @@ class Executions:
                 part.growing += [cell] if older else []
 
     def _grow(self, part: ScalePart) -> None:
-        """Advances cells that are served while another plan receives their bytes; repeats on a
-        timer."""
+        """Advances cells that are served while another plan receives their bytes. Repeats until all
+        bytes have arrived."""
         source = self._receiving.get(part.object(0))
         for cell in part.growing:
             arrived = source.reach(cell.begin, cell.begin + cell.nbytes) if source else cell.nbytes
@@ -395,7 +397,7 @@ class Executions:
             self.host.oracle.check_copy(object_id, [part.made[name]])
             self.host.put(object_id)
         self._pull_more(part)
-        self._start_folds(part)
+        self._report_completion(part)
 
     def _copied(self, plan: Distribute, part: ScalePart) -> None:
         del self._receiving[plan.object]
@@ -405,7 +407,7 @@ class Executions:
         self.host.put(plan.object)
         self.host.send_manager(FetchComplete(self.host.number, plan.object, plan.epoch))
 
-    def _start_folds(self, part: ScalePart) -> None:
+    def _report_completion(self, part: ScalePart) -> None:
         if not part.missing and part.program.reports:
             plan, number = part.plan, self.host.number
             self.host.send_manager(StripesComplete(plan.operation, plan.epoch, number))
@@ -469,7 +471,7 @@ class ScaleHost:
         self.hosts = hosts
         self.timeline = engine.network.timeline
         self.holds: set[bytes] = set()
-        self.reads: dict[bytes, Wait] = {}  # objects for which a process of this host waits
+        self.reads: dict[bytes, Wait] = {}  # objects for which a process on this host is waiting
         self._manager = manager
         self._copies_at: dict[bytes, set[int]] = {}  # objects of this host -> hosts with a copy
         # Pending objects of this host -> the hosts that get a reply once they are ready.
@@ -492,8 +494,8 @@ class ScaleHost:
     def put(self, object_id: bytes) -> None:
         """Called when the object is complete on this host, so that other hosts may read it."""
         self.holds.add(object_id)
-        for host, answer in self._waiting_hosts.pop(object_id, ()):
-            self._answer(object_id, host, answer)
+        for host, reply in self._waiting_hosts.pop(object_id, ()):
+            self._reply(object_id, host, reply)
         if object_id in self.reads:
             self.reads.pop(object_id).ended_at = self.timeline.now
         if not self.is_own(object_id):
@@ -510,25 +512,25 @@ class ScaleHost:
         return (*here, *sorted(self._copies_at.get(object_id, ())))
 
     def request_holders(
-        self, object_id: bytes, answer: Callable[[bytes, tuple[int, ...]], None]
+        self, object_id: bytes, reply: Callable[[bytes, tuple[int, ...]], None]
     ) -> None:
         """Requests the object's holders from its owner. The owner replies immediately and, if the
         object is pending, again when it is ready."""
         owner = self._owner(object_id)
         self.send(
-            owner.number, PEER_MESSAGE_BYTES, owner._holders_requested, object_id, self, answer
+            owner.number, PEER_MESSAGE_BYTES, owner._holders_requested, object_id, self, reply
         )
 
     def _holders_requested(
-        self, object_id: bytes, host: ScaleHost, answer: Callable[..., None]
+        self, object_id: bytes, host: ScaleHost, reply: Callable[..., None]
     ) -> None:
         if object_id not in self.holds:
-            self._waiting_hosts.setdefault(object_id, []).append((host, answer))
-        self._answer(object_id, host, answer)
+            self._waiting_hosts.setdefault(object_id, []).append((host, reply))
+        self._reply(object_id, host, reply)
 
-    def _answer(self, object_id: bytes, host: ScaleHost, answer: Callable[..., None]) -> None:
+    def _reply(self, object_id: bytes, host: ScaleHost, reply: Callable[..., None]) -> None:
         holders = self.holders(object_id)
-        self.send(host.number, PEER_MESSAGE_BYTES, answer, object_id, holders)
+        self.send(host.number, PEER_MESSAGE_BYTES, reply, object_id, holders)
 
     def _copied(self, object_id: bytes, number: int) -> None:
         self._copies_at.setdefault(object_id, set()).add(number)

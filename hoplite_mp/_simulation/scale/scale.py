@@ -42,8 +42,8 @@ __all__ = ["BLOCK_BYTES", "OPERATIONS", "ScaleRow", "ScaleWorld", "Size", "coars
 # is sent as a whole, so a transfer over two hops appears up to twice as slow.
 COARSE_NODES = 128
 COARSE_BYTES = 64 << 10
-# The host that requests an operation, and has the source of a broadcast or get. The link of the
-# manager's host is busy sending plans.
+# The host that requests an operation, and holds the source of a broadcast or get. It is not the
+# manager's host, whose link is busy sending plans.
 REQUESTER = 1
 
 OPERATIONS = ("broadcast", "get", "reduce", "allreduce", "reduce_scatter", "gather", "allgather")
@@ -57,7 +57,7 @@ class Size:
     nbytes: int
     rate: float  # bytes per second in each direction
     latency_s: float
-    least: int  # the shortest block
+    least: int  # minimum length of a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class ScaleRow:
 
 
 def coarseness(nodes: int) -> int:
-    """Returns the default of the shortest simulated block."""
+    """Returns the default minimum length of a simulated block."""
     return COARSE_BYTES if nodes > COARSE_NODES else 0
 
 
@@ -139,8 +139,9 @@ def _begin(world: ScaleWorld, operation: str, nbytes: int) -> list[Wait]:
 
 # Very many simulated nodes, the shipped planner, and the network between them.
 #
-# ScaleWorld implements what plans need of _manager/loop.py, and counts messages, bytes and the
-# planner's time. All links are equal and nothing fails; _simulation/virtual/ simulates faults.
+# ScaleWorld implements the parts of _manager/loop.py that plans need, and counts messages, bytes
+# and the planner's time. All links are equal and nothing fails; _simulation/virtual/ simulates
+# faults.
 
 
 BLOCK_BYTES = 256 << 10
@@ -154,13 +155,14 @@ class ScaleWorld:
     def __init__(
         self, nodes: int, rate: float, *, latency_s: float = 100e-6, least: int = 0
     ) -> None:
-        """rate: of each link in each direction, in bytes per second; least: the shortest block."""
+        """rate: bytes per second on each link, in each direction; least: the minimum length of a
+        block."""
         self.timeline = Timeline(0)
         self.network = VirtualNetwork(self.timeline, latency_s, 0.0)
         self.oracle = ScaleOracle()
         self.planner = Planner()
         self.nodes: list[ScaleNode] = []
-        self.messages = self.bytes_out = 0  # the manager's messages in and out; its bytes out
+        self.messages = self.bytes_out = 0  # messages that the manager received or sent; bytes sent
         self.steps = 0
         self.step_s = self.step_s_max = 0.0  # real time spent in the planner
         self.copied_at = 0.0  # when the manager received the last report of a complete copy
@@ -234,7 +236,7 @@ class ScaleWorld:
     # ---- running
 
     def play(self, plan: Distribute) -> float:
-        """Executes one plan for copies of a new object of its source. Returns the seconds until the
+        """Executes one plan that copies a new object from its source. Returns the seconds until the
         manager has received the report of the last copy."""
         object_id = self.put(self.nodes[plan.sources[0]], plan.nbytes)
         plan = msgspec.structs.replace(plan, object=object_id)

@@ -112,7 +112,7 @@ Key = tuple[int, int, int, int]
 # (floating-point sums in another order have other bits).
 Content = Any
 
-# One-way delays until the first request between two hosts arrives, after TCP, TLS and the
+# Number of one-way delays until the first request between two hosts arrives, after TCP, TLS and the
 # handshake.
 CONNECT_WAYS = 6
 
@@ -189,7 +189,7 @@ class ScaleStream:
         return begin, end
 
     def arrive(self, begin: int, end: int) -> None:
-        """The block has arrived at the puller."""
+        """Called when the block has arrived at the puller."""
         cell, source = self.cell, self.source
         assert source is not None
         if begin != cell.watermark or cell.begin != source.begin or source.watermark < end:
@@ -222,7 +222,7 @@ class ScaleEngine:
     def cell(
         self, key: Key | None, begin: int, nbytes: int, content: Content = None, watermark: int = 0
     ) -> ScaleCell:
-        """Creates a cell, and starts the streams that wait for its key."""
+        """Creates a cell, and starts the streams that are waiting for its key."""
         block = max(self.least, block_bytes_for(nbytes, self.block_bytes))
         cell = ScaleCell(key, begin, nbytes, watermark, content, block)
         self.cells.add(cell)
@@ -273,7 +273,7 @@ class ScaleEngine:
         timeline.after(delay, server.requested, ScaleStream(cell, self, server, key, self.host))
 
     def requested(self, stream: ScaleStream) -> None:
-        """Another node requests a cell of this node."""
+        """Called when another node requests a cell of this node."""
         cell = self.keys.get(stream.key)
         if cell is not None:
             self._attach(stream, cell)

@@ -1,8 +1,8 @@
 """Connection attempts between simulated hosts, and the listeners at which they arrive.
 
-It implements the port Connections (_node/ports.py). An attempt takes as long as its packets. It is
-refused at an address where no process listens, and times out across a cut or at a stopped host.
-There is no authentication, which other tests cover.
+The module implements the port Connections (_node/ports.py). An attempt takes as long as its packets
+need. It is refused at an address where no process listens, and times out across a cut or at a
+stopped host. There is no authentication, which other tests cover.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Switchboard:
         self.listeners: dict[tuple[str, int], VirtualListener] = {}
         self.streams: dict[VirtualStream, None] = {}  # one end of each connection
         # Addresses whose listening socket a supervisor keeps open while it starts another manager.
-        # Attempts wait there.
+        # Connection attempts wait there.
         self.kept_open: set[tuple[str, int]] = set()
 
     def connect(
@@ -463,7 +463,7 @@ class VirtualStream:
             self._end()
 
     def receive_bulk(self, data: bytes) -> None:
-        """Receives a frame of the other end's engine."""
+        """Receives a frame from the other end's engine."""
         if self.bulk is not None:
             self.bulk.take(data)
         elif not self.is_closed:

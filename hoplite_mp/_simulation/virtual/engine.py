@@ -1,4 +1,5 @@
-"""The compiled engine of a simulated host: stepped by the timeline, connected by the network.
+"""The compiled engine of a simulated host, which the timeline steps and the virtual network
+connects.
 
 It implements EnginePort (_node/ports.py) with the shipped engine. Only its thread and its sockets
 are replaced.
@@ -61,12 +62,14 @@ class CellMemory:
         self._sources: dict[int, Sequence[int]] = {}  # cell -> cells from which a fold fills it
 
     def make(self, cell: int, begin: int, end: int, *, served: bool, whole: bool) -> None:
-        """Adds a cell over these addresses. served: it has a key. whole: all bytes are present."""
+        """Adds a cell over these addresses. served: whether it has a key. whole: whether all bytes
+        are present."""
         folds = {filled for filled, sources in self._sources.items() if cell in sources}
         self._cells[cell] = _Cell(begin, end, served, whole, folds)
 
     def fold(self, cell: int, sources: Sequence[int]) -> None:
-        """Adds a fold of these cells. AssertionError: the memory of one of them has been freed."""
+        """Adds a fold of these cells. Raises AssertionError if the memory of one of them is
+        freed."""
         self._sources[cell] = sources
         for source in sources:
             memory = self._cells.get(source)
@@ -76,31 +79,32 @@ class CellMemory:
                 memory.folds.add(cell)
 
     def fold_ended(self, cell: int) -> None:
-        """The fold that fills the cell, if any, has ended."""
+        """Called when the fold that fills the cell, if any, has ended."""
         for source in self._sources.pop(cell, ()):
             memory = self._cells.get(source)
             if memory is not None:
                 memory.folds.discard(cell)
 
     def filled(self, cell: int) -> None:
-        """The engine has reported the cell as FILLED."""
+        """Called when the engine has reported the cell as FILLED."""
         self.fold_ended(cell)
         if cell in self._cells:
             self._cells[cell].whole = True
 
     def close(self, cell: int, watermark: int) -> None:
-        """The node has closed the cell, at this watermark."""
+        """Called when the node has closed the cell, at this watermark."""
         memory = self._cells.get(cell)
         if memory is not None and watermark == memory.end - memory.begin:
             memory.whole, memory.served = True, False
 
     def closed(self, cell: int) -> None:
-        """The engine has reported the cell as CLOSED."""
+        """Called when the engine has reported the cell as CLOSED."""
         self.fold_ended(cell)
         self._cells.pop(cell, None)
 
     def free(self, begin: int, end: int) -> None:
-        """The addresses are freed. AssertionError: the engine still uses one of them."""
+        """Called when the addresses are freed. Raises AssertionError if the engine still uses one
+        of them."""
         for cell, memory in self._cells.items():
             if begin < memory.end and memory.begin < end:
                 if memory.is_used:
@@ -150,15 +154,15 @@ class VirtualLink:
             self._next = b"".join(frame)
             self.engine.network.offer(self.stream.host, self)
 
-    def count_backlog(self, goes_on: bool) -> None:
+    def count_backlog(self, continues: bool) -> None:
         """Adds up the time during which the engine had a frame to send; see engine_sockets.c."""
         now = self.engine.loop.now()
         if self._backlogged_since is not None:
             self.backlogged_s += now - self._backlogged_since
-        self._backlogged_since = now if goes_on else None
+        self._backlogged_since = now if continues else None
 
     def take(self) -> tuple[int, int] | None:
-        """The network sends the frame now."""
+        """Called when the network sends the frame."""
         data = self._next
         if data is None or self.has_ended or self.engine.loop.ended:
             return None
@@ -169,7 +173,7 @@ class VirtualLink:
         return 0, len(data)
 
     def arrive(self, begin: int, end: int) -> None:
-        """The frame has arrived at the other host."""
+        """Called when the frame has arrived at the other host."""
         if not self._in_flight:
             return  # the connection was reset in the meantime
         data, stream = self._in_flight.popleft(), self.stream
@@ -224,7 +228,7 @@ class VirtualLink:
 
 
 class Incoming:
-    """Receives a stream's bytes on behalf of an engine."""
+    """Receives a stream's bytes for an engine."""
 
     def __init__(self, link: VirtualLink) -> None:
         self.link = link
@@ -361,7 +365,8 @@ class VirtualEngine:
         return cell
 
     def check_free(self, begin: int, end: int) -> None:
-        """AssertionError: the engine still uses this memory, which is about to be freed."""
+        """Raises AssertionError if the engine still uses this memory, which is about to be
+        freed."""
         self._memory.free(begin, end)
 
     def watermark(self, cell: int) -> int:

@@ -54,7 +54,7 @@ __all__ = ["VirtualHost"]
 
 KEY = Secret(b"k" * 32)
 FIRST_PID = 10_000  # pids of programs begin here
-LEAVE_S = 0.001  # from the end of a program's connection to the end of its process
+LEAVE_S = 0.001  # seconds from the end of a program's connection to the end of its process
 
 
 class _NullOutput:
@@ -79,9 +79,9 @@ class VirtualHost:
         standby: Callable[[VirtualHost, StartStandby], None],
         manager: VirtualStream | None = None,
     ) -> None:
-        """place: number of the machine. host_id: of this incarnation. ended: called with the reason
-        when the node has ended. standby: called to start a standby here. manager: the connection to
-        a manager on the same machine."""
+        """place: the number of the machine. host_id: the id of this incarnation. ended: called with
+        the reason when the node has ended. standby: called to start a standby here. manager: the
+        connection to a manager on the same machine."""
         self.environment = environment
         self.ended = ended
         self.standby = standby
@@ -197,7 +197,7 @@ class VirtualHost:
         )
 
     def _watch_memory(self) -> None:
-        """Fails the run if a block is freed that the engine may still use."""
+        """Makes the run fail if a block is freed that the engine may still use."""
         arena, base = self.node.components.store.arena, self.client.store_address
         free = arena.free
 
@@ -354,7 +354,7 @@ class VirtualHost:
 
     @property
     def cluster_node(self) -> ClusterNode | None:
-        """Its node's components for other hosts; None before they are built."""
+        """The node's components for other hosts; None before they are created."""
         found = self.node.other_hosts
         return found if isinstance(found, ClusterNode) else None
 
@@ -362,11 +362,11 @@ class VirtualHost:
 
     @property
     def number(self) -> int:
-        """Its node's number in the cluster; -1 before it is admitted."""
+        """The node's number in the cluster; -1 before the node is admitted."""
         return self.client.number if self.node.components.lifecycle.joined else -1
 
     def die(self) -> None:
-        """Ends all processes. `World.end` describes the effect on other hosts."""
+        """Ends all processes. `World.end` resets their connections to other hosts."""
         self.alive = False
         self.loop.ended = True
         for process in self.processes:

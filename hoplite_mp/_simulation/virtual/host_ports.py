@@ -31,13 +31,13 @@ __all__ = [
     "VirtualWorkers",
 ]
 
-LOCAL_DELAY_S = 20e-6  # delay of a message between processes of one host
+LOCAL_DELAY_S = 20e-6  # delay of a message between processes on one host
 FORK_S = 0.002  # time to start a worker
 KILLED = -9
 
 
 class VirtualClientSockets:
-    """Connections to processes of the host; see _node/ports.py."""
+    """Connections to processes on the host; see _node/ports.py."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.by_slot: dict[int, VirtualChannel] = {}
@@ -86,8 +86,8 @@ class Supervised(Protocol):
 
 
 class VirtualWorkers:
-    """Worker processes of a host, and the supervisor that starts them; see
-    `ProcessesPort` in _node/ports.py."""
+    """Worker processes on a host, and the supervisor that starts them; see `ProcessesPort` in
+    _node/ports.py."""
 
     def __init__(self, timeline: Timeline, host: Supervised) -> None:
         self.by_pid: dict[int, tuple[int, VirtualProcess]] = {}

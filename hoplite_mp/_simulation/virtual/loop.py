@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 # Initial time of the clocks. Zero means "never" in some places.
 EPOCH_S = 1000.0
-# The longest time until a sleeping process runs again.
+# The longest time that it takes to wake a process.
 WAKE_S = 20e-6
 # The longest duration of work in a thread.
 THREAD_S = 0.002
@@ -54,7 +54,7 @@ class Descriptors:
 
 
 class VirtualLoop:
-    """The loop of one process of one host. `ended`: the process has ended."""
+    """The loop of one process on one host. `ended`: whether the process has ended."""
 
     def __init__(
         self,
@@ -86,12 +86,11 @@ class VirtualLoop:
             self._turn(action)
 
     def run_soon(self, action: Callable[[], object]) -> None:
-        """Runs a turn after the time that it takes to wake a process."""
+        """Runs a turn after a random time, at most WAKE_S."""
         timeline = self.timeline
         timeline.after(WAKE_S * timeline.rng.random(), self.run, action)
 
-    # -- the interface of LoopPort
-    # ------------------------------------------------------------------------------
+    # -- the interface of LoopPort -------------------------------------------------------------
 
     def now(self) -> float:
         return EPOCH_S + self.timeline.now

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Promotion", "Superseding", "VirtualManager", "candidate_leadership", "first_leadership"]
 
 
-PACKING_S = 0.05  # duration of the thread that packs trees
+PACKING_S = 0.05  # duration of the thread that packs broadcast trees
 
 
 class VirtualSelector(selectors.BaseSelector):
@@ -111,8 +111,9 @@ class VirtualManager:
         leadership: Leadership[Any] | None = None,
         turned: Callable[[], None] = lambda: None,
     ) -> None:
-        """at: its address. again: it replaces a dead manager. own: the number of its host's node.
-        leadership: whether it may decide; None: always. turned: called after each turn."""
+        """at: the manager's address. again: whether it replaces a dead manager. own: the number of
+        its host's node. leadership: controls whether it may decide; None: it always may. turned:
+        called after each turn."""
         network, descriptors = board.network, board.descriptors
         self.board = board
         self.host = host
@@ -201,7 +202,7 @@ class VirtualManager:
 # A standby on a simulated host, and its helpers.
 #
 # With a standby there are two managers, of which at most one may decide at any time. The shipped
-# leadership code counts votes, over connections that are cut and hosts that stop. In production, a
+# leadership code counts votes, even when connections are cut and hosts stop. In production, a
 # thread notifies the former manager that it has been superseded, and a tool sends an operator's
 # `promote`; here both are events of the timeline.
 
@@ -249,7 +250,7 @@ def _turn(action: Callable[[], object]) -> None:
 
 
 class _Caller:
-    """Calls from one process to one address."""
+    """Connection attempts from one process to one address."""
 
     def __init__(
         self,

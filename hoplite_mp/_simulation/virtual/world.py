@@ -39,7 +39,7 @@ RESTART_S = 0.001  # the minimum time for a supervisor to fork another manager
 
 
 class World:
-    """One cluster. The first host has the manager, and never dies if there is no standby."""
+    """One cluster. The first host runs the manager. Without a standby, this host never dies."""
 
     def __init__(self, environment: RunEnvironment) -> None:
         self.environment = environment
@@ -57,15 +57,15 @@ class World:
         self.takeovers = 0  # number of times that a standby became the manager
         # An operator promoted a host without which the other hosts had continued.
         self.overruled = False
-        self._counted: tuple[int, ...] = ()  # nodes known to the last manager when it ended
+        self._counted: tuple[int, ...] = ()  # nodes that the last manager knew when it ended
         # The standby's host, and the request to start the standby there.
         self._standby_of: tuple[VirtualHost, StartStandby] | None = None
         self.cuts = self.resets = self.stops = self.killed = 0
-        # Hosts whose links became slow. All data of such a host is sent in one queue, in which a
-        # heartbeat may wait behind megabytes, so the host may be declared lost.
+        # Number of hosts whose links became slow. Such a host sends all data through one queue, in
+        # which a heartbeat may wait behind megabytes, so the host may be declared lost.
         self.crawls = 0
         self.leaving: set[VirtualHost] = set()  # incarnations that were asked to leave
-        self.departed: set[VirtualHost] = set()  # those of them whose node has ended
+        self.departed: set[VirtualHost] = set()  # incarnations in `leaving` whose node has ended
         self.struck: set[int] = set()  # machines affected by any fault
         # Incarnations whose node ended because it had been declared lost.
         self.excluded: list[VirtualHost] = []
@@ -115,7 +115,7 @@ class World:
         def won(term: int) -> None:
             self.timeline.note(f"the standby leads in term {term}")
             self.takeovers += 1
-            # Voters need not know that this host was declared lost: the manager may not have
+            # Voters may not know that this host was declared lost, because the manager may not have
             # informed any living node.
             given_up = bool(self._counted) and request.node not in self._counted
             self.overruled = self.overruled or given_up or candidate.is_struck(candidate.votes)
@@ -126,7 +126,7 @@ class World:
         leadership.on_won = won
 
     def add_host(self, up: float, down: float) -> VirtualHost:
-        """Adds a machine, whose node joins. The first machine has the manager."""
+        """Adds a machine, whose node joins. The first machine runs the manager."""
         place = self.network.add(up, down)
         self.hosts.append(self._begin(place))
         return self.hosts[-1]
@@ -137,9 +137,8 @@ class World:
         if not self.incarnations:
             self.board.kept_open.add(self.environment.manager_at)
             self.manager = self._start_manager(False)
-            local_stream = self.manager.connect_locally(
-                self.manager.loop
-            )  # VirtualHost replaces the loop by its node's
+            # VirtualHost replaces the loop of this stream by its node's loop.
+            local_stream = self.manager.connect_locally(self.manager.loop)
         host = VirtualHost(
             self.environment, place, host_id, self.end, self._start_standby, local_stream
         )
@@ -249,8 +248,8 @@ class World:
             self._start_standby(*self._standby_of)
 
     def _promote(self) -> None:
-        """Called when the manager's host is lost permanently: an operator promotes the standby, in
-        case less than a majority of nodes can vote."""
+        """Called when the manager's host is lost permanently. An operator promotes the standby, in
+        case the nodes that can vote are not a majority."""
         if self.standby is None or self.standby.leads:
             return
         Promotion(self.environment, self.standby.host, *self.environment.standby_at).begin()
@@ -284,8 +283,7 @@ class World:
         self.struck.add(host.place)
         host.kill(process)
 
-    # -- stops and cuts
-    # -------------------------------------------------------------------------------
+    # -- stops and cuts ------------------------------------------------------------------------
 
     def stop(self, place: int) -> None:
         """Stops a machine."""

@@ -57,7 +57,7 @@ class LedgerActor:
 
 @dataclass
 class Story:
-    """What the callers of one ledger know."""
+    """One ledger, and the entries that it has confirmed."""
 
     name: str
     salt: int
@@ -167,8 +167,8 @@ def _check(work: Programs, story: Story, entries: list[Entry]) -> None:
     if len(set(entries)) != len(entries):
         raise WrongEnd(f"{state}: duplicate entries")
     for caller in range(story.callers):
-        mine = [number for one, number in entries if one == caller]
-        if mine != sorted(mine):
+        numbers = [number for one, number in entries if one == caller]
+        if numbers != sorted(numbers):
             raise WrongEnd(f"{state}: wrong order")
     if story.kind == "restarts":  # it may have restarted empty
         return

@@ -1,8 +1,8 @@
 """Values that survive the loss of hosts: reconstructed results, second copies, nested refs.
 
-A lost result is recomputed by the node of the host that submitted the task, if that lives. An
-object with a second copy survives the loss of one host. A ref inside an object holds the object to
-which it refers. So programs that read these values get no errors even if hosts die.
+A lost result is recomputed by the node that submitted the task, if its host is alive. An object
+with a second copy survives the loss of one host. A ref inside an object holds the object to which
+it refers. So programs that read these values get no errors even if hosts die.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WIDTH_MAX = 5
 
 
 def begin_reconstructed(work: Programs) -> None:
-    """Starts a program whose tasks make values and their sums. It reads all of them later."""
+    """Starts a program whose tasks compute values and their sums. It reads all of them later."""
     hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
@@ -163,10 +163,10 @@ def _read_copy(
 
 
 def begin_fetched(work: Programs) -> None:
-    """Starts a program that puts a value, and readers. Some fetch and keep the value, some hold a
-    ref and read the value later, some get the ref later, when the owner may be gone. All of them
-    can read the value as long as a host that has fetched it lives. Readers that held a ref before
-    the owner left can always read it."""
+    """Starts a program that puts a value, and readers. Some readers fetch and keep the value, some
+    hold a ref and read the value later, and some get the ref later, when the owner may be lost. All
+    of them can read the value as long as a host that has fetched it is alive. Readers that held a
+    ref before the owner left can always read it."""
     hosts, rng = work.hosts(), work.rng
     if len(hosts) < 3:
         return
@@ -196,12 +196,11 @@ class _Fetched:
     maker: VirtualHost
     holders_left: int
     readers_left: int
-    # Hosts of readers that held it before any fault at the owner's machine.
+    # Hosts of readers that held a ref before any fault at the owner's machine.
     held: set[VirtualHost] = field(default_factory=set)
     kept: set[VirtualHost] = field(default_factory=set)  # hosts that have fetched it
-    met: set[VirtualHost] = field(
-        default_factory=set
-    )  # hosts that got the ref after others had fetched the value
+    # Hosts that got the ref after others had fetched the value.
+    met: set[VirtualHost] = field(default_factory=set)
 
     def put(self, holds_s: float, c: Cluster) -> None:
         import time
@@ -253,8 +252,8 @@ class _Fetched:
 
 
 def begin_nested(work: Programs) -> None:
-    """Starts a program that puts an object with refs, and a reader. The reader can also read the
-    objects of the refs, although no process holds them any more."""
+    """Starts a program that puts an object with refs, and a reader. The reader can read the objects
+    to which these refs refer, even if no process holds other refs to them."""
     hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
@@ -276,7 +275,7 @@ def begin_nested(work: Programs) -> None:
         else:
             inner = [c.put(leaf.array()) for leaf in leaves]
         outer = c.put({"refs": inner})
-        c.wait(inner)  # tasks end with their program
+        c.wait(inner)  # tasks would be cancelled when their program ends
         del inner
         work.board.publish(name, outer._id)
         work.board.find(f"{name} is not needed")

@@ -1,6 +1,6 @@
 """Learning in a run: Groups that reduce by robust operators, or exchange compressed arrays.
 
-Ranks die in the middle, leave, and are replaced on other hosts, so slices get other owners. Each
+Ranks die during calls, leave, and are replaced on other hosts, so slices get other owners. Each
 result is compared with numpy, over the contributors that the call reports.
 """
 
@@ -31,11 +31,11 @@ __all__ = ["begin_compressed", "begin_error_reset", "begin_robust"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 SIZE_MAX, STEPS_MAX = 7, 8
-CALLS_EACH = 4  # calls of the Group in one step, about
+CALLS_EACH = 4  # approximate number of Group calls in one step
 ITEMS_MAX = 20_000
 PAUSES_S = 0.0, 0.002, 0.02
-VALUES = 1000  # arrays have integers below this, so sums of float64 are exact
-FAULTY = -50  # the faulty rank's array has this factor
+VALUES = 1000  # arrays contain integers below this, so float64 sums are exact
+FAULTY = -50  # the faulty rank's array is multiplied by this
 ROOT_LOST = "the root, rank 0, is lost"
 
 
@@ -44,14 +44,14 @@ ROOT_LOST = "the root, rank 0, is lost"
 
 @dataclass(frozen=True)
 class _Members:
-    """The members of one Group, and what they do."""
+    """The members of one Group, some of which leave, or are killed and replaced."""
 
     work: Programs
     name: str
     salt: int
     size: int
-    calls: int  # no step begins after so many calls of the Group
-    leaves: dict[int, int]  # rank -> its first life leaves after so many steps
+    calls: int  # no step begins after this number of Group calls
+    leaves: dict[int, int]  # rank -> the number of steps after which its first life leaves
 
     def begin(self, member: Callable[[Any, int, int], None]) -> None:
         """Begins the programs; some ranks are killed and replaced. member: called with the Group,
@@ -80,13 +80,13 @@ class _Members:
         except (ValueError, PeerLostError):
             if life == 1:
                 raise
-            return  # the first life is still there, or the Group has ended
+            return  # the first life is still a member, or the Group has ended
         with g:
             member(g, rank, life)
 
     def steps(self, g: Any, rank: int, life: int) -> Iterator[int]:
-        """The numbers of the steps of a rank. All ranks have the same number of calls between
-        steps, so all end together."""
+        """Yields the numbers of a rank's steps. Between steps all ranks have made the same number
+        of Group calls, so all stop after the same step."""
         import time
 
         rng = self.work.rng
@@ -99,18 +99,20 @@ class _Members:
             yield step
 
     def key(self, g: Any) -> tuple[str, int]:
-        """Names the step that has just ended, on each rank in the same way."""
+        """An identifier of the step that has just ended, the same on all ranks."""
         return f"{self.name} ({g._member.generation})", g.calls
 
     def refused(self, g: Any, error: Exception, words: tuple[str, ...]) -> None:
-        """A call has raised an error with one of these words, as it has on all ranks."""
+        """Checks an error raised by a call. It must contain one of these texts, and be the same on
+        all ranks."""
         if not any(word in str(error) for word in words):
             raise error
         self.work.oracle.note_call(self.key(g), (str(error),))
 
     def lost(self, error: PeerLostError) -> bool:
-        """A call has raised this error. Whether the rank is still a member: the root of a reduce is
-        lost. A rank that has lost its part of a call begins the reduction again."""
+        """Checks an error raised by a call. Returns whether the rank is still a member, which is so
+        only if the root of a reduce is lost. (A rank that has lost its slices begins the reduction
+        again.)"""
         self.work.oracle.check_error(self.name, error)
         return ROOT_LOST in str(error)
 
@@ -133,24 +135,26 @@ def _items(work: Programs, copies: int) -> int:
 
 @dataclass
 class _Inputs:
-    """The arrays of the ranks of one Group; a call takes the latest.
+    """The arrays that the ranks of one Group have passed. A call uses the latest array of each
+    rank.
 
     When the first rank has finished a call, every contributor is still in that call, or has died in
-    it. A contributor that was replaced meanwhile has two arrays, of which the call has taken one.
+    it. A contributor that was replaced in the meantime has two arrays, of which the call has used
+    one.
     """
 
-    # rank -> life -> its latest arrays: two after a call that has raised
+    # rank -> life -> its latest arrays: two after a call that has raised an error
     latest: dict[int, dict[int, list[Array]]] = field(default_factory=dict)
     of_calls: dict[Any, dict[int, dict[int, list[Array]]]] = field(default_factory=dict)
 
-    def give(self, rank: int, life: int, array: Array, *, after_error: bool) -> None:
+    def record(self, rank: int, life: int, array: Array, *, after_error: bool) -> None:
         lives = self.latest.setdefault(rank, {})
         lives[life] = [*(lives[life][-1:] if after_error else []), array.copy()]
 
     def of(
         self, call: Any, contributors: tuple[int, ...], rank: int, life: int
     ) -> Iterator[list[Array]]:
-        """The possible arrays of the contributors. rank, life: of the caller."""
+        """The possible arrays of the contributors. rank, life: those of the caller."""
         given = self.of_calls.setdefault(
             (call, contributors), {one: dict(self.latest[one]) for one in contributors}
         )
@@ -165,8 +169,8 @@ def _score(items: int) -> Score:
     return Score(np.arange(items, dtype=np.float64) % 7 + 1, lr=0.1)
 
 
-# Operators, the fewest ranks of their Groups, and whether the result has the bits of `reduced`.
-# The bits of the others depend on the number of slices.
+# Operators, the minimum size of their Groups, and whether the result has the same bits as that of
+# `reduced`. The bits of the other results depend on the number of slices.
 OPERATORS: tuple[tuple[Callable[[int], Any], int, bool], ...] = (
     (lambda items: Median(), 2, True),
     (lambda items: TrimmedMean(1), 3, True),
@@ -191,7 +195,7 @@ class _Robust:
     finite: bool
     kind: str
     faulty: int  # a rank with wrong arrays, or -1
-    not_a_number: bool  # these have a NaN
+    not_a_number: bool  # whether these arrays have NaNs
     inputs: _Inputs = field(default_factory=_Inputs)
 
     def array(self, rank: int, life: int, step: int) -> Array:
@@ -212,7 +216,7 @@ class _Robust:
         failed = False
         for step in self.members.steps(g, rank, life):
             given = self.array(rank, life, step)
-            self.inputs.give(rank, life, given, after_error=failed)
+            self.inputs.record(rank, life, given, after_error=failed)
             failed = True
             try:
                 value = getattr(g, self.kind)(given, op=self.op, finite=self.finite)
@@ -255,7 +259,7 @@ class _Robust:
 
 
 def begin_robust(work: Programs) -> None:
-    """Begins members that reduce by one operator again and again."""
+    """Starts the members of a Group, which reduce repeatedly with one operator."""
     if not work.hosts():
         return
     rng = work.rng
@@ -263,7 +267,7 @@ def begin_robust(work: Programs) -> None:
     items = _items(work, 2 * SIZE_MAX)
     op = make(items)
     finite = isinstance(op, str) or rng.random() < 0.3
-    members = _members(work, "robust", least + finite)  # finite: without the faulty rank
+    members = _members(work, "robust", least + finite)  # finite=True leaves out the faulty rank
     robust = _Robust(
         members, items, rng.choice([np.float32, np.float64]), op, exact, finite,
         kind=rng.choice(["allreduce", "allreduce", "allreduce", "reduce"]),
@@ -281,28 +285,29 @@ COMPRESSORS = (
     Quantise(2, block=8), Float16(), PowerSGD(1),
 )  # fmt: skip
 EXACT = TopK, Threshold, RandomBlocks  # their codes have unchanged values, so sums are exact
-ROUNDED = 0.25  # the largest difference by rounding, of sums of values below VALUES
-NAME = "w"  # of the arrays
-CALLS = 2  # of the Group, in a reduction that nobody disturbs
+ROUNDED = 0.25  # largest rounding error of sums of values below VALUES
+NAME = "w"  # the name of the arrays
+CALLS = 2  # number of Group calls in an undisturbed reduction
 LR = 0.5
 
 
 @dataclass
 class _Ledger:
-    """What the ranks of one Group have given, received and kept.
-
-    The balances of all contributors to a call add up to 0, and all have the same bits. Owners of
-    slices may have dropped what they had kept if the call was made again.
+    """Checks that no values are lost. A rank's balance in a call is the sum of the values that it
+    has passed and no longer keeps; the first rank subtracts the result. The balances of all
+    contributors to a call add up to 0, and all have the same result, bit for bit. If the call was
+    repeated, owners of slices may have dropped their residuals.
     """
 
-    limit: float  # of a sum of balances
-    # (call, contributors) -> rank -> (balance, what an owner may have dropped, bits)
+    limit: float  # maximum magnitude of a sum of balances
+    # (call, contributors) -> rank -> (balance, residual that an owner may have dropped, bits)
     entries: dict[Any, dict[int, tuple[Array, Array, bytes]]] = field(default_factory=dict)
 
     def enter(
         self, call: Any, ranks: tuple[int, ...], rank: int, entry: tuple[Array, Array, bytes]
     ) -> None:
-        """Called by each contributor. The last one checks the sum; after a death there is none."""
+        """Called by each contributor. The last one checks the sum, which is not checked if a
+        contributor has died."""
         found = self.entries.setdefault((call, ranks), {})
         for other, (_, _, bits) in found.items():
             if bits != entry[2]:
@@ -361,7 +366,7 @@ class _Compressed:
             owned *= members == ranks
             balance = sent + owned - self._owned(feedback, rank) - total * (rank == ranks[0])
             call, bits = self.members.key(g), total.tobytes()
-            again = g.calls - (calls or 0) > CALLS  # perhaps with other members in between
+            again = g.calls - (calls or 0) > CALLS  # repeated, perhaps with other members
             self.ledger.enter(call, ranks, rank, (balance, owned * again, bits))
             self.members.work.oracle.note_call(call, (*ranks, bits))
             self.members.work.oracle.reads += 1
@@ -382,7 +387,7 @@ class _Compressed:
         return found
 
     def train(self, g: Any, rank: int, life: int) -> None:
-        """The program of a member that trains by CSER, without momentum."""
+        """The program of a member that trains with CSER, without momentum."""
         w = np.full(self.shape, self.members.salt, np.float32)
         sgd = CSER([w], g, LR, 0.0, update_ratio=2, reset_ratio=2, reset_every=2, block=16)
         for step in self.members.steps(g, rank, life):
@@ -413,14 +418,14 @@ def _compressed(work: Programs, kind: str, compressor: Any) -> _Compressed:
 
 
 def begin_compressed(work: Programs) -> None:
-    """Begins members that reduce compressed arrays, and keep what is left out."""
+    """Starts the members of a Group, which reduce compressed arrays with error feedback."""
     if work.hosts():
         compressed = _compressed(work, "compressed", work.rng.choice(COMPRESSORS))
         compressed.members.begin(compressed.live)
 
 
 def begin_error_reset(work: Programs) -> None:
-    """Begins members that train by CSER."""
+    """Starts the members of a Group, which train with CSER."""
     if work.hosts():
         compressed = _compressed(work, "error reset", None)
         compressed.members.begin(compressed.train)

@@ -1,8 +1,8 @@
-"""Tasks on other hosts: shared arguments, results with refs, resources of few hosts.
+"""Tasks on other hosts: shared arguments, results with refs, resources that few hosts have.
 
 These tasks need a resource that the submitting host lacks, so arguments, results and refs inside
-results are transferred. Some results depend on the number of runs of the task, so readers of
-different values are detected.
+results are transferred. Some results depend on the number of runs of the task, so the checks detect
+readers that get different values.
 """
 
 from __future__ import annotations
@@ -32,11 +32,8 @@ __all__ = ["RESOURCE", "begin_rerun", "begin_resource_tasks", "begin_shared"]
 
 
 READERS_MAX = 3
-SIZES = (
-    0,
-    100,
-    20_000,
-)  # items of 8 bytes beside refs; a result of more than 64 KiB stays on the remote host
+# Number of 8-byte items beside the refs. A result of more than 64 KiB stays on the remote host.
+SIZES = 0, 100, 20_000
 
 
 def _places(
@@ -63,8 +60,8 @@ def _stays(work: Programs, *users: VirtualHost) -> bool:
 
 def begin_shared(work: Programs) -> None:
     """Starts a program whose tasks share an argument that only they hold. It drops some of their
-    results, and reads the rest. Or the program submits one task, which puts objects on its host and
-    returns refs to them; this program, or one on another host, reads them."""
+    results, and reads the rest. Alternatively, the program submits one task, which puts objects on
+    its host and returns refs to them; this program, or one on another host, reads them."""
     (senders, others), rng = _places(work, work.hosts()), work.rng
     if not (senders and others):
         return
@@ -212,11 +209,10 @@ def _check_rerun(
     work.board.find(f"{name} is not needed")  # this program holds the value until then
 
 
-# Tasks that need a resource of some hosts, while hosts join and leave.
+# Tasks that need a resource that only some hosts have, while hosts join and leave.
 #
 # A task that waits for a resource starts when the resource is free on a host, and fails when no
-# host has the resource any more. Objects that `wait` returns as ready stay ready after deaths of
-# hosts.
+# host has the resource any more. Objects that `wait` returns as ready stay ready even if hosts die.
 
 
 RESOURCE = "gpu"
@@ -225,7 +221,8 @@ NO_SUCH_NODE = "no node of this cluster"
 
 
 def begin_resource_tasks(work: Programs) -> None:
-    """Starts a program that submits such tasks, waits for all, and reads the results."""
+    """Starts a program that submits tasks with the resource, waits for all, and reads the
+    results."""
     hosts, rng = work.hosts(), work.rng
     if not hosts:
         return
@@ -249,7 +246,7 @@ def _submit(
         except ValueError as error:
             if NO_SUCH_NODE not in str(error):
                 raise
-            return  # no member has the resource at present
+            return  # no node has the resource at present
     ready, pending = c.wait(futures, timeout=HANGS_S)
     if pending:
         raise WrongEnd(f"{len(pending)} of {len(futures)} tasks that need {RESOURCE} hang")

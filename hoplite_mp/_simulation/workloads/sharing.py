@@ -2,7 +2,7 @@
 
 These objects belong to processes of actors and generators. Collector threads, which only some runs
 have, clean up when a process or host dies. At most one program at a time holds a lock, each item of
-a queue is returned once, and the items of a stream arrive in order, each with its bytes.
+a queue is returned at most once, and the items of a stream arrive in order, with the right bytes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Shared:
     """The expected state of one lock and one queue."""
 
     name: str
-    size: int  # of the queue; 0: no limit
+    size: int  # size of the queue; 0: no limit
     holder: tuple[VirtualHost, VirtualProcess] | None = None
     taken: set[tuple[int, int]] = field(default_factory=set)
 

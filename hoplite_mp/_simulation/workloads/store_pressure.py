@@ -1,7 +1,7 @@
 """Programs with more data than a store can hold: spilled, read again, reduced in chunks.
 
 Stores and disks are small in some runs. Objects that do not fit are spilled or refused, or read
-from the spill file. These programs hold their values, so that others do not fit.
+from the spill file. These programs hold their values, so that other values do not fit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["begin_store_pressure"]
 
 VALUES_MIN, VALUES_MAX = 6, 14
-ITEMS = 40_000, 100_000  # of 8 bytes: a store of 6 MiB is full after seven of the longer ones
+ITEMS = 40_000, 100_000  # of 8 bytes each; seven of the longer arrays fill a store of 6 MiB
 
 
 def begin_store_pressure(work: Programs) -> None:
