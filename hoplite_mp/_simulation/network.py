@@ -100,7 +100,7 @@ class VirtualNetwork:
         if port.host in self.stopped:
             return
         ready, timeline = port.ready, self.timeline
-        port.sending = True  # set now, because the stream may offer its next block in `take`
+        port.sending = True  # set before `take`, in which the stream may offer its next block
         while ready:
             stream = ready.popleft()
             block = stream.take()

@@ -118,7 +118,7 @@ class Gossip:
         self._age = np.full(group.size, np.inf)  # seconds since that transfer
         self._recent = np.zeros((group.size, group.size))
         self._last = time.monotonic()
-        self._late: list[tuple[int, int]] = []  # (rank, tag) of arrays that were not in time
+        self._late: list[tuple[int, int]] = []  # (rank, tag) of arrays that missed the deadline
 
     @property
     def sent(self) -> int:

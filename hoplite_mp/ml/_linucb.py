@@ -21,7 +21,7 @@ __all__ = ["FedLinUCB", "LinUCBServer"]
 Array = np.ndarray[Any, np.dtype[Any]]
 RESTARTS = 8  # maximum number of restarts of the server
 RETRIES = 8  # maximum number of retries of a call to the server
-EXCHANGE_S = 60.0  # timeout of an exchange with the server, including its restarts
+EXCHANGE_S = 60.0  # timeout of an exchange with the server, including restarts of the server
 
 
 class LinUCBServer:

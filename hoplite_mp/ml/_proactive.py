@@ -172,7 +172,7 @@ def proactive(
 
 
 class _Rows:
-    """The rows of a rank, in blocks, and the latest sums of each block."""
+    """A rank's rows, in blocks, and the latest sums of each block."""
 
     def __init__(self, job: _Job, shards: Sequence[Any]) -> None:
         self._job = job
@@ -435,7 +435,7 @@ class _Member:
         self._collected = time.monotonic()
 
     def run(self) -> ProactiveResult:
-        self._collect(overlap=False)  # a replaced rank gets the state before it computes
+        self._collect(overlap=False)  # a replacement gets the state before it computes
         self._collecting_s = 0.0  # the first collection does not count: it waited for other ranks
         while not self._control.done:
             self._accumulate(self._control.period)

@@ -302,7 +302,7 @@ class TreeGrowth:
 
 
 def _is_leaf(node: _TreeNode, rules: Rules) -> bool:
-    """Whether scikit-learn's builder would make this tree node a leaf without a search for a
+    """Whether scikit-learn's builder would make this tree node a leaf without searching for a
     split."""
     n_rows = int(node.record["n_node_samples"])
     return bool(

@@ -136,7 +136,7 @@ def feedback_hook(
     """
     buffer = bucket.buffer()
     with torch.no_grad():
-        if isinstance(state.feedback.compressor, PowerSGD):  # it needs the matrices
+        if isinstance(state.feedback.compressor, PowerSGD):  # which needs each gradient's shape
             for at, one in enumerate(bucket.gradients()):
                 name = f"{bucket.index()}.{at} {tuple(one.shape)}"
                 one.copy_(torch.from_numpy(state.feedback.allreduce(name, one.numpy())))

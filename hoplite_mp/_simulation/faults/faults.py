@@ -51,12 +51,8 @@ PERMANENT_STOP_S = HANGS_S + 2.0  # long enough for a wait for the host to count
 # programs stop waiting.
 FENCED_S = 30.0
 DECLARED_LOST_S = 10.0  # the manager has declared a stopped host lost by then
-STOPS_S = (
-    0.0,
-    1.0,
-    4.0,
-    12.0,
-)  # added to a stop in runs with a standby, which may then take over
+# Added to the duration of a stop in runs with a standby, so that the standby may take over.
+STOPS_S = 0.0, 1.0, 4.0, 12.0
 RATE_MIN = 250e3  # in bytes per second; slower links look like hangs
 CUTS_S = (0.01, 0.5, 3.0, 8.0)
 
@@ -115,7 +111,8 @@ class Faults:
             self._schedule(TRAFFIC_POLL_S, self._await_traffic, until)
 
     def _await_message(self) -> None:
-        """Sets a fault for a message of some kind. If none is sent in time, injects any fault."""
+        """Sets a fault for a message of some kind. If no such message is sent in time, another
+        fault is injected."""
         rng = self.rng
         arrives, delay = rng.random() < 0.5, rng.choice(STRIKE_DELAYS_S)
         strike = partial(self._strike_after, rng.choice(STRIKES), delay)
@@ -181,7 +178,7 @@ class Faults:
             self._follow()
 
     def _random_place(self) -> int | None:
-        """Draws a machine whose host may be lost; None if there is none."""
+        """Draws a machine whose host may be lost. Returns None if there is none."""
         hosts = self.world.hosts if self.world.environment.standby_at else self.world.hosts[1:]
         places = [host.place for host in hosts if host.alive and host.number >= 0]
         return self.rng.choice(places) if places else None

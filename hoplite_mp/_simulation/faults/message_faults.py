@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 __all__ = ["MESSAGES", "MessageFault", "strike_at_messages"]
 
-# Messages of tools, and messages that no simulated program causes.
+# Messages that only tools send, and messages that no simulated program causes.
 UNUSED = {
     AddPeerWorkers, ClusterEnded, CountersQuery, CountersReport, Credentials, OutputAck,
     OutputLines, RelayOpened, RelayRequest, RemoveNode, *get_args(DiagnosticsMessage),
 }  # fmt: skip
 UNIONS = ManagerToNode, NodeToManager, PeerMessage, Report, TermsToManager, TermsToNode
-# Tags of messages before they were renamed. Faults are drawn from this order, so seeds that have
-# failed replay the same run.
+# Former tags of renamed messages. Messages are still sorted by these tags, so that a seed that has
+# failed replays the same run.
 DRAWN_AS = {
     "OwnerAsked": "HomeAsked", "OwnerTold": "HomeTold", "OwnersKnown": "HomesKnown",
     "OwnersNamed": "HomesNamed",
@@ -63,14 +63,14 @@ class MessageFault:
 
     message: str
     left: int
-    arrives: bool  # False: just before it is sent
+    arrives: bool  # True: when the message arrives; False: just before it is sent
     strike: Callable[[int, int], None]
 
 
 def strike_at_messages(
     message_faults: list[MessageFault], data: bytes, ends: tuple[int, int], arrives: bool
 ) -> None:
-    """Triggers the faults of complete frames, which are about to be sent or have arrived."""
+    """Triggers the faults for complete frames that are about to be sent or have arrived."""
     tags: list[str] = []
     for message_fault in list(message_faults):
         if message_fault.arrives is arrives:
@@ -100,7 +100,7 @@ def _tag_of(body: bytes) -> str:
     at = 1 if body[:1] < b"\xa0" else 3
     if not body[at:]:
         return ""
-    short = body[at] != 0xD9  # up to 31 bytes, with the length in that byte
+    short = body[at] != 0xD9  # a tag of up to 31 bytes, whose length is in this byte
     begin = at + 1 if short else at + 2
     nbytes = body[at] & 31 if short else body[at + 1]
     return body[begin : begin + nbytes].decode("ascii", "replace")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cores"]
 
-# A thread with less remaining work than this is done: it is the rounding error of sums.
+# A thread is done when less work than this remains, because sums have rounding errors.
 OVER_S = 1e-12
 
 
@@ -99,7 +99,7 @@ class Cores:
                 self.used_s[thread.host] += seconds * thread.rate
 
     def _share(self) -> None:
-        """Computes the rates, and sets a timer for the thread that ends first."""
+        """Computes the rates, and sets a timer for the thread that finishes first."""
         if not self._ready:
             return
         counts = [0] * len(self.used_s)

@@ -40,7 +40,7 @@ class SharedLinks(VirtualNetwork):
         self.sent: list[int] = []
         self.received: list[int] = []
         self._up_free: list[float] = []  # when the latest block has been sent
-        self._inbound: list[list[_Block]] = []  # blocks that wait for the receiver's link
+        self._inbound: list[list[_Block]] = []  # blocks that are waiting for the receiver's link
         self._receiving: list[bool] = []
 
     def add(self, up: float, down: float) -> int:
@@ -92,7 +92,7 @@ class SharedLinks(VirtualNetwork):
             streams = list(dict.fromkeys(id(block.stream) for block in waiting))
             chosen = self.timeline.rng.choice(streams)
             at = next(at for at, block in enumerate(waiting) if id(block.stream) == chosen)
-            block = waiting.pop(at)  # the first one of its stream: blocks arrive in order
+            block = waiting.pop(at)  # the first block of the stream, because blocks arrive in order
             seconds = (block.end - block.begin) / self.ports[to].down
             self.timeline.at(max(now + seconds, block.whole_at), self._received, block)
 

@@ -1,8 +1,8 @@
 """A simplified node. Simulations of thousands of nodes use it, because so many real nodes do not
 fit into one process.
 
-It reports sources like _node/collectives/operations.py, and imports objects of other nodes like
-_node/objects/imports.py. It makes a single request.
+Like _node/collectives/operations.py it reports sources, and like _node/objects/imports.py it
+imports objects from other nodes. It makes only one request.
 """
 
 from __future__ import annotations
@@ -507,7 +507,8 @@ class ScaleHost:
         return self._owner(object_id) is self
 
     def holders(self, object_id: bytes) -> tuple[int, ...]:
-        """Returns the hosts that hold an object of this host; empty: it is pending."""
+        """Returns the hosts that hold an object of this host. The result is empty if the object is
+        pending."""
         here = (self.number,) if object_id in self.holds else ()
         return (*here, *sorted(self._copies_at.get(object_id, ())))
 

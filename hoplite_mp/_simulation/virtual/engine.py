@@ -114,7 +114,8 @@ class CellMemory:
 
 # Frames of one link that may be in flight; see _simulation/network.py.
 WINDOW_FRAMES = 2
-# The longest delay of quiet events; QUIET_NS in cext/engine_state.h, and a millisecond.
+# The longest time for which the engine delays quiet events (events that wake the node only later):
+# QUIET_NS in cext/engine_state.h, plus a millisecond.
 QUIET_S_MAX = 5e-3
 
 

@@ -40,7 +40,7 @@ PACKING_S = 0.05  # duration of the thread that packs broadcast trees
 
 
 class VirtualSelector(selectors.BaseSelector):
-    """Returns the events of the simulated loop. Instead of blocking, it schedules a turn."""
+    """Returns the events of the simulated loop. Instead of blocking, `select` schedules a turn."""
 
     def __init__(self, loop: VirtualLoop, wait: Callable[[float | None], None]) -> None:
         self._loop = loop
