@@ -34,7 +34,7 @@ class OutgoingStream(Protocol):
     to: int
 
     def take(self) -> tuple[int, int] | None:
-        """Returns the next block, which is sent now; None if it is no longer needed."""
+        """Returns the next block, which is then sent. Returns None if it is no longer needed."""
 
     def arrive(self, begin: int, end: int) -> None:
         """Called when the block has arrived."""

@@ -94,8 +94,8 @@ class KMeans(
         Stops when a pass lowers the mean squared distance per row by less than `tol` times the mean
         variance of the features.
     period : "auto", float or None
-        Seconds between updates of the centres: see `proactive`. On a Cluster, only None, an update
-        after each pass (Lloyd's algorithm), gives results that do not depend on timing.
+        Seconds between updates of the centres: see `proactive`. None: an update after each pass
+        (Lloyd's algorithm). On a Cluster, the results depend on timing unless `period` is None.
     block : int
         The number of rows that are processed between two checks of the time; without a Cluster,
         between two updates.

@@ -221,7 +221,9 @@ class Gossip:
         self._recent = DECAY * (rows[leader][5] + laplacian(mixed, self.group.size))
         self._round = newest + 1
         for rank, row in enumerate(rows):
-            if row is None or row[1] < newest:  # the rank was measured in a process that is dead
+            if (
+                row is None or row[1] < newest
+            ):  # the measurements of its transfers are from an old process
                 self._seconds[rank] = np.nan
         pairs = self._plan(rows, present)
         self.planned_ = tuple(
@@ -271,7 +273,7 @@ def reliability(seconds: Array, age: Array, deadline: float) -> tuple[Array, Arr
 
 
 def _edges_in_both_directions(rows: list[Any]) -> list[Edge]:
-    """The pairs of ranks of which each has received the other's array."""
+    """The pairs of ranks that have received each other's arrays."""
     return [
         (a, b)
         for a, row in enumerate(rows)

@@ -136,7 +136,7 @@ def assign(parts: Parts, problem: Problem, workers: int) -> list[Any]:
 
 
 def estimate(parts: Parts, problem: Problem) -> dict[str, float]:
-    """The estimated seconds that each strategy takes.
+    """The estimated time of each strategy, in seconds.
 
     Three times are measured: for one row and one model in a pass, for a communication without data,
     and for each byte sent. The number of passes is assumed."""

@@ -35,7 +35,8 @@ class HostTasks(Protocol):
         """Stores a value, with copies on these hosts. Returns an argument for `submit`."""
 
     def submit(self, host: str, function: Callable[..., Any], *args: Any, priority: int = 0) -> Any:
-        """Runs `function(*args)` on that host. Returns a Future, which may be an argument."""
+        """Runs `function(*args)` on that host. Returns a Future, which can be an argument of
+        another task."""
 
     def watch(self, future: Any) -> None:
         """Adds a Future to the Futures that `completed` returns."""

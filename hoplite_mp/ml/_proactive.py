@@ -114,7 +114,7 @@ def proactive(
     period : float, "auto" or None
         Seconds from one collection to the next. "auto" tries periods, and keeps the one with the
         most progress per second. None: a collection after each pass over all rows
-        (bulk-synchronous), which is the only choice whose result does not depend on timing.
+        (bulk-synchronous). With any other period, the result depends on timing.
     block : int
         The number of rows in a block. The sums of each block are kept.
     tol : float
@@ -177,8 +177,8 @@ class _Rows:
     def __init__(self, job: _Job, shards: Sequence[Any]) -> None:
         self._job = job
         self._blocks = [one for shard in shards for one in _blocks(shard, job.block)]
-        self._shapes: list[tuple[int, ...]] | None = None  # None: `sums` is an array itself
-        self._single = True
+        self._shapes: list[tuple[int, ...]] | None = None  # None: no block was visited yet
+        self._single = True  # whether `partial` returns an array, not a tuple
         self._latest: Array | None = None  # for each block: its sums, its loss, its number of rows
         self._total = np.zeros(0)
         self._next = 0
@@ -243,8 +243,8 @@ class _Rows:
 
 
 def _blocks(shard: Any, block: int) -> Iterator[tuple[int, Any]]:
-    """Yields the number of rows and the values of each block. A block has rows from all over the
-    shard, so that the first update does not see a single class if the rows are sorted."""
+    """Yields the number of rows and the values of each block. A block has rows from the whole
+    shard, so that the first update is not based on a single class if the rows are sorted."""
     several = isinstance(shard, tuple)
     arrays = [np.asarray(one) for one in (shard if several else (shard,))]
     lengths = {one.shape[0] if one.ndim else 0 for one in arrays}
@@ -436,7 +436,7 @@ class _Member:
 
     def run(self) -> ProactiveResult:
         self._collect(overlap=False)  # a replacement gets the state before it computes
-        self._collecting_s = 0.0  # the first collection does not count: it waited for other ranks
+        self._collecting_s = 0.0  # without the first collection, which waited for other ranks
         while not self._control.done:
             self._accumulate(self._control.period)
             self._collect(overlap=self._job.period is not None)

@@ -378,8 +378,8 @@ max_features, bootstrap, max_samples, random_state, min_impurity_decrease
         return self
 
     def _validate_X_predict(self, X: Any) -> Any:
-        """Checks X. This replaces scikit-learn's method, which lets the trees check X, and they
-        accept NaN."""
+        """Checks X. This replaces scikit-learn's method, which lets the trees check X; the trees
+        would accept NaN."""
         check_is_fitted(self)
         return validate_data(self, X, dtype=np.float32, reset=False)
 

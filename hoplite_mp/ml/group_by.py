@@ -113,10 +113,9 @@ class GroupBy:
     Rows stay on the hosts where they are, except with "task". There are three strategies:
     "accumulate" computes the sums for the models of all groups in one pass, and communicates once
     for each pass; "data" fits one group after another on all hosts; "task" sends each group's rows
-    to one worker. "auto" estimates the seconds that each strategy takes, and uses the fastest. All
-    strategies fit the same models, up to rounding. Without an open cluster, the calling process
-    fits the models. The loss of a host does not change the result if the rows can be read from
-    another host.
+    to one worker. "auto" estimates the time of each strategy, and uses the fastest. All strategies
+    fit the same models, up to rounding. Without an open cluster, the calling process fits the
+    models. The loss of a host does not change the result if the rows can be read from another host.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ MESSAGE_FAULT_S_MAX = 2.0
 OCCURRENCES = 1, 1, 1, 2, 3, 6
 STRIKES = ("die sender", "die sender", "die receiver", "die receiver", "manager", "manager",
            "reset", "cut", "stop receiver", "kill")  # fmt: skip
-# A quarter of faults of these kinds are followed by another fault at one of the next messages, most
+# A quarter of the faults of these kinds are followed by another fault at one of the next messages, most
 # of which belong to the recovery from the first fault.
 FOLLOWED_KINDS = "die", "manager", "reset", "stop", "cut"
 NEXT_MESSAGES = 1, 2, 3, 5, 8, 13, 20, 30

@@ -97,8 +97,8 @@ def _grid(name: str, rows: int, columns: int, wraps: bool) -> Interconnect:
 
 
 def _line(begin: int, end: int, length: int, wraps: bool) -> list[int]:
-    """The places from one end to the other, the shorter way around. If both ways are equally long,
-    even places use one way and odd places the other, so that both ways are used."""
+    """The places from `begin` to `end`, the shorter way around. If both ways are equally long, even
+    places use one way and odd places the other, so that both ways are used."""
     ahead = (end - begin) % length if wraps else end - begin
     if wraps and (2 * ahead > length or (2 * ahead == length and begin % 2)):
         ahead -= length

@@ -255,7 +255,8 @@ def _steps(calls: list[RecordedCall], length: int) -> tuple[tuple[RecordedCall, 
     fills caches."""
     sized: list[Hashable] = [(call.kind, call.bytes_in) for call in calls]
     named: list[Hashable] = [call.kind for call in calls]
-    for signatures in (sized, named):  # sizes of compressed or pickled values vary
+    # The second attempt ignores sizes, which vary if values are compressed or pickled.
+    for signatures in (sized, named):
         begin, end, period = _repeated(signatures, length)
         count = (end - begin) // period if period else 0
         if count > STEPS_MIN:

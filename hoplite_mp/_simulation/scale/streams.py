@@ -109,7 +109,7 @@ def _check_sum(plan: ExecuteReduce, content: Content) -> None:
 
 Key = tuple[int, int, int, int]
 # The id of an object, the index of a member, or a tuple of contents that were added in this order
-# (floating-point sums in another order have other bits).
+# (a floating-point sum in another order may have different bits).
 Content = Any
 
 # Number of one-way delays until the first request between two hosts arrives, after TCP, TLS and the

@@ -2,7 +2,7 @@
 
 The module implements the port Connections (_node/ports.py). An attempt takes as long as its packets
 need. It is refused at an address where no process listens, and times out across a cut or at a
-stopped host. There is no authentication, which other tests cover.
+stopped host. Authentication is not simulated; other tests cover it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Switchboard:
         for stream in list(self.streams):
             for end in (stream, stream.peer):
                 if end.loop is loop and end.host == end.peer.host:
-                    end.close()  # no reset: all data sent within its host arrives
+                    end.close()  # no reset, because all data sent within a host arrives
                     self.streams.pop(stream, None)
                 elif end.loop is loop:
                     end.is_closed = True
@@ -338,7 +338,7 @@ class VirtualConnections:
 
 # Connections between simulated hosts: ordered bytes, close, reset, and frames of engines.
 #
-# The streams of nodes and managers. They implement the interface of _transport/stream.py on the
+# The streams between nodes and managers implement the interface of _transport/stream.py on the
 # simulated network.
 
 

@@ -213,7 +213,7 @@ class VirtualLink:
             pass
         self.engine.poll()
 
-    # The interface for the stream.
+    # Called by the stream.
 
     def ended(self) -> None:
         self.engine.loop.run_soon(self.end)

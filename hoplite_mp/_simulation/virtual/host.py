@@ -295,7 +295,7 @@ class VirtualHost:
         else:
             self.workers.kill_process(process)
 
-    # The interface for `VirtualWorkers`.
+    # Called by `VirtualWorkers`.
 
     def begin_worker(self, request: Spawn) -> VirtualProcess:
         channel = self.channel(request.slot)

@@ -20,7 +20,7 @@ __all__ = ["EPOCH_S", "Descriptor", "Descriptors", "VirtualLoop"]
 
 T = TypeVar("T")
 
-# Initial time of the clocks. Zero means "never" in some places.
+# Initial time of the clocks, which is not 0, because 0 means "never" in some places.
 EPOCH_S = 1000.0
 # The longest time that it takes to wake a process.
 WAKE_S = 20e-6

@@ -53,7 +53,7 @@ class World:
         self.manager: VirtualManager | None = None  # the manager on the first host
         self.standby: VirtualManager | None = None
         self.managers = 0  # number of managers that have died
-        self.calls_begun = 0  # calls of Groups begun by any member
+        self.calls_begun = 0  # Group calls begun by any member
         self.takeovers = 0  # number of times that a standby became the manager
         # An operator promoted a host without which the other hosts had continued.
         self.overruled = False
@@ -159,7 +159,7 @@ class World:
     # -- ends ----------------------------------------------------------------------------------
 
     def end(self, host: VirtualHost, why: str) -> None:
-        """Ends a host. The other ends of its connections detect that."""
+        """Ends a host. Its connections are reset at the other ends."""
         if not host.alive:
             return
         self.timeline.note(f"host {host.place} ends: {why}")

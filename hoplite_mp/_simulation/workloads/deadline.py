@@ -1,7 +1,7 @@
 """Reductions with a deadline, and reads on hosts that have just joined.
 
 A reduction with a deadline contains all ready sources. A host can be used as soon as it has been
-admitted, even before the other hosts know it.
+admitted, even before the other hosts know about it.
 """
 
 from __future__ import annotations

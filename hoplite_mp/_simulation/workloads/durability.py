@@ -1,8 +1,8 @@
 """Values that survive the loss of hosts: reconstructed results, second copies, nested refs.
 
 A lost result is recomputed by the node that submitted the task, if its host is alive. An object
-with a second copy survives the loss of one host. A ref inside an object holds the object to which
-it refers. So programs that read these values get no errors even if hosts die.
+with a second copy survives the loss of one host. A ref inside an object keeps the object to which
+it refers alive. So programs that read these values get no errors even if hosts die.
 """
 
 from __future__ import annotations
@@ -140,14 +140,14 @@ def _read_copy(
     work: Programs, host: Any, leaf: Leaf, name: str, late: float, released: list[bool]
 ) -> None:
     """released: not empty once the program that has put the object has released it."""
-    held: list[bool] = []  # whether it was held before any host died; empty: never held
+    held: list[bool] = []  # whether a ref was held before any host died; empty: never held
 
     def read(c: Cluster) -> None:
         import time
 
         ref = work.ref(c, name)
         if ref is None or ref._hold is None or released:
-            return  # perhaps it had no holder when this host's request arrived
+            return  # perhaps the object had no holder when this host's request arrived
         held.append(not work.world.lost)
         time.sleep(late)
         work.oracle.check_leaf(leaf, work.value(c, ref, f"reader of {name}"))

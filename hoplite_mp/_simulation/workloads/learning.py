@@ -44,7 +44,8 @@ ROOT_LOST = "the root, rank 0, is lost"
 
 @dataclass(frozen=True)
 class _Members:
-    """The members of one Group, some of which leave, or are killed and replaced."""
+    """The members of one Group. Some ranks leave; some are killed, and have a second life in a new
+    process."""
 
     work: Programs
     name: str

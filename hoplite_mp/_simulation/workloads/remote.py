@@ -45,8 +45,8 @@ def _places(
 
 
 def _survives(oracle: Oracle, others: list[VirtualHost]) -> bool:
-    """Whether the result must exist in the end: a host on which the task may run is alive, and the
-    task has tries left after the faults so far."""
+    """Whether the result must be readable in the end: a host on which the task may run is alive,
+    and the task has retries left after the faults so far."""
     world = oracle.world
     disturbed = world.cuts or world.resets or world.stops or world.managers or oracle.small_stores
     survivable = len(world.lost) + world.killed <= DEATHS_MAX
@@ -54,7 +54,7 @@ def _survives(oracle: Oracle, others: list[VirtualHost]) -> bool:
 
 
 def _stays(work: Programs, *users: VirtualHost) -> bool:
-    """Whether a task's objects, which are lost with its host, must exist in the end."""
+    """Whether a task's objects, which are lost with its host, must be readable in the end."""
     return work.no_errors_on(*users, *_places(work, work.world.incarnations)[1])()
 
 
@@ -152,9 +152,9 @@ def _share(
 
 
 def begin_rerun(work: Programs) -> None:
-    """Starts programs that read the result of one task, which is the number of its runs. As long as
-    any program holds the result, all programs must read the same value. Some of the hosts on which
-    the task may run die."""
+    """Starts programs that read the result of one task, which depends on how often the task has
+    run. As long as any program holds the result, all programs must read the same value. Some hosts
+    on which the task may run are killed."""
     (senders, others), rng = _places(work, work.hosts()), work.rng
     if not (senders and others):
         return

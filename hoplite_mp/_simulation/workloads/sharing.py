@@ -94,8 +94,8 @@ def _use(
 
 
 def _hold_lock(work: Programs, shared: _Shared, host: VirtualHost) -> None:
-    """Holds the lock for some time. Another program may hold it only if its process is dead, or if
-    a fault has ended the lock's process, after which there is a new lock."""
+    """Holds the lock for some time. No other program may hold it, unless that program's process is
+    dead, or a fault may have ended the lock's process, so that there is a new lock."""
     import time
 
     world, running = work.world, work.world.processes.running

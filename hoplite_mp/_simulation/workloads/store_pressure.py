@@ -72,7 +72,7 @@ def _fill(
             if index < len(refs):
                 value = _value(work, c, refs[index], name)
                 if value is None:
-                    break  # it did not fit in time, and neither would the next one
+                    break  # the value did not fit in time, and neither would the next
                 work.oracle.check_leaf(leaves[index], value)
                 views = [*views, value][-held:] if held else []
     finally:
@@ -91,7 +91,7 @@ def _fill(
     c._runtime.submitter.call_back_at_end()
     try:
         work.oracle.check_leaf(leaves[0], result.result(timeout=HANGS_S))
-    except ClosedError:  # it was spilled, and its node has ended
+    except ClosedError:  # the value was spilled, and its node has ended
         if host.place not in work.world.struck:
             raise
 
@@ -119,10 +119,10 @@ def _read(work: Programs, leaves: list[Leaf], name: str, c: Cluster) -> None:
         for index, leaf in enumerate(leaves):
             ref = work.ref(c, f"{name}: {index}")
             if ref is None:
-                break  # it did not fit, and neither did later ones
+                break  # the value did not fit, and neither did later ones
             value = _value(work, c, ref, f"reader of {name}")
             if value is None:
-                break  # it did not fit in time, and neither would the next one
+                break  # the value did not fit in time, and neither would the next
             work.oracle.check_leaf(leaf, value)
     finally:
         work.board.publish(f"{name} is not needed", None)
