@@ -221,9 +221,7 @@ class Gossip:
         self._recent = DECAY * (rows[leader][5] + laplacian(mixed, self.group.size))
         self._round = newest + 1
         for rank, row in enumerate(rows):
-            if (
-                row is None or row[1] < newest
-            ):  # the measurements of its transfers are from an old process
+            if row is None or row[1] < newest:  # the measurements are from an old process
                 self._seconds[rank] = np.nan
         pairs = self._plan(rows, present)
         self.planned_ = tuple(

@@ -39,8 +39,8 @@ MESSAGE_FAULT_S_MAX = 2.0
 OCCURRENCES = 1, 1, 1, 2, 3, 6
 STRIKES = ("die sender", "die sender", "die receiver", "die receiver", "manager", "manager",
            "reset", "cut", "stop receiver", "kill")  # fmt: skip
-# A quarter of the faults of these kinds are followed by another fault at one of the next messages, most
-# of which belong to the recovery from the first fault.
+# A quarter of the faults of these kinds are followed by another fault at one of the next messages,
+# most of which belong to the recovery from the first fault.
 FOLLOWED_KINDS = "die", "manager", "reset", "stop", "cut"
 NEXT_MESSAGES = 1, 2, 3, 5, 8, 13, 20, 30
 STRIKE_DELAYS_S = 0.0, 0.0, 0.0, 100e-6, 1e-3, 0.05

@@ -171,8 +171,8 @@ class _Run:
         self.errors: list[BaseException] = []
         self.first: _Usage | None = None  # when the last worker had warmed up
         self.last: _Usage | None = None  # when the first worker had finished
-        self._ready = 0  # number of workers that have found the server
-        self._warm = 0  # number of workers that have warmed up
+        # Number of workers that have found the server, and number of workers that have warmed up.
+        self._ready = self._warm = 0
         _runs[self.number] = self
 
     # ---- programs
