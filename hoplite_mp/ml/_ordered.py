@@ -88,10 +88,8 @@ def ordered_reduce(
         raise ValueError("norms must be finite and not negative")
     place: Any = cluster.here if to is None else to
     order = np.argsort(-found, kind="stable").tolist()
-    left = [
-        *np.cumsum(found[order][::-1])[::-1].tolist(),
-        0.0,
-    ]  # left[k]: sum of norms of order[k:]
+    # left[k] is the sum of the norms of order[k:].
+    left = [*np.cumsum(found[order][::-1])[::-1].tolist(), 0.0]
     # |sum| is at most the sum of the norms, so fewer arrays cannot suffice.
     sent = next(k for k in range(1, len(order) + 1) if _is_enough(left[k], left[0] - left[k], xi))
     partial: Any = None
