@@ -1,9 +1,9 @@
 """Draining: a node leaves the cluster while work is running.
 
 The leaving node accepts no more tasks, returns tasks that have not begun, and finishes the rest.
-Its actors finish their pending calls and accept no more. The other nodes fetch the objects that
-they use if only this node holds them. Then the leaving node announces its departure to the manager,
-and exits when no operation involves it. Objects that no other host uses are lost.
+Its actors finish their pending calls and accept no more. If only the leaving node holds an object,
+the other nodes that use the object fetch it. Then the leaving node announces its departure to the
+manager, and exits when no operation involves it. Objects that no other host uses are lost.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DrainingEvents(Protocol):
     """Reports and requests from this component to the components above it."""
 
     def leaves_now(self) -> None:
-        """Makes this node accept no more work."""
+        """Stops this node from accepting work."""
 
     def drained(self) -> bool:
         """Lets this node leave, because the cluster no longer needs this host. Returns False if the
@@ -62,14 +62,14 @@ class Draining:
         self.workers = workers
         self.events = events
         self.since_ns = 0
-        self.waiting: set[int] = set()  # ids of hosts that still need objects of this node
+        self.waiting: set[int] = set()  # ids of hosts that may still need objects from this node
         # Id of another host that is leaving -> whether this node has sent Evacuated to it.
         self.leaving: dict[int, bool] = {}
         self._evacuating = False  # a timer checks again for objects that only leaving nodes hold
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of the leaving nodes that this node knows."""
+        """The numbers of the nodes that are leaving, as far as this node knows."""
         found = map(self.roster.number_of, self.leaving)
         own = [self.client.number] if self.roster.leaves else []
         return own + [number for number in found if number is not None]
@@ -119,8 +119,8 @@ class Draining:
         return oid in self.imports.by_oid and oid not in self.inbound_tasks
 
     def _counts(self, header: dict[str, Any]) -> bool:
-        """Whether the node waits for the task. Tasks that this host's drivers submit later do not
-        count, because there might be no end of them."""
+        """Whether the node must wait for the task before it leaves. Tasks that drivers on this host
+        submitted after draining began do not count, because there might be no end to them."""
         owner = header["owner"]
         if owner == NODE_SLOT or owner in self.workers.all:
             return True
@@ -174,4 +174,4 @@ class Draining:
 
 
 def _nothing() -> None:
-    """Does nothing: waiting readers are woken through the object's header."""
+    """Does nothing, because waiting readers are woken through the object's header."""

@@ -1,9 +1,9 @@
-"""The node's own hints, which announce tasks to the workers on this host.
+"""The node's hints, which announce tasks to the workers on this host.
 
-A hint names a queued task. The node posts hints for tasks from other hosts, for tasks that have
-received resources, and for tasks whose worker has died. It has up to four queues for each pool: a
-ring for hints in order and a bag for ranked hints, both once for all tasks and once for tasks that
-must stay on this host.
+A hint is the id of a queued task, in a queue that workers read. The node posts hints for tasks from
+other hosts, for tasks that have received resources, and for tasks whose worker has died. It has up
+to four queues for each pool: a ring (first in, first out) and a bag (by rank) for tasks that any
+host may run, and a ring and a bag for tasks that must stay on this host.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class HintsEvents(Protocol):
         """The numbers of pools of tasks that are on other hosts."""
 
     def counts_on(self, slot: int) -> bool:
-        """Whether a broadcast includes the worker in the slot; see `worker_broadcast.py`."""
+        """Whether a broadcast includes the worker in the slot (see `worker_broadcast.py`)."""
 
 
 class Hints:
-    """The part of `Workers` that announces tasks."""
+    """The base class of `Workers`, which announces tasks to workers."""
 
     pools: dict[int, Pool]
     events: HintsEvents
@@ -62,19 +62,19 @@ class Hints:
         self.bags: dict[tuple[int, bool], int] = {}  # the same for ranked hints
 
     def queue(self, pool: int, here: bool = False) -> int:
-        """The ring to a pool. here: selects the ring for tasks that must stay on this host."""
+        """The ring for a pool. here: selects the ring for tasks that must stay on this host."""
         if (pool, here) not in self.queues:
             self.queues[pool, here] = self.tasks.open_queue(pool, here)
         return self.queues[pool, here]
 
     def bag(self, pool: int, here: bool) -> int:
-        """The bag to a pool. here: as for `queue`."""
+        """The bag for a pool. here: as for `queue`."""
         if (pool, here) not in self.bags:
             self.bags[pool, here] = self.ranked.open_bag(pool, here)
         return self.bags[pool, here]
 
     def forget_queues(self, pool: int) -> None:
-        """Closes the queues to a pool that has ended."""
+        """Closes the queues for a pool that has been closed."""
         for queues in (self.queues, self.bags):
             for here in (False, True):
                 queue = queues.pop((pool, here), None)
@@ -82,14 +82,14 @@ class Hints:
                     self.tasks.close_queue(queue)
 
     def may_run_again(self, oid: int) -> bool:
-        """Whether an ended task may be run again for its result. Calls to actors may not, because
-        they would be applied to the actor twice. Tasks of a forgotten pool may not, because the
-        pool's number may be reused."""
+        """Whether an ended task may run again to recompute its result. A call to an actor may not,
+        because it would change the actor's state twice. A task of a forgotten pool may not, because
+        the pool's number may be reused."""
         pool = self.pools.get(self.tasks.pool_of(oid))
         return pool is not None and not pool.actor
 
     def queue_for(self, number: int, here: bool) -> int | str:
-        """Like `queue`, but returns the reason if no worker will run the pool's tasks."""
+        """Like `queue`, but returns an error text if no worker will run the pool's tasks."""
         pool = self.pools.get(number)
         if pool is None or pool.closing:
             return CLOSED
@@ -103,7 +103,7 @@ class Hints:
             if self.tasks.task(oid)[3] & _tasks.RANKED_FLAG:
                 return self.ranked.post(oid, self.bag(pool, here))
             return self.tasks.post(oid, self.queue(pool, here))
-        except MemoryError:  # no queue is left
+        except MemoryError:  # all queues are taken
             return False
 
     def announce(self, oid: int, here: bool) -> None:

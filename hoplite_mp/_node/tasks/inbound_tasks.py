@@ -40,13 +40,13 @@ _log = logging.getLogger("hoplite_mp")
 
 @dataclass(slots=True)
 class InboundTask:
-    """One task from another host. `holds`: holds on the task's result and the objects that the task
-    names."""
+    """One task from another host. `holds`: holds (references) on the task's result and on the
+    objects that the task names."""
 
     peer: int
     task: bytes
     holds: list[Any]
-    oid: int = 0  # its header here; 0: this host does not hold all named objects yet
+    oid: int = 0  # id of its header here; 0: this host does not hold all named objects yet
     ended: bool = False
     unwanted: bool = False
     ready: bool = False  # for a call to an actor: this host holds all named objects
@@ -59,10 +59,10 @@ class InboundTasksEvents(Protocol):
     """Reports and requests from this component to the components above it."""
 
     def queue_of(self, pool: int) -> int:
-        """The node's hint queue to the pool's workers on this host."""
+        """The queue in which the node announces tasks to the pool's workers on this host."""
 
     def post_inbound(self, oid: int) -> None:
-        """Announces a task to workers on this host once its hint fits in a queue."""
+        """Announces a task to workers on this host once the queue has space."""
 
     def interrupt(self, oid: int, slot: int) -> None:
         """Interrupts the worker in the slot if it is running the task."""
@@ -80,8 +80,8 @@ class InboundTasksEvents(Protocol):
         """Called when a task has been added to the pool."""
 
     def task_ends(self, slot: int) -> None:
-        """Forwards the output of the worker in the slot, because a task there has ended. The output
-        must precede the report of the end."""
+        """Called when a task in the slot has ended. Forwards the worker's output before the end of
+        the task is reported."""
 
     def admit(self, peer: int, task: bytes, demand: Demand, needed: bool) -> bool:
         """Reserves resources for a task. Returns False if they are not free."""
@@ -143,7 +143,7 @@ class InboundTasks:
             named.append(message.args_object)
         try:
             self._ask(inbound_task, message, named)
-        except Exception as error:  # no header is left: the sender must not wait forever
+        except Exception as error:  # no header is free; the sender must not wait forever
             for key, row in list(self.rows.items()):
                 self.rows[key] = deque(waiting for waiting in row if waiting[0] is not inbound_task)
             self.rows = {key: row for key, row in self.rows.items() if row}
@@ -185,7 +185,7 @@ class InboundTasks:
         with_args = message.args_object != NO_OBJECT
         if holds[0] is None or (with_args and holds[-1] is None):
             self._refused(inbound_task)
-            # The sender knows the reason.
+            # The sender knows why the function or the arguments are missing.
             self.send(inbound_task.peer, TaskEnded(inbound_task.task, "returned"))
             return
         pool, closed = message.pool, inbound_task.late
@@ -205,7 +205,7 @@ class InboundTasks:
             return
         try:
             self._post(inbound_task, message, holds)
-        except Exception as error:  # no table or queue is left: the sender must not wait forever
+        except Exception as error:  # no table or queue is free; the sender must not wait forever
             self._fail(inbound_task, error)
             return
         self._prefetch(message, holds)
@@ -214,7 +214,7 @@ class InboundTasks:
             self.events.refuse_calls(pool)
 
     def _post(self, inbound_task: InboundTask, message: RunTask, holds: list[Any]) -> None:
-        """Makes a task in the node's own table."""
+        """Adds the task to the node's own table and announces it."""
         oid = self.client.new(KIND_TASK, STATE["WAITING"], 0, message.pool)
         inbound_task.oid, inbound_task.holds = oid, [self.client.hold(oid, False), *holds]
         self.by_oid[oid] = inbound_task
@@ -289,7 +289,8 @@ class InboundTasks:
     # -- ends of tasks -------------------------------------------------------------------------
 
     def completed(self, oids: list[int]) -> None:
-        """Reports the inbound tasks among these ended tasks in the node's tables."""
+        """Reports the ends of inbound tasks to their hosts. oids: ended tasks in the node's
+        tables."""
         for oid in oids:
             inbound_task = self.by_oid.get(oid)
             if inbound_task is not None and not inbound_task.ended:
@@ -361,7 +362,7 @@ class InboundTasks:
                 self.tasks.cancel(inbound_task.oid, False)
 
     def recall(self, peer: int, tasks: list[bytes]) -> None:
-        """Returns to their host those of the listed tasks that have not begun."""
+        """Returns the listed tasks to their host, except those that have begun."""
         for task in tasks:
             inbound_task = self.by_task.get(task)
             if inbound_task is not None and inbound_task.peer == peer:
@@ -415,4 +416,4 @@ class InboundTasks:
 
 
 def _nothing() -> None:
-    """Does nothing: waiting readers are woken through the object's header."""
+    """Does nothing, because waiting readers are woken through the object's header."""

@@ -1,9 +1,10 @@
-"""Outbound tasks: tasks of this host that run on other hosts' workers (runners).
+"""Outbound tasks: tasks of this host that run on other hosts.
 
-The node claims tasks of this host as its workers do, and sends each to another host when a runner
-can accept it. The result is written to the task's own header, or the header records that the result
-is on the runner. Submitters therefore need not know where a task has run. A task that no runner can
-accept stays queued for the first free worker anywhere.
+A runner is a pool of workers on another host. The node claims queued tasks of this host, as a local
+worker does, and sends each to a runner with free capacity. The result is written to the task's
+header (its entry in shared memory), or the header records that the runner's host has the result.
+Submitters therefore need not know where a task has run. A task that no runner can accept stays
+queued until any worker is free.
 """
 
 from __future__ import annotations
@@ -42,19 +43,17 @@ __all__ = [
     "Runners",
 ]
 
-# The runners of one pool, ordered by free capacity, so that a choice does not visit all of them.
-#
-# When a runner changes, a new entry is pushed onto each of the two heaps to which the runner
-# belongs. Outdated entries are dropped when they reach the top. Choosing or changing a runner
-# therefore takes a few steps, however many runners there are.
+# `Runners` orders the runners of one pool by free capacity, so that choosing one does not visit all
+# of them. When a runner changes, a new entry is pushed onto each of the two heaps to which the
+# runner belongs. Outdated entries are dropped when they reach the top.
 
 
 COMMON_POOL = 0
-# The number of tasks that a runner receives beyond its number of workers. They can begin without
-# another message. Higher: no worker waits for the network. Lower: fewer tasks are queued at a slow
-# host.
+# The number of tasks sent to a runner beyond its number of workers. These tasks can begin without
+# another message. Higher: workers wait less often for the network. Lower: fewer tasks are queued at
+# a slow host.
 AHEAD_TASKS = 2
-# The number of entries that a heap may have for each runner before outdated ones are removed.
+# The number of entries per runner at which outdated entries are removed from a heap.
 STALE_MAX = 4
 
 Entry = tuple[int, int, int, int, "Runner"]  # -capacity, ended, order, stamp
@@ -69,13 +68,13 @@ class Runner:
     workers: int
     pool: int = COMMON_POOL  # number of the pool on that host
     ahead: int = AHEAD_TASKS
-    running: dict[int, Any] = field(default_factory=dict)  # task -> holds on its named objects
+    running: dict[int, Any] = field(default_factory=dict)  # task -> holds on its arguments
 
     recalled: bool = False  # tasks were recalled, and the host has not answered yet
-    ended: int = 0  # orders runners by the end of their last task; 0: no task has ended
+    ended: int = 0  # sequence number of the last end of a task here; 0: no task has ended
     home: Runners | None = None
-    order: int = 0  # position of this runner in the order of addition
-    stamp: int = 0  # version of the state, which changes with `workers`, `running` and `ended`
+    order: int = 0  # sequence number of this runner's addition
+    stamp: int = 0  # incremented when `workers`, `running` or `ended` changes
 
     @property
     def free(self) -> int:
@@ -87,7 +86,7 @@ class Runner:
         return self.workers + self.ahead - len(self.running) if self.workers else 0
 
     def changed(self) -> None:
-        """Must be called after each change of `workers`, `running` or `ended`."""
+        """Must be called after each change to `workers`, `running` or `ended`."""
         if self.home is not None:
             self.home.changed(self)
 
@@ -123,14 +122,13 @@ class Runners:
             del self._all[runner.number]
         self._count -= 1
         self._forget(runner)
-        # No entry may keep the runner alive, because it refers to its tasks' holds.
+        # A remaining entry would keep the runner alive, and with it the arguments of its tasks.
         for heap in (self._free, self._with_capacity):
             heap[:] = [entry for entry in heap if entry[4] is not runner]
             heapq.heapify(heap)
 
     def close(self) -> None:
-        """Drops all runners of a pool that has ended, so that no reference cycle keeps them
-        alive."""
+        """Drops all runners of a closed pool, so that no reference cycle keeps them alive."""
         for some in self._all.values():
             for runner in some:
                 self._forget(runner)
@@ -161,8 +159,8 @@ class Runners:
 
     def suitable(self, idle: Callable[[], bool]) -> list[Entry] | None:
         """The heap of runners that may receive a task now, or None if no runner may. idle: returns
-        whether this host has an idle worker. If so, no task is queued behind another task on a
-        runner."""
+        whether this host has an idle worker. While it has one, only runners with an idle worker may
+        receive a task."""
         if self.free:
             return self._free
         return None if self._top(self._with_capacity) is None or idle() else self._with_capacity
@@ -170,8 +168,8 @@ class Runners:
     def best(self, heap: list[Entry], near: Mapping[int, int]) -> Runner:
         """Chooses the runner for the next task. A node with more bytes of the task's arguments
         (`near`, by node number) comes first, then a runner with more free capacity, then a runner
-        whose last task ended earlier, because recent results may still be using the links of the
-        others."""
+        whose last task ended earlier, because a recent result may still be using its runner's
+        link."""
         queues_ahead = heap is self._with_capacity
         at = [
             runner
@@ -205,8 +203,8 @@ class Runners:
 
 
 class OneRunner:
-    """Replaces Runners for a pool that is bound to a host. The only runner is that host's common
-    pool."""
+    """Used instead of Runners for a pool that is bound to a host. The only runner is that host's
+    common pool."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -215,7 +213,7 @@ class OneRunner:
         return 1
 
     def remove(self, runner: Runner) -> None:
-        """Does nothing, because the pool ends together with its host."""
+        """Does nothing, because a bound pool is closed when its host is lost."""
 
     def close(self) -> None:
         """Does nothing."""
@@ -241,17 +239,17 @@ class OutboundTasksEvents(Protocol):
     """Reports and requests from this component to the components above it."""
 
     def post(self, oid: int) -> None:
-        """Announces a requeued task to all workers once it has its resources."""
+        """Announces a requeued task to all workers once its resources are granted."""
 
     def delay(self, oid: int) -> None:
-        """Starts the delay before a task's next try."""
+        """Starts the delay before a task's next attempt."""
 
     def pool_deserted(self, pool: int, why: str) -> None:
         """Called when no other host runs tasks of the pool any longer."""
 
     def remote_workers_lost(self, pool: int) -> None:
-        """Called when a pool has lost its workers on another host, which is gone or accepts no more
-        tasks."""
+        """Called when a pool has lost its workers on another host, because that host is gone or
+        accepts no more tasks."""
 
     def sends_on(self, output_owner: int, host_id: int) -> None:
         """Called when a task with this output owner is sent to the host."""
@@ -261,11 +259,10 @@ class OutboundTasksEvents(Protocol):
         done."""
 
     def holds_inner(self, oid: int, holds: list[Any]) -> None:
-        """Keeps holds on the refs inside a result until the result's owner has its own."""
+        """Keeps the refs inside a result alive until the result's owner holds them itself."""
 
     def lost_call(self, oid: int, name: str, number: int) -> Exception | None:
-        """The error of a call to an actor on a lost host, or None if the task is not such a
-        call."""
+        """The error for a call to an actor on a lost host, or None if the task is no actor call."""
 
     def is_remote_actor(self, pool: int) -> bool:
         """Whether the pool represents an actor on another host."""
@@ -301,8 +298,8 @@ class OutboundTasks:
         self.runners: dict[int, Runner] = {}  # common pools of other hosts, by host id
         # Pool -> its own workers on other hosts; for a bound pool, the common pool of its host.
         self.remote_runners: dict[int, list[Runner]] = {}
-        self._common = Runners()  # the values of `runners`
-        self._of_pool: dict[int, AnyRunners] = {}  # the values of `remote_runners`
+        self._common = Runners()  # contains the values of `runners`
+        self._of_pool: dict[int, AnyRunners] = {}  # contains the runners in `remote_runners`
         self.first: dict[int, deque[int]] = {}  # pool -> queued tasks that precede all others
         self.where: dict[int, Runner] = {}  # task -> its runner
         self.ranked = _tasks.Ranked(self.tasks)
@@ -400,8 +397,8 @@ class OutboundTasks:
         first: Iterable[int] = (),
     ) -> None:
         """Adds workers on another host to a pool. there: the number of their pool on that host.
-        ahead: the number of tasks that they receive beyond the number of workers. first: queued
-        tasks that precede all others."""
+        ahead: the number of tasks to send them beyond the number of workers. first: queued tasks
+        that precede all others."""
         if first:
             self.first[pool] = deque(first)
         number = self.runners[host_id].number
@@ -437,13 +434,13 @@ class OutboundTasks:
             runners = self._runners_of(pool)
             suitable = self._suitable(pool, runners)
             if suitable is not None:
-                # The offer must precede the claims. Otherwise a task posted in between would not be
-                # claimed, and its submitter would not wake this node.
+                # `offer` counts this node as an idle worker, which submitters wake. It must precede
+                # the claims. Otherwise a task posted after the last claim would not wake this node.
                 self.tasks.offer(pool, True)
                 self._offered.add(pool)
                 while suitable is not None and (oid := self._take(pool)):
-                    # `suitable` was determined before the claim, because the claim of the last task
-                    # would make a worker on this host count as idle.
+                    # `suitable` was determined before the claim, because claiming the last task
+                    # makes a worker on this host count as idle.
                     near = self.bytes_near(oid) if len(runners) > 1 else {}
                     self.delegate(oid, runners.best(suitable, near))
                     runners = self._runners_of(pool)
@@ -472,8 +469,8 @@ class OutboundTasks:
         return runners.suitable(lambda: self.tasks.idle(pool) > 0)
 
     def steal(self) -> bool:
-        """Recalls tasks that are waiting at busy runners while other workers are idle. Returns
-        whether any tasks are waiting at runners."""
+        """Recalls tasks that are waiting at busy runners if other workers are idle. Returns whether
+        any tasks are waiting at runners."""
         ahead = [r for r in self._common.crowded if self._behind(r)]
         if not ahead:
             return False
@@ -484,8 +481,8 @@ class OutboundTasks:
         return True
 
     def _behind(self, runner: Runner) -> list[int]:
-        """The tasks that other hosts may run, and that the runner has probably not begun (if it
-        runs its tasks in order)."""
+        """The runner's tasks that have probably not begun (if the runner runs its tasks in order)
+        and that other hosts may run."""
         later = list(runner.running)[runner.workers :]
         return [oid for oid in later if self.tasks.pool_of(oid) == COMMON_POOL]
 
@@ -549,8 +546,8 @@ class OutboundTasks:
     # -- ends of tasks -------------------------------------------------------------------------
 
     def ended(self, peer: int, message: TaskEnded) -> None:
-        """Handles a runner's report of the end of a task. Ignored unless that runner has the
-        task."""
+        """Handles a runner's report that a task has ended. The report is ignored unless the task
+        is assigned to that runner."""
         _, oid = ids.unpack_id(message.task)
         if not self._is_with(oid, peer):
             return
@@ -571,7 +568,7 @@ class OutboundTasks:
         elif message.outcome == "cancelled":
             self._take_back(oid)
             if not self.tasks.settle(oid):
-                # Not aborted here: a process on that host has cancelled or deleted the task.
+                # No process here has aborted the task: one on that host cancelled or deleted it.
                 self.tasks.cancel(oid, True)
                 self.tasks.settle(oid)
         elif message.payload is None:
@@ -606,8 +603,8 @@ class OutboundTasks:
 
     def _release(self, oid: int, peer: int, message: TaskEnded) -> None:
         """Lets the runner free its copy of a result, because this host has the bytes or the result
-        is not needed. The refs in that copy are dropped with it, so this node first takes holds on
-        their objects."""
+        is not needed. Freeing the copy drops the refs in it, so this node first acquires its own
+        holds on their objects."""
 
         def release(holds: list[Any]) -> None:
             if holds:
@@ -619,7 +616,7 @@ class OutboundTasks:
         self._ask(refs, release)
 
     def _ask(self, refs: list[bytes], done: Callable[[list[Any]], None]) -> None:
-        """Like `Imports.ask`, but passes no holds to `done` if memory for headers is short."""
+        """Like `Imports.ask`, but calls `done` without holds if the request fails."""
         try:
             self.imports.ask(refs, done)
         except Exception:
@@ -656,7 +653,7 @@ class OutboundTasks:
             )
 
     def _try_again(self, oid: int) -> bool:
-        """Queues a runner's task again, with one fewer retry. Returns False if the task was
+        """Queues a runner's task again and uses up one retry. Returns False if the task was
         cancelled."""
         if not self.client.requeue(oid, NODE_SLOT):
             return False
@@ -670,7 +667,7 @@ class OutboundTasks:
 
     def cancel(self, oid: int) -> bool:
         """Cancels a task on its runner, after the submitter has aborted the task. Returns False if
-        no runner has it."""
+        the task is not on a runner."""
         runner = self.where.get(oid)
         if runner is None:
             return False

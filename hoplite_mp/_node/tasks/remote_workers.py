@@ -1,9 +1,9 @@
-"""Requests for pools and workers, and a pool's workers on other hosts.
+"""Requests for pools and workers, and the workers of pools on other hosts.
 
-The peers of an `spmd` wait for one another, so each needs its own process. When a peer's host is
-lost or leaves, a process is started elsewhere. Otherwise the peer could only begin after the end of
-another peer, which may be waiting for it. After the first loss the node compares the pool's tasks
-with its workers once a second, so losses need not be counted.
+The peers (tasks) of an `spmd` call wait for one another, so each needs its own worker. When a
+peer's host is lost or leaves, a worker is started elsewhere. Otherwise the peer could only begin
+after another peer has ended, and that peer may be waiting for it. After the first loss, the node
+compares the pool's queued tasks with its workers once a second, so losses need not be counted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ __all__ = ["PoolRequests", "RemoteWorkers"]
 
 
 COMMON_POOL = 0
-# Interval of comparisons of a pool's tasks with its workers after a loss. Lower: more messages
+# Interval at which a pool's tasks are compared with its workers after a loss. Lower: more messages
 # while resources are in use.
 POLL_AGAIN_S = 1.0
 
@@ -57,9 +57,9 @@ class _Short:
     """A pool of peers that has lost workers."""
 
     pool: Pool
-    since: float  # time at which it lost its last worker on any host
+    since: float  # the last time at which the pool is known to have had a worker on some host
     asked: Counter[int] = field(default_factory=Counter)  # requested workers, by host id
-    refused: set[int] = field(default_factory=set)  # hosts that have refused in this second
+    refused: set[int] = field(default_factory=set)  # hosts that refused since the last full check
 
 
 class RemoteWorkers:
@@ -90,7 +90,7 @@ class RemoteWorkers:
 
     def start(self, pool: Pool, wanted: dict[int, int], done: Callable[[str, bool], None]) -> None:
         """Starts workers on other hosts. wanted: the number of workers, by host id. Calls `done`
-        with the reason for a failure, or "", and with whether a lost host is the reason."""
+        with an error text, or "", and with whether one of the hosts was lost."""
 
         def opened(found: dict[int, Answer]) -> None:
             error = ""
@@ -102,8 +102,8 @@ class RemoteWorkers:
         self.questions.ask_each(makes, opened)
 
     def _make(self, pool: Pool, count: int, at_once: bool) -> Callable[[int], OpenRemotePool]:
-        """Returns a function that makes the request for `count` workers from a question's
-        number."""
+        """Returns a function that creates the request for `count` workers, given the number that
+        identifies the request."""
         setup = ids.pack_id(self.client.host_id, pool.setup) if pool.setup else NO_OBJECT
         return lambda number: OpenRemotePool(
             number=number,
@@ -119,7 +119,7 @@ class RemoteWorkers:
         )
 
     def _opened(self, pool: Pool, host_id: int, count: int, there: RemotePoolOpened) -> str:
-        """Handles a host's answer. Returns the reason why it cannot start the workers, or ""."""
+        """Handles a host's answer. Returns the reason why the host cannot start workers, or ""."""
         if there.error:
             return there.error
         if not self.is_open(pool):  # the pool's owner has died, or has closed it
@@ -148,7 +148,7 @@ class RemoteWorkers:
         self.loop.call_later(0.0, lambda: self._check_repeatedly(short))
 
     def forget(self, pool: Pool) -> None:
-        """Forgets a pool that has ended."""
+        """Forgets a closed pool."""
         short = self.short.get(pool.number)
         if short is not None and short.pool is pool:
             del self.short[pool.number]
@@ -166,7 +166,7 @@ class RemoteWorkers:
             self.loop.call_later(POLL_AGAIN_S, lambda: self._check_repeatedly(short))
 
     def _check(self, short: _Short) -> bool:
-        """Starts workers for peers without one. Returns False if the pool has ended."""
+        """Starts workers for peers without one. Returns False if the pool is closed or broken."""
         pool = short.pool
         if not self.is_open(pool) or pool.broken:
             self.forget(pool)
@@ -191,8 +191,9 @@ class RemoteWorkers:
         return max(0, pool.target - running) + sum(runner.free for runner in remote)
 
     def _place(self, short: _Short) -> int | None:
-        """The id of the host for the next worker: the host with the fewest workers of the pool, in
-        relation to the host's common pool if the pool may use any host. None if no host is left."""
+        """The id of the host for the next worker, or None if no host is left. Chooses the host with
+        the fewest workers of the pool. If the pool may use any host, this number is taken relative
+        to the size of the host's common pool."""
         pool, own = short.pool, self.client.host_id
         now = {own: pool.target}
         for runner in self.outbound_tasks.remote_runners.get(pool.number, ()):
@@ -277,7 +278,7 @@ class PoolRequestsEvents(Protocol):
 
 
 class PoolRequests:
-    """The requests to one node."""
+    """Handles the requests to one node."""
 
     def __init__(
         self,
@@ -368,8 +369,8 @@ class PoolRequests:
         self._open_remote(number, ask, done)
 
     def _open_remote(self, pool: int, ask: OpenPool, done: Callable[[str, bool], None]) -> None:
-        """Opens pools on other nodes for a pool of this host. Calls `done` with the reason for a
-        failure, or "", and with whether a lost node is the reason."""
+        """Opens pools on other nodes for a pool of this host. Calls `done` with an error text, or
+        "", and with whether a node was lost."""
         local, members = self.workers.pools[pool], self.roster.by_number
         gone = next((number for number, _ in ask.remote if number not in members), None)
         if gone is not None:
@@ -432,8 +433,8 @@ class PoolRequests:
         self.reply(slot, Reply(request.number))
 
     def try_again(self, slot: int, request: Request) -> None:
-        """Handles a task's error after which the task is to be retried, as after its worker's
-        death. The reply states whether a retry is granted."""
+        """Handles a worker's request to retry its task, which has raised an exception. The reply
+        states whether a retry is granted."""
         ask: Any = request.ask
         header = self.client.inspect(ask.task)
         claimed = (header["id"], header["state"], header["claimant"]) == (ask.task, "CLAIMED", slot)

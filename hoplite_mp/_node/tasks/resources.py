@@ -1,15 +1,15 @@
 """Resources: grants them to tasks and workers of this host that are waiting for them.
 
-A task with resources may only begin on a host with enough free ones. No worker can know that, so
-the submitter announces the task to its node. The node keeps the task until some host has enough
-free resources. Then it posts the task's hint to workers on this host only, or sends the task to
-another host. Workers of executors and actors wait in the same order, and keep their resources until
-they exit.
+A task that requests resources may only begin on a host where enough of them are free. Workers do
+not know that, so the submitter announces the task to its node. The node keeps the task until some
+host has enough free resources. Then it announces the task to workers on this host only, or sends
+the task to another host. Workers of executors and actors wait in the same queue, and keep their
+resources until they exit.
 
 **Invariant: each node alone decides about its own resources.** It accepts or refuses another host's
 task immediately. A refused task ("full") returns to its host, which is notified when resources
-become free. A node's view of other hosts may therefore be wrong. This costs a message but never
-overbooks a resource. A task always waits for resources on its submitter's host.
+become free. A node's view of other hosts may therefore be outdated, which can cost a message but
+never overbooks a resource. A task always waits for resources on its submitter's host.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class HeldResources:
     host_id: int  # id of the host where the task runs
     token: Any  # the task's key in the ledger of that host
     assigned: Assigned = field(default_factory=dict)
-    slot: int = 0  # slot of a generator's worker, which keeps running after the task is done
+    slot: int = 0  # for a generator that runs on after its task is done: its worker's slot
 
 
 class Resources:
@@ -77,19 +77,20 @@ class Resources:
         text = host.config.resources
         self.ledger = ResourceLedger(parse_amounts(text) if text else ())
         self.totals: Demand = tuple(self.ledger.totals.items())
-        # Host id -> its resources, of which tasks of this host count as in use.
+        # Host id -> its resources. Only tasks of this host count as using them.
         self.others: dict[int, ResourceLedger] = {}
         self.full: dict[int, set[str]] = {}  # host id -> names of resources that it has refused
         self.refused: set[int] = set()  # ids of hosts to notify when resources become free here
         self.rows = WaitingRows()
         self.held: dict[int, HeldResources] = {}  # by task
-        self.slots: dict[int, tuple[Any, Assigned]] = {}  # lifelong resources of workers
+        # slot -> resources that its worker keeps until it exits
+        self.slots: dict[int, tuple[Any, Assigned]] = {}
         # pool -> number of its workers that are waiting for resources
         self.pools: dict[int, int] = {}
         self._order = 0
         self._serving = False
-        # Whether resources of this host have been returned since the last turn, or a task or worker
-        # has stopped waiting for reserved ones.
+        # Whether, since the last pass, resources of this host were returned, or a task or worker
+        # for which resources were reserved has stopped waiting.
         self._freed = False
 
     # -- requests from clients -----------------------------------------------------------------
@@ -100,7 +101,7 @@ class Resources:
         self.wait(ask.oid, ask.demand)
 
     def wait(self, oid: int, demand: Demand) -> None:
-        """Lets a task wait for these resources. The task begins when it receives them."""
+        """Makes a task wait for these resources. The task begins when they are granted."""
         self._wait(oid, demand)
         self.serve()
 
@@ -156,10 +157,10 @@ class Resources:
         self.full.pop(member.host_id, None)
         self.refused.discard(member.host_id)
         self.ranked.resources_changed()
-        self.loop.call_later(0.0, self.serve)  # later, because its tasks must be queued again first
+        self.loop.call_later(0.0, self.serve)  # later: first, its tasks must be queued again
 
     def freed_there(self, host_id: int) -> None:
-        """Handles the notification that a host that had refused a task has free resources."""
+        """Handles a notification from a host that refused a task and now has free resources."""
         self.full.pop(host_id, None)
         self.serve()
 
@@ -169,7 +170,7 @@ class Resources:
         return () if held is None else held.demand
 
     def again(self, oid: int, refused_by: int = 0) -> None:
-        """Lets a task that had resources wait again. refused_by: the id of the host that refused
+        """Makes a task that had resources wait again. refused_by: the id of the host that refused
         the task, or 0 if none did."""
         held = self.held.pop(oid, None)
         if held is None:
@@ -205,7 +206,7 @@ class Resources:
         return self.ledger.fits(demand) and not self._is_kept(demand)
 
     def _is_kept(self, demand: Demand) -> bool:
-        """Whether some of these are reserved for a task or worker that is waiting on this host."""
+        """Whether some of these resources are reserved for a waiting task or worker."""
         names = {name for name, _ in demand}
         return any(
             (row.where in (ANYWHERE, self.client.host_id) or isinstance(row.where, tuple))
@@ -223,8 +224,8 @@ class Resources:
 
     def dropped(self, task: bytes) -> None:
         """Releases the resources of an accepted inbound task that will not run here. Its header may
-        remain, and must not release the resources of the same task if the task is sent here again
-        later."""
+        remain. It is removed from `held`, because it must not release the resources of the same
+        task if the task is sent here again later."""
         for oid in [oid for oid, held in self.held.items() if held.token == task]:
             del self.held[oid]
         if self._give_back_here(task):
@@ -233,7 +234,8 @@ class Resources:
     # -- workers -------------------------------------------------------------------------------
 
     def wait_workers(self, pool: Pool, count: int) -> None:
-        """Lets `count` workers of the pool wait. Each starts when it receives its resources."""
+        """Sets the number of the pool's workers that wait for resources. Each starts when its
+        resources are granted."""
         who = ("pool", pool.number)
         if not count:
             self.pools.pop(pool.number, None)
@@ -306,11 +308,11 @@ class Resources:
             self.full.pop(held.host_id, None)
 
     def serve(self) -> None:
-        """Grants free resources by rank, then in order. To avoid starvation, a task must not take
-        resources for which an earlier task is waiting, unless another task may be waiting for this
-        task. A worker of an actor or an executor takes any free resources. Otherwise there could be
-        a deadlock: its program may hold the resources for which an earlier worker is waiting until
-        this worker has begun."""
+        """Grants free resources by rank, then in order of arrival. To avoid starvation, a task must
+        not use resources for which an earlier task is waiting, unless another task may be waiting
+        for this task. A worker of an actor or an executor may use any free resources. Otherwise
+        there could be a deadlock: an earlier worker may be waiting for resources that the later
+        worker's program releases only after the later worker has started."""
         if self._serving:
             return
         self._serving = True
@@ -385,9 +387,9 @@ class Resources:
     # -- demands that no node can meet ---------------------------------------------------------
 
     def lost(self, row: WaitingRow, why: str) -> bool:
-        """Handles a row whose resources no node has. why: the text for the tasks' errors. Returns
-        True if all tasks of the row have failed, because they have waited for resource_wait_s or
-        are bound to a lost node."""
+        """Handles a row (waiting tasks with the same demand) whose resources no node has. why: the
+        text for the tasks' errors. Returns True if it has failed all tasks of the row, because they
+        have waited for resource_wait_s or are bound to a lost node."""
         patience = self.config.resource_wait_s
         if row.where == GONE:
             self._fail(row, "the node to which it is bound is gone")
@@ -515,7 +517,7 @@ class _Turn:
 
 
 def _times(ledger: ResourceLedger, demand: Demand) -> tuple[int, int]:
-    """The number of times that the demand fits in all resources, and in the free ones."""
+    """How many times the demand fits into all resources, and how many times into the free ones."""
     if not ledger.could_ever(demand):
         return 0, 0
     return ledger.times(demand, WORKERS_MAX, False), ledger.times(demand, WORKERS_MAX, True)

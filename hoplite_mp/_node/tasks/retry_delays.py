@@ -1,9 +1,9 @@
-"""Delays between the tries of a task (`options(retry_delay=)`).
+"""Delays between attempts to run a task (`options(retry_delay=)`).
 
-A task that failed because a service is overloaded would fail again immediately. During its delay a
-task is WAITING, like a task whose arguments are missing: it occupies no worker and no resources,
-has no hint, and can be cancelled immediately. The submitter's node measures the delay, so the loss
-of another host does not affect it.
+A task that failed because a service is overloaded would fail again if it were retried immediately.
+During its delay, a task is in the state WAITING, like a task whose arguments are missing: it
+occupies no worker and no resources, is not in any queue, and can be cancelled immediately. The
+submitter's node measures the delay, so the loss of another host does not affect it.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class RetryDelays:
         }
 
     def pool_forgotten(self, number: int) -> None:
-        """Fails the tasks of a pool that has ended or is broken."""
+        """Fails the tasks of a pool that is closed or broken."""
         for oid in [oid for oid in self._by_oid if self.tasks.pool_of(oid) == number]:
             self._over(oid)
 
     def _over(self, oid: int) -> None:
         entry = self._by_oid.pop(oid, None)
         if entry is None or self.client.state(oid) != STATE["WAITING"]:
-            return  # the task was cancelled, or its submitter or pool has ended
+            return  # the task was cancelled, its submitter has died, or its pool was closed
         demand = entry[1]
         workers = self.workers
         pool = workers.pools.get(self.tasks.pool_of(oid))
@@ -78,6 +78,6 @@ class RetryDelays:
         elif demand:
             self.resources.wait(oid, demand)
         else:
-            pool.stuck_since = None  # its workers could not have run this task earlier
+            pool.stuck_since = None  # the pool's workers can now run this task
             workers.announce(oid, workers.events.may_leave() and workers.is_bound(oid))
-            self.client.wake_waiters(oid)  # a worker that is waiting for it may run it in place
+            self.client.wake_waiters(oid)  # a worker that is waiting for the task may run it itself

@@ -1,9 +1,9 @@
 """Cleans up shared memory after a dead process: its tasks, holds, and blocks.
 
-A killed process leaves claims, holds, half-written blocks and leases behind. The order of the
-cleanup is essential: the node first takes holds on the objects that living processes still need,
-then settles the dead process's claims, clears its holder bits, and frees its blocks. Each step may
-be repeated.
+A killed process leaves claims on tasks, holds on objects, half-written blocks, and leases behind.
+The order of the cleanup is essential: the node first acquires holds on the objects that living
+processes still need, then settles the dead process's claims, clears its holder bits, and frees its
+blocks. Each step may be repeated.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class SweeperEvents(Protocol):
         """Called when the object has no holder left on this host."""
 
     def is_inbound(self, oid: int) -> bool:
-        """Whether a task in the node's tables is an inbound task or a reconstruction, so that its
-        result is needed. The submitters of all other tasks there are dead."""
+        """Whether a task in the node's tables is an inbound task or a reconstruction. Results of
+        all other tasks there are not needed, because their submitters are dead."""
 
     def delay(self, oid: int) -> None:
-        """Starts the delay before a task's next try."""
+        """Starts the delay before a task's next attempt."""
 
     def lost_actor_call(self, worker: WorkerInfo, how: str) -> Exception | None:
-        """The error of a call during which the actor's process exited. None if the worker is not an
-        actor's."""
+        """The error for a call that was running when the actor's process exited, or None if the
+        worker is not an actor."""
 
 
 class Sweeper:
@@ -58,7 +58,9 @@ class Sweeper:
         self.events = events
         self.client = results.client
         self.tasks = results.tasks
-        self.inner: dict[int, list[Any]] = {}  # refs inside adopted objects
+        self.inner: dict[
+            int, list[Any]
+        ] = {}  # object of a dead process -> holds on the refs inside it
         self.own_tables: set[int] = set(self.client.tables)
         # Numbers of requeued tasks, and of tasks that failed because their worker died.
         self.retried = self.failed = 0
@@ -83,8 +85,8 @@ class Sweeper:
         return again
 
     def _keep_inner(self, header: dict[str, Any], slot: int) -> None:
-        """Takes holds on the refs inside a remaining object before the dead client's holder bits
-        are cleared."""
+        """Acquires holds on the refs inside an object that remains in use, before the dead client's
+        holder bits are cleared."""
         oid = header["id"]
         if not header["flags"] & FLAG_REFS or STATE[header["state"]] not in STORED:
             return
@@ -142,7 +144,7 @@ class Sweeper:
             return False
         name = self.client.task_name(oid)
         tries = self.client.add_try(oid)
-        runs = task or header["kind"] == KIND_STREAM  # a generator that was making its next item
+        runs = task or header["kind"] == KIND_STREAM  # a generator that was computing its next item
         self.failed += runs
         error: Exception
         if not runs:
@@ -180,10 +182,11 @@ class Sweeper:
             self.events.delay(oid)
         return granted
 
-    # -- adopted tables ------------------------------------------------------------------------
+    # -- tables of dead processes ------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Frees unheld objects in adopted tables, and the refs inside them."""
+        """Frees objects without holders in the tables of dead processes, and the refs inside
+        them."""
         for oid in self.client.collect():
             self.inner.pop(oid, None)
             self.events.freed(oid)
@@ -191,7 +194,7 @@ class Sweeper:
         self.tasks.watch_only(self.client.tables)
 
     def completed(self, oids: list[int]) -> None:
-        """Takes holds on the refs in the results of these ended tasks, whose submitters are
+        """Acquires holds on the refs in the results of these ended tasks, whose submitters are
         dead."""
         for oid in oids:
             stored = self.client.state(oid) in STORED

@@ -1,10 +1,10 @@
-"""Worker broadcasts: one task for each worker of the common pool, between two other tasks.
+"""Worker broadcasts: one task for each worker of the common pool.
 
-`Cluster.run` must reach every worker once, but queued tasks go to the first idle worker. The tasks
-of a broadcast are therefore queued in a pool without workers. The node sets a bit in the slots of
-the participating workers; each then requests its task from the node. Other nodes do the same with
-their own pools, to which this node sends one task for each of their workers. When a worker exits
-before its turn, one task of the broadcast fails.
+`Cluster.run` must reach every worker once, but ordinary tasks are run by the first idle worker. The
+tasks of a broadcast are therefore queued in a pool without workers. The node sets a bit in the slot
+of each participating worker, which then requests its task from the node between two other tasks.
+Other nodes do the same with their own pools, to which this node sends one task for each of their
+workers. If a worker exits before its turn, one task of the broadcast fails.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ __all__ = ["WorkerBroadcasts"]
 
 
 COMMON_POOL = 0
-# Interval of checks for tasks that are not queued yet. Lower: the node wakes more often while a
-# broadcast has lost a worker. Higher: the caller of that broadcast is informed later.
+# Interval of checks for tasks that are not queued yet. Lower: the node wakes more often after a
+# broadcast has lost a worker. Higher: the caller is informed of the loss later.
 POLL_S = 0.05
 # How long a caller that cancels a broadcast waits for other nodes. Higher: an unresponsive node
 # delays the caller. Lower: a slow node may begin a task after the caller has returned.
@@ -153,7 +153,7 @@ class WorkerBroadcasts:
             self._distribute(broadcast)
 
     def _distribute(self, broadcast: WorkerBroadcast) -> None:
-        """Sends other nodes their tasks first. The rest is for the workers of this host."""
+        """Sends other nodes their tasks. The remaining tasks are for this host's workers."""
         if self.by_pool.get(broadcast.pool) is not broadcast:
             return
         while broadcast.unsent:
@@ -163,7 +163,7 @@ class WorkerBroadcasts:
                 broadcast.surplus += broadcast.unsent.pop(host_id)
                 continue
             oid = self.tasks.take_queued(broadcast.pool)
-            if not oid:  # the hint ring cannot hold all tasks at once
+            if not oid:  # the hint ring was full, so the remaining tasks are posted later
                 self.loop.call_later(POLL_S, functools.partial(self._distribute, broadcast))
                 return
             there, workers = broadcast.remote[host_id]
@@ -207,7 +207,7 @@ class WorkerBroadcasts:
         self.send_peer(host_id, RemoteBroadcastEnded(message.number))
 
     def arrived(self, pool: int) -> None:
-        """Signals a broadcast's workers that a task from another node is queued in its pool."""
+        """Signals to a broadcast's workers that a task from another node is queued in its pool."""
         broadcast = self.by_pool.get(pool)
         if broadcast is not None:
             self._call(broadcast)
@@ -220,8 +220,8 @@ class WorkerBroadcasts:
         )
 
     def _roster(self) -> set[int]:
-        """The slots of the present workers in the common pool. Superfluous stand-ins retire first,
-        so that they need not participate."""
+        """The slots of the workers now in the common pool. Surplus workers are retired first, so
+        that they need not participate."""
         if self.roster.leaves:
             return set()
         pool = self.workers.pools[COMMON_POOL]
@@ -232,13 +232,13 @@ class WorkerBroadcasts:
         }
 
     def _free(self, broadcast: WorkerBroadcast) -> list[int]:
-        """The broadcast's queued tasks for this host without a worker."""
+        """The broadcast's queued tasks on this host that are not assigned to a worker yet."""
         given = set(broadcast.given.values())
         return [oid for oid in self.client.queued_in(broadcast.pool) if oid not in given]
 
     def _call(self, broadcast: WorkerBroadcast) -> None:
         """Signals the workers that have not had their turn. They request their task between two
-        other tasks, or while they are waiting for a broadcast that they have called."""
+        other tasks, or while they are waiting for a broadcast that they have started."""
         if not (broadcast.begun and broadcast.waiting and self._free(broadcast)):
             return
         for slot in broadcast.waiting:
@@ -249,10 +249,10 @@ class WorkerBroadcasts:
             self.tasks.wake_for_task(slot)
 
     def take(self, slot: int, request: Request) -> None:
-        """A worker requests its tasks."""
+        """Handles a worker's request for its tasks."""
         found: list[int] = []
         worker = self.workers.all.get(slot)
-        if worker is not None:  # cleared first, so that a later task signals the worker again
+        if worker is not None:  # the bit is cleared first, so that a later task can set it again
             worker.called = False
             self.client.set_retire(slot, worker.retire_bits)
         for broadcast in self.by_pool.values():
@@ -265,7 +265,7 @@ class WorkerBroadcasts:
     # -- ends ------------------------------------------------------------------------------------
 
     def exited(self, slot: int) -> None:
-        """Fails the task of a worker that exited before it began the task."""
+        """Fails the task of a worker that exited before beginning it."""
         for broadcast in list(self.by_pool.values()):
             if slot in broadcast.waiting:
                 broadcast.waiting.discard(slot)

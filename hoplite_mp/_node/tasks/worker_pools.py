@@ -1,10 +1,10 @@
-"""Pools of workers: their actual and required numbers of workers.
+"""Worker pools: how many workers each pool has, and how many it needs.
 
 A pool maintains the number of workers that can run a task. A dead worker is replaced. A worker that
 is waiting inside a task counts as blocked and gets a stand-in, up to a limit. Surplus workers
 retire when they are idle. Workers that die before their first task are restarted without limit,
-after growing pauses, because the cause may be temporary. This file only counts; workers.py acts on
-the counts, and the supervisor forks.
+after growing pauses, because the cause may be temporary. This file only computes the numbers;
+workers.py starts and stops workers accordingly.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class WorkerInfo:
     retiring: bool = False
     worked: bool = False
     stands_in: bool = False  # a stand-in for a worker that is waiting inside a task
-    # must fetch a broadcast's task between two tasks (_node/tasks/worker_broadcast.py)
+    # must request its task of a broadcast before another task (_node/tasks/worker_broadcast.py)
     called: bool = False
     born: float = 0.0
 
@@ -62,10 +62,10 @@ class Pool:
     owner: int  # client slot
     max_tasks: int = 0
     setup: int = 0  # object with the initializer and its arguments; 0: none
-    actor: bool = False  # the pool of an actor, whose only worker has a state and gets no stand-in
+    actor: bool = False  # the pool's only worker is an actor, which gets no stand-in
     output_owner: int = 0  # the driver that receives the workers' output before their first task
     env: Environment = ()  # changes to the workers' environment
-    demand: Demand = ()  # lifelong resources of each worker; such workers get no stand-in
+    demand: Demand = ()  # resources of each worker until it exits; these workers get no stand-in
     peers: bool = False  # its tasks wait for one another, so each needs its own worker
     anywhere: bool = False  # hosts without workers of this pool may run its tasks
     team: bytes = NO_OBJECT  # the id of the spmd call whose peers its workers run
@@ -74,16 +74,18 @@ class Pool:
     closing: bool = False
     broken: str = ""  # reason why no more workers will be started
     host_lost: bool = False  # the pool is broken because a host was lost
-    failing: bool = False  # a timer fails tasks that are queued from now on
+    failing: bool = False  # a timer repeatedly fails newly queued tasks
     attempts: int = 0  # number of consecutive starts whose workers died before their first task
     start_again_at: float = 0.0
     keeps_failing: bool = False  # after many failed attempts: queued tasks fail as well
     proven: bool = False  # the initializer has returned in some worker
-    why: str = ""  # how the latest worker to die before its first task exited
+    why: str = ""  # how the last worker that died before its first task exited
     surplus_since: float | None = None
     stuck_since: float | None = None
     setup_hold: object = None
-    descriptors: list[int] = field(default_factory=list)  # needed by the initializer's arguments
+    descriptors: list[int] = field(
+        default_factory=list
+    )  # file descriptors in the initializer's arguments
     setup_error: str = ""  # the exception raised by the initializer, as text
     setup_text: str = ""  # the traceback of that exception
 
@@ -102,10 +104,10 @@ class Pool:
         return sum(not (worker.retiring or worker.stands_in) for worker in self.workers.values())
 
     def is_settled(self, blocked: int) -> bool:
-        """Whether `missing` and `surplus` would return 0 and `stuck` False at any time. This is the
-        usual case, detected with a single count. A pool with a demand is never settled, because the
-        resources component must be notified that the pool lacks no workers. blocked: the number of
-        workers that are waiting inside a task."""
+        """Whether `missing` and `surplus` would return 0 and `stuck` False, at any time. This is
+        the usual case, detected with a single count. A pool with a demand is never settled, because
+        the resources component must be notified when the pool needs no more workers. blocked: the
+        number of workers that are waiting inside a task."""
         return not (
             blocked
             or self.demand
@@ -127,8 +129,8 @@ class Pool:
 
     def stuck(self, blocked: int, blocked_max: int, now: float) -> bool:
         """Whether the pool is in a deadlock: all workers have been waiting inside tasks for a
-        while, and no stand-in may be started, so tasks that they have submitted to this pool could
-        never run."""
+        while, and no stand-in may be started, so the tasks that they have submitted to this pool
+        can never run."""
         limit = 0 if self.demand else blocked_max
         if self.closing or self.actor or blocked <= limit or blocked < self.living:
             self.stuck_since = None

@@ -1,11 +1,11 @@
 """Replaces workers once all drivers that they have served have left.
 
 A function is sent with the globals of its program, and a task's imports and settings remain in its
-worker for the next task. A node that serves one program after another would otherwise keep remains
-of each program indefinitely, in the workers' memory and in the store. A worker of the common pool
-exits when it is idle and all drivers whose tasks it has run are gone. A new worker replaces it. A
-worker that has also served a remaining driver stays, because that driver may rely on settings made
-by its tasks. The marks in a worker's output show which drivers the worker has served.
+worker for the next task. A node that serves one program after another would therefore keep data of
+each program indefinitely, in the workers' memory and in the store. To avoid this, a worker of the
+common pool is replaced when it is idle and all drivers whose tasks it has run are gone. A worker
+that has also served a remaining driver is kept, because that driver may rely on settings made by
+its tasks. Marks in a worker's output show which drivers the worker has served.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 __all__ = ["WorkerRecycling"]
 
 COMMON_POOL = 0
-# Interval of checks for workers that are busy or whose marks may still be unread. Higher: memory of
-# ended programs is freed later.
+# Interval of checks while a worker to be replaced is busy or marks may be unread. Higher: memory
+# used by finished programs is freed later.
 POLL_S = 0.5
-# The number of checks after a driver's end during which a mark that names it may still be read.
+# The number of checks, after a driver has left, in which a mark that names it may still be found.
 POLLS_MAX = 20
 
 
 class WorkerRecycling:
-    """The ended drivers that any worker here may have served."""
+    """Tracks the drivers that have left and may have been served by a worker here."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class WorkerRecycling:
         self._check_pending = False
 
     def driver_ended(self, name: int) -> None:
-        """Records that the attached driver with that name has ended."""
+        """Records that the attached driver with that name has left."""
         self._gone[name] = POLLS_MAX
         self._check_later()
 
@@ -67,7 +67,7 @@ class WorkerRecycling:
             self.loop.call_later(POLL_S, self._check)
 
     def _check(self) -> None:
-        for host_id in self.roster.by_host_id:  # a lost host may be a member again
+        for host_id in self.roster.by_host_id:  # a lost host may have rejoined
             self._hosts.pop(host_id, None)
         busy = False
         self.output.read_marks()

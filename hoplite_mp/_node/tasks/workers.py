@@ -1,8 +1,8 @@
 """The node's side of worker processes: starts, replacements, interrupts, deadlines.
 
-The module `worker_pools` counts the workers; this file acts on these counts, on deadlines in the
-workers' slots, and on requests to interrupt. It only kills workers. The cleanup follows when the
-supervisor reports that a worker has exited.
+The module `worker_pools` computes how many workers a pool needs; this file starts and stops them,
+kills workers whose deadline has passed, and interrupts tasks. The cleanup after a killed worker
+begins when the supervisor reports that the worker has exited.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ __all__ = ["Workers"]
 
 POOL_FREE, POOL_OPEN, POOL_CLOSING = 0, 1, 2
 POLL_AGAIN_S = 0.5
-LINE_GRACE_S = 0.05  # grace period for the exit of a worker whose connection has ended
+LINE_GRACE_S = 0.05  # grace period for the exit of a worker whose connection was closed
 # Pause before a forced cancel's signal is first repeated. Each later pause is twice as long. If a
-# signal arrives just before a blocking call, Python handles it only after that call. Higher: such a
-# task keeps running for longer. Lower: system calls in cleanup code are interrupted more often.
+# signal arrives just before a blocking call, Python handles it only after that call, so the signal
+# must be repeated. Higher: a task in such a call is interrupted later. Lower: system calls in
+# cleanup code are interrupted more often.
 INTERRUPT_AGAIN_S = 0.05
 # How long tasks wait for a worker while none can be started. Higher: a longer shortage of
 # descriptors or processes only delays tasks. Lower: tasks fail sooner, with the reason.
@@ -93,11 +94,11 @@ class Workers(hints.Hints):
         self._opened = 0  # number of the latest pool
         self.pipes: dict[int, list[int]] = {}
         self.lost = 0
-        # Numbers of tasks of workers that have exited. `tasks_failed` also counts tasks that never
+        # Numbers of tasks that exited workers have run. `tasks_failed` also counts tasks that never
         # began.
         self.tasks_done = self.tasks_failed = 0
         self._due: float | None = None
-        self.full = False  # the last worker could not be started because every slot is taken
+        self.full = False  # the last start of a worker failed because all slots were taken
         self.start_error = ""  # reason why no worker can be started now
         self._trouble_since = self._start_again_at = 0.0
 
@@ -117,7 +118,7 @@ class Workers(hints.Hints):
         self.pools[number] = pool
         self.client.open_pool(number, POOL_OPEN)
         self.start_missing(pool)
-        # With a demand, the pool's workers may wait for their resources.
+        # The workers of a pool with a demand may be waiting for resources.
         if pool.workers or not pool.target or pool.demand:
             return True
         self.close(number, False)
@@ -185,7 +186,7 @@ class Workers(hints.Hints):
             self.close_lent(member.host_id, number, True)
 
     def close_owned(self, owner: int) -> None:
-        """Closes the pools of a process that has ended."""
+        """Closes the pools of a process that has exited."""
         for pool in list(self.pools.values()):
             if pool.owner == owner and not pool.closing:
                 self.close(pool.number, False)
@@ -205,7 +206,7 @@ class Workers(hints.Hints):
             self.events.pool_forgotten(pool)
 
     def pauses(self) -> bool:
-        """Whether an attempt to start a worker has just failed for lack of resources."""
+        """Whether no worker may be started now, because a start has just failed."""
         return bool(self.start_error) and self.loop.now() < self._start_again_at
 
     @property
@@ -271,7 +272,7 @@ class Workers(hints.Hints):
 
     def start_one(self, pool: Pool, assigned: dict[str, list[int]]) -> int:
         """Starts a worker. Returns its slot, or -1 if none can be started now. assigned: the
-        indices of the resources that it holds for its lifetime."""
+        indices of the resource units that the worker keeps until it exits."""
         if self.pauses():
             return -1
         slot = self.client.register(0, CLIENT_WORKER, pool.number)
@@ -328,7 +329,7 @@ class Workers(hints.Hints):
                 self.kill(worker, worker.verdict)
 
     def exited(self, worker: WorkerInfo | None, code: int, again: list[int]) -> None:
-        """Replaces a dead worker after the sweep. again: the requeued tasks."""
+        """Replaces a dead worker after the cleanup. again: the requeued tasks."""
         if worker is None:
             return
         info = self.client.client_info(worker.slot)
@@ -480,7 +481,7 @@ class Workers(hints.Hints):
         return self.tasks.claimant(oid) == slot and self.tasks.aborted(oid)
 
     def line_ended(self, slot: int) -> None:
-        """Kills a worker whose connection has ended, unless it is already exiting."""
+        """Kills a worker whose connection was closed, unless it is already exiting."""
         worker = self.all.get(slot)
 
         def poll() -> None:
