@@ -1,8 +1,8 @@
-"""The attempts at Group calls on a participating node.
+"""Attempts at Group calls, on each participating node.
 
-An attempt moves the contributions to a call by plans. The leading node sends these plans
+An attempt executes plans that move the contributions to a call. The leading node sends these plans
 (GroupAttempt), or the node repeats the plans of an earlier call. When the bytes have arrived, the
-node notifies the Group's commit backend.
+node notifies the component that commits the Group's calls.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["AttemptBytes", "NodeAttempts"]
 
 
 class AttemptBytes:
-    """Moves the bytes of attempts by the plan runner."""
+    """Moves the bytes of attempts, with the plan runner."""
 
     def __init__(self, host: HostContext, results: GroupResults) -> None:
         self.client = host.client
@@ -121,12 +121,12 @@ class NodeAttempts:
             return
         version = version_of(message.attempt)
         if version < state.members.version:
-            return  # the attempt is for former members; the leading node begins again
+            return  # for an earlier version of the members; the leading node begins again
         self.by_engine.give_up(state)
-        if state.attempt is not None:  # operations that are planned again continue
+        if state.attempt is not None:  # operations that the new plans contain, too, continue
             again = {plan.operation for plan in message.plans}
             self.attempt_bytes.drop(state.attempt.go, again)
-        if version == state.members.version:  # no member that has left or died takes part
+        if version == state.members.version:  # only present members take part
             self.results.unpin(state.left)
         state.phase.take(CallEvent.ATTEMPT)
         attempt = state.begin(message)
@@ -173,7 +173,7 @@ class NodeAttempts:
         def done(failure: str, error: str) -> None:
             if failure:
                 self.calls.steps.run(report, failure, error)
-            else:  # wait for contributions that no cell tracks, because only members here read them
+            else:  # wait for contributions that only members here read, and no cell tracks
                 written = partial(self.calls.steps.run, report)
                 self.results.when_written(
                     (one.holds for one in state.member_calls.values()), written

@@ -40,15 +40,15 @@ __all__ = [
 class CallPhase(enum.Enum):
     """The phase of a Group's next call, for one role of one node."""
 
-    # Follower: a member here has not made the call. Leader: no contribution has arrived.
+    # Follower: some member here has not made the call. Leader: no contribution has arrived.
     IDLE = "idle"
     # Follower: this node has sent its contributions. Leader: some contributions have arrived.
     COLLECTING = "collecting"
     PLANNED = "planned"  # an attempt is moving the bytes
     # Follower: this node has received all its bytes or failed to. Leader: the decision is sent.
     COMMITTING = "committing"
-    # Follower: this node has asked the engine to give the calls back. Leader: some nodes have not
-    # sent a GroupSync, or another node leads.
+    # Follower: this node has asked the engine, which may commit calls without Python, to give the
+    # calls back. Leader: some nodes have not sent a GroupSync, or another node leads.
     FROZEN = "frozen"
     ENDED = "ended"  # all members have left or died
 
@@ -148,11 +148,11 @@ class Prepared:
 @dataclass(slots=True)
 class Vote:
     """This node's vote for an attempt that the node has begun without the leader, while the engine
-    owns the calls."""
+    owns (commits) the calls."""
 
     made_for: int  # the call for which the attempt's plan was made
     commit: GroupCommit  # the decision if all nodes vote for it
-    # The end of the transfers to this node: (reason, kind of error) of a failure, or ("", "").
+    # How the transfers to this node ended: (reason, kind of error) if they failed, else ("", "").
     ended: tuple[str, str] | None = None
     prepared: Prepared | None = None  # the result, once its blocks are known
     # Rank -> (client slot, its generation), for the members here that will read the result.
@@ -166,8 +166,8 @@ class NodeAttempt:
     go: GroupAttempt
     awaiting_local: bool = False  # the attempt is waiting for the calls of members on this node
     vote: Vote | None = None  # None: the leading node decides
-    # Total bytes (sent, received) by this host before the first attempt at the call moved bytes, or
-    # None if no attempt has moved any.
+    # Total bytes (sent, received) by this host before the first attempt at the call began to move
+    # bytes, or None if no attempt has begun.
     moved: tuple[int, int] | None = None
 
     @property
@@ -188,7 +188,7 @@ class CallState:
     calls: int = 0  # number of decided calls, and so the next call's number
     phase: PhaseOfCall = field(default_factory=lambda: PhaseOfCall(FOLLOWER))
     part_sent: bool = False  # this node has sent its contributions to the leading node
-    attempt: NodeAttempt | None = None  # outside of PLANNED: an attempt for former members
+    attempt: NodeAttempt | None = None  # outside of PLANNED: for an earlier version
     # An attempt at a later call, begun by the leader before this node received a commit.
     ahead: GroupAttempt | None = None
     # A commit that another node has forwarded, while this node's share of the result is still on
@@ -198,8 +198,7 @@ class CallState:
     last: GroupCommit | None = None  # the last decision
     # (leading node, `calls`) when this node last sent a large `last`
     handed: tuple[int, int] | None = None
-    # Rank -> its first call, for the ranks on this node. The leading node knows all other ranks,
-    # too.
+    # Rank -> its first call, for the ranks on this node, and on the leading node for all ranks.
     starts: dict[int, int] = field(default_factory=dict)
     # A cache of `expected`, valid once every rank takes part in all further calls.
     _known: tuple[GroupMembers, list[int]] | None = None
@@ -267,7 +266,7 @@ class CallState:
 
     @property
     def knowing(self) -> set[int]:
-        """Nodes that may know a decision because they have or had a member."""
+        """Nodes that may have received a decision, because they have or had a member."""
         return self.nodes.union(self.members.former)
 
     @property

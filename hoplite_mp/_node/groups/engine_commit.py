@@ -45,7 +45,8 @@ __all__ = ["EngineCallsOwner", "EngineCommit"]
 
 class EngineCommit:
     """The commit backend while the engines commit the calls. This node votes for calls that repeat
-    a plan, and prepares their results. It takes other calls back for the leading node."""
+    a plan, and prepares their results. It takes other calls back from the engine, so that the
+    leading node decides them."""
 
     def __init__(
         self, host: HostContext, results: GroupResults, engine_calls: EngineCallsOwner
@@ -64,7 +65,7 @@ class EngineCommit:
             )
 
     def changed(self, state: GroupState, members: GroupMembers) -> None:
-        # The engine must not commit a call after this node has reported its number of calls.
+        # The engine must not commit a call after this node has reported the number of decided ones.
         calls = self.engine_calls.calls
         self.engine_calls.close(state, lambda: calls.backend(state).changed(state, members))
 
@@ -75,7 +76,7 @@ class EngineCommit:
 
     def moved(self, state: GroupState, go: GroupAttempt, failure: str, error: str) -> None:
         if failure:
-            # Then every node sends its contributions to the leader.
+            # After that, every node sends its contributions to the leader.
             self.engine_calls.give_back(state, go.call)
             return
         self.engine_calls.engine.coll_vote(go.generation, go.call, go.attempt)
@@ -128,13 +129,13 @@ class EngineCommit:
         return go.generation, go.call, go.attempt
 
     def end(self, vote: Vote, failure: str, error: str) -> None:
-        """Records that this node has received all its bytes of the call, or why it cannot."""
+        """Records that this node has received all its bytes of the call, or why that failed."""
         vote.ended = failure, error
         if failure:  # the blocks are gone
             self._take_back(vote)
 
     def prepare(self, state: GroupState) -> None:
-        """Makes the result as soon as its blocks are known, while their bytes are still
+        """Creates the result as soon as its blocks are known, while their bytes are still
         arriving."""
         attempt, vote = state.attempt, state.vote
         if attempt is None or vote is None or vote.prepared is not None:
@@ -166,7 +167,7 @@ class EngineCommit:
         return self.results.settle(vote.prepared, attempt.go, slots)
 
     def give_up(self, state: GroupState) -> None:
-        """Withdraws the vote because another attempt replaces this one."""
+        """Withdraws the vote, because another attempt replaces the present one."""
         if state.attempt is not None and state.attempt.vote is not None:
             self._take_back(state.attempt.vote)
             state.attempt.vote = None
@@ -179,7 +180,7 @@ class EngineCommit:
 
 def _commit_of(before: GroupCommit, go: GroupAttempt, part: GroupPart, number: int) -> GroupCommit:
     """The commit of a call that repeats the plan of an earlier call. before: the earlier call's
-    commit. Pieces of other nodes keep their old ids, because their blocks are found by rank."""
+    commit. Pieces from other nodes keep their old ids, because their blocks are found by rank."""
     own = {(piece.source, piece.target): piece for piece in part.pieces}
     pieces = tuple(own.get((piece.source, piece.target), piece) for piece in before.pieces)
     return msgspec.structs.replace(
@@ -187,7 +188,7 @@ def _commit_of(before: GroupCommit, go: GroupAttempt, part: GroupPart, number: i
     )
 
 
-# Group calls that the engine *owns*, which it commits without Python.
+# Group calls that the engine *owns*: it commits them without Python.
 #
 # When the leading node has decided a call with the present members, the commit gives the Group's
 # later calls to the engine. The engine gives the calls back when one of them deviates (see
@@ -307,7 +308,7 @@ class EngineCallsOwner:
             self.links.prepare((node,))  # so that the next frame has a link
             frame = GroupEngineFrame(generation, version, call, phase, plan, parts)
             self.calls.send(state, node, frame)
-        elif kind == COLL_PART and not state.owned:  # if the engine owns the calls, it has the part
+        elif kind == COLL_PART and not state.owned:  # an engine that owns the calls keeps the part
             call, data = event[2:]
             self._part(generation, call, data)
         elif kind == COLL_FIRST:

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MultiHostCalls"]
 
-# The number of messages kept for a Group that this node does not know yet. Two from each node
-# suffice.
+# The number of messages kept for a Group that has not been announced to this node. Two from each
+# node suffice.
 PENDING_MESSAGES_MAX = 1024
 
 
@@ -151,9 +151,9 @@ class MultiHostCalls:
         state.phase.take(CallEvent.CHANGED)
         state.part_sent, attempt = False, state.attempt
         if attempt is not None:
-            attempt.awaiting_local = False  # the attempt is for the former members
+            attempt.awaiting_local = False  # the attempt is for an earlier version of the members
             if attempt.version >= members.version:
-                # The attempt for the new members arrived before the manager's message.
+                # The attempt is for the new members, and arrived before the manager's message.
                 state.phase.take(CallEvent.ATTEMPT)
         for rank in range(members.size):
             if not (members.alive | members.joining) >> rank & 1:
@@ -208,7 +208,7 @@ class MultiHostCalls:
             self.results.unpin(called.holds)
 
     def member_left(self, ask: GroupLeave, slot: int) -> None:
-        """Handles a member that is leaving and takes no further result."""
+        """Handles a member that is leaving and receives no further result."""
         state = self.states.get(ask.generation)
         if state is None:
             return
@@ -247,7 +247,7 @@ class MultiHostCalls:
             self.steps.run(self._called, state, slot, ask)
 
     def _called(self, state: GroupState, slot: int, ask: GroupCall) -> None:
-        # First, because the contribution may be a block of the last result.
+        # The last call is concluded first, because the contribution may be a block of its result.
         self.engine_calls.look_at_board(state)
         holds = []
         try:
@@ -365,13 +365,13 @@ class MultiHostCalls:
         ):
             self.by_engine.give_up(state)
         vote = state.vote
-        if vote is not None and message.to != self.client.number:  # for another node's members
+        if vote is not None and message.to != self.client.number:  # the commit for another node
             given = msgspec.structs.replace(vote.commit, leader=message.leader, keeps=message.keeps)
         elif vote is None and state.lacks(self.client.number, message):
             if message.leader in state.knowing:
                 state.pending_commit = message  # the deciding node has sent this node's share
                 return
-            given = lost(message, state.members)  # only this node has lost its share
+            given = lost(message, state.members)  # this node's share is lost
         # If this skips calls, no member here took part in them.
         self.conclude(state, given, message.opens)
 
@@ -386,7 +386,7 @@ class MultiHostCalls:
         if go is not None and ((go.call, go.attempt) != taken or given.error):
             self.attempt_bytes.drop(go)
             go = None
-        # An ended process receives no block, even before the manager announces that it has ended.
+        # A process that has exited receives no block, even before the manager announces its exit.
         slots = {r: one.slot for r, one in state.member_calls.items() if one.slot in self.clients}
         here = state.here(self.client.number, message)
         mine = {rank: slots.get(rank, 0) for rank in here}
@@ -407,7 +407,7 @@ class MultiHostCalls:
         if not on_board:
             state.known.board.commit(message.call, oid)
         if go is not None:
-            self.attempt_bytes.drop(go)  # after the commit: members wait for it
+            self.attempt_bytes.drop(go)  # after the commit, for which members are waiting
         if prepared is not None:
             self.results.let_go(prepared)
         if not given.error:

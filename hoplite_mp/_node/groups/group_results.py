@@ -1,8 +1,8 @@
 """Contributions to a Group's calls and their results on one host.
 
-Messages about a call only describe large arrays, whose bytes are in the node's store. The result of
-a call becomes one object that all members on this host read. The node holds this object until all
-members here have begun the next call.
+Messages about a call only describe large arrays, whose bytes stay in the node's store. The result
+of a call becomes one object that all members on this host read. The node holds this object until
+all members here have begun the next call.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 __all__ = ["GroupResults", "free_if_returned", "keep_promise", "promise"]
 
 # The engine may commit a call before this process handles the engine's event (`engine_commit.py`),
-# and the member may return a block of the result immediately. The block still has cells of the
-# engine until this process has handled the event, so the block is freed only then.
+# and the member may return a block of the result immediately. The engine still uses the block until
+# this process has handled the event, so the block is freed only then.
 
 
 def promise(store: Store, payload: int) -> bool:
@@ -73,7 +73,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class GroupResults:
-    """Describes members' contributions and makes the objects that members read as results."""
+    """Describes members' contributions, and creates the objects that members read as results."""
 
     def __init__(self, host: HostContext, plan_runner: PlanRunner) -> None:
         self.store = host.store
@@ -82,7 +82,7 @@ class GroupResults:
         self.results = host.results
         self.plan_runner = plan_runner
         self.streaming_sources = plan_runner.streaming_sources
-        # Rank here -> the blocks of the latest result that its member receives.
+        # Rank of a member here -> the blocks of the latest result that the member receives.
         self.given: dict[int, list[int]] = {}
         # Operation -> holds on the refs inside values that have arrived.
         self.inner: dict[int, list[Any]] = {}
@@ -205,7 +205,7 @@ class GroupResults:
     def commit(
         self, message: GroupCommit, go: GroupAttempt | None, mine: dict[int, int]
     ) -> tuple[int, list[Any]]:
-        """Makes the result of a call. Returns (object that members read, holds on its contents).
+        """Creates the result of a call. Returns (object that members read, holds on its contents).
         mine: rank -> client slot of the members here."""
         holds: list[Any] = []
         self.given = {}
@@ -216,8 +216,8 @@ class GroupResults:
         return all(self.plan_runner.is_begun(plan.operation) for plan in message.plans)
 
     def prepare(self, message: GroupCommit, go: GroupAttempt, mine: dict[int, int]) -> Prepared:
-        """Like `commit`, but before the call is committed: makes the object, but members own
-        none of the blocks before `settle`. mine: as for `commit`, with at most one rank."""
+        """Like `commit`, but creates the result before the call is committed. Members own none of
+        its blocks until `settle`. mine: as for `commit`, with at most one rank."""
         prepared = Prepared()
         blocks: dict[int, Any] = {}
         for plan in go.plans:
@@ -238,9 +238,9 @@ class GroupResults:
     def settle(
         self, prepared: Prepared, go: GroupAttempt, slots: dict[int, int]
     ) -> tuple[int, list[Any]]:
-        """Settles a prepared result that is committed. Returns the same as `commit`. slots: rank ->
-        client slot of living members that receive blocks. `let_go` must be called when the engine
-        no longer uses the blocks."""
+        """Gives members the blocks of a prepared result whose call is now committed. Returns the
+        same as `commit`. slots: rank -> client slot of living members that receive blocks. `let_go`
+        must be called when the engine no longer uses the blocks."""
         self.given = {}
         for source in prepared.sources:
             self.streaming_sources.keep(source)
@@ -261,8 +261,8 @@ class GroupResults:
         self.given.setdefault(rank, []).append(payload)
 
     def take_untaken(self, payloads: Iterable[int], slot: int) -> None:
-        """Frees the blocks of a result that a member had not taken when it left. slot: the client
-        slot of the member."""
+        """Frees the blocks of a result that a member had not received when it left. slot: the
+        client slot of the member."""
         for payload in payloads:
             if self.store.leases.get(payload) == slot:
                 self.store.leases[payload] = NODE_SLOT
@@ -293,7 +293,7 @@ class GroupResults:
         kind, text = message.error, message.message
         try:
             if message.error or not mine:
-                pass  # members here read only the error, or there are none
+                pass  # members here read only the error, or no members are here
             elif message.kind in FOLDING:
                 data = self._folded(message, go, blocks, mine)
             else:

@@ -34,8 +34,8 @@ __all__ = [
 
 
 class Steps:
-    """Runs the steps of a node in Group calls. A node's message to itself is delivered after the
-    present step, so that steps are never nested."""
+    """Runs the steps (handlers of one event) of a node in Group calls. A node's message to itself
+    is delivered after the present step, so that steps are never nested."""
 
     def __init__(self, deliver: Callable[[GroupMessage], None]) -> None:
         self._deliver = deliver
@@ -89,8 +89,8 @@ class PendingMessages:
         return self._by_generation.pop(generation, [])
 
     def lose_node(self, node: int) -> None:
-        """Drops the messages from a lost node. If only that node knew a Group, another Group may
-        receive the same generation number."""
+        """Drops the messages from a lost node. If only that node knew the Group, a different Group
+        may later receive the same generation number."""
         for found in self._by_generation.values():
             found[:] = [one for one in found if one[0] != node]
 
@@ -105,7 +105,7 @@ class Known:
     shown: GroupMembers  # the members that the manager announced last
     # Rank -> (client slot, its generation).
     here: dict[int, tuple[int, int]] = field(default_factory=dict)
-    # Ranks that `shown` places here although their members have left or died.
+    # Ranks that `shown` places on this host although their members have left or died.
     left: set[int] = field(default_factory=set)
     # The ranks in `left` whose members died.
     died: set[int] = field(default_factory=set)

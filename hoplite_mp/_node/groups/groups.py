@@ -1,8 +1,8 @@
 """Groups on this host: their boards in shared memory, and their members.
 
-The planner is involved when members join and leave, but not in calls. The node writes the masks on
-the boards and wakes the members. After a member has left or died, the node holds the result that
-the member had committed.
+The members of a Group on one host make calls through a board. The planner is involved only when
+members join and leave. The node writes the masks of the present members to the boards and wakes the
+members. After a member has left or died, the node holds the result that the member had committed.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ ENDS_MAX = 64  # number of ended Groups that a node reports to the next manager
 #
 # Members write to call buffers and read from them without involving the node. A member that has
 # requested buffers may write to them until it leaves or dies. The node therefore frees a Group's
-# buffers when the Group has ended and all these members have left or died. A member that only reads
-# checks the masks of the board afterwards. The masks are cleared before the buffers are freed.
+# buffers when the Group has ended and all these members have left or died. The board's masks are
+# cleared before that, so a member that only reads checks them after reading.
 
 
-# The buffers of all Groups take at most 1/8 of the store. A lower number: more or larger calls need
-# no objects, but less memory is left for large objects.
+# The buffers of all Groups use at most 1/8 of the store. A lower number: more calls use buffers
+# instead of objects, but less memory is left for large objects.
 BUFFERS_SHARE = 8
 
 
@@ -108,13 +108,13 @@ class CallBuffers:
             self._free_unused(generation, buffers)
 
     def forget_client(self, slot: int) -> None:
-        """Removes all users in an ended process."""
+        """Removes all users in a process that has exited."""
         for generation, buffers in list(self._of.items()):
             buffers.users = {one for one in buffers.users if one[0] != slot}
             self._free_unused(generation, buffers)
 
     def ended(self, generation: int) -> None:
-        """Marks the buffers of a Group that has ended."""
+        """Marks a Group as ended. Frees its buffers once they have no users."""
         buffers = self._of.get(generation)
         if buffers is not None:
             buffers.ended = True
@@ -135,13 +135,13 @@ class HostGroupsEvents(Protocol):
         """Whether the task is being run again because its result was lost."""
 
     def task_of(self, slot: int, call: int) -> tuple[bytes, int]:
-        """Returns (cluster-wide id, number of earlier tries) of the task that is running in the
+        """Returns (cluster-wide id, number of earlier attempts) of the task that is running in the
         slot's process, or (b"", 0). call: the task's local id if several tasks may run there, else
         0."""
 
     def team_of(self, slot: int, size: int) -> bytes:
-        """The id of the `spmd` call with `size` peers of which one is running in the slot, or b""
-        if there is none."""
+        """The id of the `spmd` call whose peer is running in the slot, or b"" if there is none or
+        the call does not have `size` peers."""
 
 
 class HostGroups:
@@ -163,19 +163,19 @@ class HostGroups:
         self.events = events
         self.buffers = CallBuffers(host.store)
         self.known: dict[int, Known] = {}  # board -> group
-        # Join requests from living processes: number of the manager's request -> (number of the
-        # process's request, the manager's request).
+        # Pending join requests: number of the request to the manager -> (number of the process's
+        # request to this node, the request to the manager).
         self.joining: dict[int, tuple[int, GroupJoinRequested]] = {}
         self.refused: dict[str, str] = {}  # name of a living group -> the last refusal
         self.generations = 0  # the highest generation that this node has received
-        # For the next manager: Groups that ended with dead members, Groups that all members left,
-        # and Groups of which only the end is recorded.
+        # Reported to the next manager: Groups that ended with dead members, Groups that all members
+        # left, and Groups known only to have ended.
         self.ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
         self.clean_ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
         self.bare_ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
-        # Tasks of this host whose end the manager wants to know, because members of a Group are
-        # waiting for it: task id -> (header, places where this node is parked). They are few, so
-        # each turn checks all.
+        # Tasks of this host whose end must be reported to the manager, because members of a Group
+        # are waiting for it: task id -> (header, places where this node is parked). There are few,
+        # so each poll checks all of them.
         self.awaited: dict[bytes, tuple[int, list[int]]] = {}
         # Members here that the planner removed: slot -> (generation of the Group, rank) -> reason.
         self.given_up: dict[int, dict[tuple[int, int], str]] = {}
@@ -193,7 +193,7 @@ class HostGroups:
         )  # fmt: skip
         for earlier, (_, before) in self.joining.items():
             if msgspec.structs.replace(asked, request=earlier) == before:
-                self.joining[earlier] = number, before  # after Ctrl-C the earlier reply is unread
+                self.joining[earlier] = number, before  # the request is repeated after Ctrl-C
                 return
         self.joining[request] = number, asked
         self.send(asked)
@@ -230,8 +230,8 @@ class HostGroups:
         self.reply(slot, Reply(number, payload))
 
     def why(self, slot: int, ask: GroupRefusal) -> tuple[bool, str]:
-        """The reason why the member's Group is not complete: (True, reason) if the member itself
-        was removed, otherwise (False, the last refusal of a join request)."""
+        """Returns why the member's Group is not complete: (True, reason) if the member itself was
+        removed, otherwise (False, the reason for the last refusal of a join request)."""
         over = self.given_up.get(slot, {}).get((ask.generation, ask.rank))
         return (False, self.refused.get(ask.name, "")) if over is None else (True, over)
 
@@ -239,8 +239,8 @@ class HostGroups:
         self.send(GroupAdmitted(name, generation, rank))
 
     def forget_client(self, slot: int, runs_on: bool = False) -> None:
-        """Removes the memberships and requests of a process that has ended. runs_on: the process
-        has only left the cluster, so it may still write to call buffers."""
+        """Removes the memberships and requests of a process that has exited. runs_on: the process
+        has left the cluster but is still running, so it may still write to call buffers."""
         for known in self.known.values():
             for rank in [rank for rank, one in known.here.items() if one[0] == slot]:
                 self._gone(known, rank)
@@ -285,7 +285,7 @@ class HostGroups:
         if known is None or known.generation != message.generation:
             board = _tasks.Board(self.tasks, message.board)
             board.reset(message.size, message.generation)
-            if known is not None:  # the members of the former Group on this board know its end
+            if known is not None:  # the former Group on this board has ended
                 self.buffers.ended(known.generation)
             known = Known(message.name, message.generation, board, message)
             self.known[message.board] = known
@@ -303,7 +303,7 @@ class HostGroups:
 
     def _joined(self, message: GroupJoined) -> None:
         number, asked = self.joining.pop(message.request, (0, None))
-        if asked is None:  # the previous manager has answered, or the process has ended
+        if asked is None:  # the previous manager has answered, or the process has exited
             return
         slot, identity = asked.client, (asked.node, asked.client, asked.client_generation)
         known = self.known[message.board]
@@ -315,7 +315,7 @@ class HostGroups:
         leaves = GroupLeave(known.name, known.generation, message.rank)
         if self.requests.is_latest(slot, number):
             self.requests.undo_unread(slot, number, lambda: self._left(leaves, slot))
-        else:  # after Ctrl-C the process has no Group object
+        else:  # the process was interrupted by Ctrl-C and has no Group object
             self._left(leaves, slot)
 
     def _refuse_join(self, message: GroupRefused) -> None:
@@ -333,7 +333,7 @@ class HostGroups:
         if self.hosts is not None:
             self.hosts.closed(message.generation)
         closed = self.known.get(message.board)
-        # After a manager's death another group may have been given that board already.
+        # After a manager's death, another Group may already be using that board.
         if closed is not None and closed.generation == message.generation:
             del self.known[message.board]
             self.refused.pop(closed.name, None)
@@ -341,8 +341,8 @@ class HostGroups:
             self.buffers.ended(message.generation)
 
     def _note_end(self, message: GroupClosed) -> None:
-        """Records the end of a Group for the next manager, which must not restore the Group even if
-        another node does not know its end."""
+        """Records the end of a Group for the next manager, which must not restore the Group, even
+        if another node still reports it as running."""
         end = message.end
         if end is None:
             self.bare_ends.append(GroupEnd(message.name, message.generation, (), (), ()))
@@ -350,9 +350,9 @@ class HostGroups:
             (self.ends if end.dead else self.clean_ends).append(end)
 
     def _give_up(self, message: GroupMemberRemoved) -> None:
-        """Makes a member raise an error with the reason why its Group will never be complete. To
-        detect that, the member checks whether its rank on the board has another client's slot, or
-        the board belongs to another Group."""
+        """Makes a removed member raise an error that states why its Group will never be complete.
+        The member detects its removal because its rank on the board has another client's slot, or
+        because the board belongs to another Group."""
         known, rank, slot = self.known.get(message.board), message.rank, message.client
         if known is None or known.generation != message.generation:
             return
@@ -364,8 +364,8 @@ class HostGroups:
         self.tasks.wake(slot)
 
     def _await(self, message: GroupTasksQuery) -> None:
-        """Notifies the manager when each of these tasks is over. Wherever a task runs, only the
-        node of the submitting host knows whether the task is over or will be retried."""
+        """Reports each of these tasks to the manager when it is over. Wherever a task runs, only
+        the node of the submitting host knows whether the task is over or will be retried."""
         over = []
         for task in message.tasks:
             if task in self.awaited:
@@ -417,8 +417,8 @@ class HostGroups:
 
 # Reports for dumps: the members for which each Group on this host is waiting.
 #
-# A Group's call waits for members that have not made it. For a Group on one host, the board shows
-# these members. For a Group over several hosts, the nodes that collect the contributions know them.
+# A Group's call waits until all members have made it. For a Group on one host, the board shows
+# which have. For a Group over several hosts, the nodes that collect the contributions know that.
 
 
 NAME_CHARS = 100  # characters of a group's name that are reported

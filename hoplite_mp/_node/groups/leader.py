@@ -1,11 +1,12 @@
 """The leader of a Group: collects the contributions to a call, decides it, and sends the decision.
 
-The node of the lowest living rank decides each call once, for all nodes. After a change of the
-members, each node first reports its last decision to the leader. Then the leader waits for the
-contributions of all living ranks, obtains a plan for large ones (`plan_sources.py`), and commits
-when all bytes have moved. Every node has this component, because every node may become the leader.
+The node of the lowest living rank decides each call (determines its result or error) once, for all
+nodes. After a change of the members, each node first reports its last decision to the leader. Then
+the leader waits for the contributions of all living ranks, obtains a plan for the transfer of large
+ones (`plan_sources.py`), and commits the call when all bytes have moved. Every node has this
+component, because every node may become the leader.
 
-The component is pure: each event is a method, and `take` returns the instructions for the node.
+The component does no I/O: each event is a method, and `take` returns instructions for the node.
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ class Attempt:
 
 
 class GroupLeader:
-    """The leader's state of one Group's next call. number: this node's number. engines: engines may
-    own calls."""
+    """The leader's state for the next call of one Group. number: this node's number. engines:
+    whether engines may commit calls without the leader."""
 
     def __init__(self, group: CallState, number: int, *, engines: bool) -> None:
         self.group = group
@@ -182,12 +183,12 @@ class GroupLeader:
         }
 
     def _freeze(self) -> None:
-        """Decides nothing until all nodes have sent a GroupSync."""
+        """Pauses decisions until all nodes have sent a GroupSync."""
         self.phase.take(CallEvent.CHANGED)
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
             name, call = self.group.members.name, self.group.calls
-            _log.info("group %s: call %d begins again", name, call)
+            _log.info("group %s: call %d is restarted", name, call)
 
     def sync(self, node: int, message: GroupSync) -> None:
         """Handles a node's report on its calls after a change of the members."""
@@ -210,14 +211,14 @@ class GroupLeader:
         self.lead()
 
     def _synced(self) -> set[int]:
-        """The nodes that have sent a GroupSync for the present members, excluding nodes that know
-        more decisions than this one."""
+        """The nodes that have sent a GroupSync for the present members, excluding nodes that have
+        received more decisions than this node."""
         version, calls = self.group.members.version, self.group.calls
         said = self.syncs.items()
         return {n for n, one in said if one.version == version and one.committed <= calls}
 
     def _settle(self) -> None:
-        """Begins the next call again once this node has all earlier decisions."""
+        """Restarts the next call once this node has all earlier decisions."""
         if not self._synced() >= self.group.knowing:
             return
         self.phase.take(CallEvent.THAWED)
@@ -235,8 +236,9 @@ class GroupLeader:
             self._send(nodes, GroupSkip(self.group.members.generation, calls))
 
     def _withdraw(self) -> None:
-        """Makes all nodes give up attempts for former members. Otherwise they would read the
-        contribution of a member that has left until all others have called."""
+        """Makes all nodes give up attempts for earlier versions of the members. Otherwise they
+        would read the contribution of a member that has left until all other members have
+        called."""
         group = self.group
         if group.members.formed:
             number = self._next_attempt()
@@ -245,8 +247,8 @@ class GroupLeader:
             )
 
     def _next_attempt(self) -> int:
-        """Returns a number that no attempt for former members has, because nodes may still be
-        serving cells of such attempts."""
+        """Returns a number that no attempt for an earlier version of the members has, because nodes
+        may still be serving the bytes of that attempt."""
         number, self._attempts = self._number, (self._attempts + 1) % MADE_ATTEMPTS
         return number
 
@@ -346,8 +348,8 @@ class GroupLeader:
         self.attempt = None
 
     def _wait(self, given: Mapping[int, GroupPart]) -> None:
-        """Waits for the last host of a call that may begin without that host. The wait takes
-        WAIT_SHARE of the time of one transfer."""
+        """Waits for the last host of a call that may begin without that host. The wait lasts for
+        the share WAIT_SHARE of the time needed for one transfer."""
         group, one_s = self.group, transfer_s(next(iter(given.values())), self.rates)
         late = {group.members.nodes[rank] for rank in group.expected() if rank not in given}
         if self._awaited != group.calls and one_s is not None and len(late) == 1:
@@ -425,7 +427,7 @@ class GroupLeader:
             self.rates[node] = HostRates(up, message.down)
         if message.failure and repeated:
             self._give_up()
-            self.lead()  # the leader makes a plan
+            self.lead()  # the leader now makes a new plan
             return
         if message.failure and attempt.early and (message.error == "full" or attempt.missing):
             self._end_early(attempt)
@@ -463,7 +465,7 @@ class GroupLeader:
         if self.attempt is not attempt or attempt.narrowed or attempt.missing:
             return
         if not self._leads or group.pending_commit is not None:
-            return  # the call begins again anyway
+            return  # the call is restarted or already decided
         owners = owners_without(attempt.links.slow, attempt.plan)
         if not owners:
             return
@@ -471,7 +473,7 @@ class GroupLeader:
         for part in self.parts.values():
             given.update(dict.fromkeys(part.ranks, part))
         if any(rank not in given for rank in ranks):
-            return  # a member has died, and only its node knows that
+            return  # a member has died, and its node alone has detected that
         attempt.narrowed = True
         name, node = group.members.name, slow_one(attempt.links.slow)
         _log.info("group %s: h%s has become slow, the others take its stripe", name, node)

@@ -1,10 +1,10 @@
 """Messages from one member of a Group to another: mailboxes, and how messages reach them.
 
-A large message may arrive later than small messages sent after it, and this node may be notified of
-the end of a sender before it has all the sender's messages. A mailbox releases the messages from
-one sender in order, each when it is complete, and then the sender's end. If a message is lost with
-its host, all later messages from that sender are dropped, so the received messages are always a
-prefix of the sent ones.
+A mailbox releases the messages from one sender in order, each when it is complete. An end marker
+follows the last message of a sender that has left or died. The mailbox must restore this order,
+because a large message may arrive after smaller ones that were sent later, or after the news that
+its sender has left. If a message is lost with its host, all later messages from that sender are
+dropped, so the received messages are always a prefix of the sent ones.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ class QueuedMessage:
 
 @dataclass(slots=True, eq=False)
 class End:
-    """Follows the last message from a member. `rank`: the member's rank; `version`: a version of
-    the members that no longer includes the member."""
+    """An end marker, which follows the last message from a member that has left or died. `rank`:
+    the member's rank; `version`: a version of the Group's members that no longer includes it."""
 
     rank: int
     version: int
 
 
 class Mailbox:
-    """The mailbox of one member. joined_in: the version of the members in which that member
-    joined. announce: called when there are new messages or ends."""
+    """The mailbox of one member. joined_in: the version of the Group's members in which that member
+    joined. announce: called when there are new messages or end markers."""
 
     def __init__(self, size: int, joined_in: int, announce: Callable[[], None]) -> None:
         self.joined_in = joined_in
@@ -76,7 +76,7 @@ class Mailbox:
         self.gone = 0  # bits of the ranks from which no further message will arrive
         # (rank, node) of a sender -> its first incomplete message, and its later messages.
         self._incoming: dict[tuple[int, int], deque[QueuedMessage | End]] = {}
-        # Rank -> (node, version) of a member that is gone since that version, if its End is due.
+        # Rank -> (node, version) of a member that left in that version and whose End is still due.
         self._due: dict[int, tuple[int, int]] = {}
         self._end_seen = [0] * size  # for each rank, the version of its latest released End
         # Nodes from which no further message is accepted.
@@ -90,7 +90,7 @@ class Mailbox:
         """Adds the next message from a member, or the member's End."""
         if isinstance(one, QueuedMessage) and node in self._lost:
             return
-        # The sender had left before this mailbox's member joined.
+        # Ignore the End of a sender that left before this mailbox's member joined.
         if isinstance(one, End) and one.version <= self.joined_in:
             return
         self._incoming.setdefault((rank, node), deque()).append(one)
@@ -156,27 +156,27 @@ class Mailbox:
     # -- senders -------------------------------------------------------------------------------
 
     def expect_end(self, rank: int, node: int, version: int) -> None:
-        """Records that the member at this rank is gone since that version. Its End is due, unless
-        the End has already arrived."""
+        """Records that the member of this rank left in that version. Its End is now due, unless it
+        has already arrived."""
         if self._end_seen[rank] < version:
             self._due[rank] = node, version
 
     def end_if_due(self, rank: int, node: int, version: int) -> None:
-        """Handles a node's report that it has no member of this rank in that version. Adds the End
-        of such a member if it is due from the node."""
+        """Handles a node's report that it has no member of this rank in that version. If an End for
+        this rank is due from the node, adds it."""
         at, since = self._due.get(rank, (-1, 0))
         if at == node and since <= version:
             self.add(rank, node, End(rank, version))
 
     def end_unheard(self, knowing: Collection[int | None]) -> None:
-        """Adds the end markers that are due from nodes other than these. Those nodes are gone, or
-        never knew of their member because the manager died before announcing it."""
+        """Adds the end markers that are due from nodes not in `knowing`. Those nodes are gone, or
+        do not know that they had the member, because the manager died before announcing it."""
         for rank, (node, version) in list(self._due.items()):
             if node not in knowing:
                 self.add(rank, node, End(rank, version))
 
     def set_present(self, present: int, *, formed: bool) -> None:
-        """Sets the ranks that have a member at present."""
+        """Sets the ranks that currently have a member, as bits."""
         self._present, self._formed = present, formed
         before = self.gone
         self._update_gone()
@@ -184,12 +184,12 @@ class Mailbox:
             self.announce()
 
     def hold(self) -> None:
-        """Lets no further rank count as gone until `release`, because messages from members that
-        this node never knew may still be on their way."""
+        """Prevents further ranks from counting as gone until `release`, because messages may still
+        arrive from members that were never announced to this node."""
         self._holds += 1
 
     def release(self) -> None:
-        """Ends a `hold`: all messages from such members have been added."""
+        """Ends a `hold`, because all messages from those members have been added."""
         self._holds -= 1
         before = self.gone
         self._update_gone()
@@ -237,9 +237,10 @@ class Mailbox:
 #                            └► receiver elsewhere: PeerGroupMessage ─► held there ─► its mailbox
 
 
-# Maximum bytes of messages that are on their way to one host inside packets. The receiver fetches
-# further messages. Connections between nodes have no flow control, and a connection with too large
-# a backlog is closed. Higher: fewer fetches. Lower: shorter delays for other packets.
+# Maximum number of message bytes sent to one host inside packets and not yet acknowledged. The
+# receiver fetches further messages. Connections between nodes have no flow control, and a
+# connection with too large a backlog is closed. Higher: fewer fetches. Lower: shorter delays for
+# other packets.
 INLINE_AHEAD_BYTES_MAX = 8 << 20
 NO_MEMBER = "this process is no longer a member of the group"
 
@@ -261,7 +262,7 @@ class GroupMailboxes:
         self.known = known
         self.mailboxes: dict[int, Mailbox] = {}  # rank of a member here -> its mailbox
         self.sent: dict[int, Sent] = {}  # by number
-        self.inline: Counter[int] = Counter()  # node -> bytes inside packets on their way to it
+        self.inline: Counter[int] = Counter()  # node -> unacknowledged bytes inside packets to it
         self.numbers = 0
 
     def arrived(self, number: int) -> None:
@@ -322,17 +323,17 @@ class PointToPoint:
             self.receive(node, message)
 
     def _say_unheard(self, members: GroupMembers) -> None:
-        """Reports free ranks to other nodes, because versions of the members that this node has
-        missed may have placed members of these ranks here."""
+        """Reports to other nodes that this node has no members of the free ranks. It has missed
+        versions of the members in which it may have had some, whose End other nodes expect."""
         for rank in [rank for rank, node in enumerate(members.nodes) if node is None]:
             end = GroupSourceEnded(members.generation, members.version, rank, True)
             for other in {*members.nodes, *members.former} - {None, self.client.number}:
                 self._send(other, end)  # type: ignore[arg-type]
 
     def _await_unheard(self, group: GroupMailboxes, knowing: set[int | None]) -> None:
-        """Waits for messages from unknown members: this node has missed versions, so members that
-        it never knew may have sent messages and left. A node's answer to the probe arrives after
-        all messages that its members sent earlier."""
+        """Waits for messages from members that were never announced to this node: it has missed
+        versions of the members, so such members may have sent messages and left. A node's answer to
+        the probe arrives after all messages that its members sent earlier."""
         version = group.members.version
         mailboxes = [box for box in group.mailboxes.values() if box.joined_in < version]
         members = [self.roster.by_number.get(n) for n in knowing - {None, self.client.number}]  # type: ignore[arg-type]
@@ -419,7 +420,7 @@ class PointToPoint:
             held([])
 
     def _refs_in(self, oid: int) -> list[bytes]:
-        """The ids of the refs in a message that has too many refs for the request."""
+        """The ids of the refs in a message with more refs than the request can contain."""
         got = self.client.view(oid)
         if isinstance(got, int):
             raise ValueError("the message no longer exists")
@@ -525,8 +526,8 @@ class PointToPoint:
             self._take(group, node, message)
 
     def _keep_pending(self, node: int, message: Message) -> None:
-        """Keeps a message until the manager's announcement, but not its bytes, which the sender
-        still holds."""
+        """Keeps a message until the manager announces the version of the members for which it was
+        sent. Drops its bytes, which the sender still holds."""
         if isinstance(message, PeerGroupMessage):
             message = msgspec.structs.replace(message, payload=None)
         self.pending_messages.add(node, message)
@@ -569,7 +570,7 @@ class PointToPoint:
         return None if self.client.state(oid) == STATE["FAILED"] else hold
 
     def _bring(self, box: Mailbox, node: int, queued: QueuedMessage) -> None:
-        """Fetches a large message before a receive waits for it. If there is no space, the message
+        """Fetches a large message before the member requests it. If there is no space, the message
         stays on the sender's host, and is fetched when it is read."""
         remote_objects, oid = self.remote_objects, queued.oid
 

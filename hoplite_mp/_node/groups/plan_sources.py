@@ -1,4 +1,4 @@
-"""The sources of plans for Group calls, one class each, tried in the order of PLAN_SOURCES.
+"""Ways to obtain the plan of a Group call, one class each, tried in the order of PLAN_SOURCES.
 
 - *Inline*: all contributions are small, so messages carry them and no plan is needed.
 - *Repeated*: all nodes have begun with the plan of an earlier call (`repeated_plans.py`).
@@ -90,7 +90,7 @@ class Fresh:
 
 class Speculative:
     """The members on the last host have not called. Their contributions are assumed to have the
-    same size and type as those of the others, which `given` has in the order of their arrival.
+    same size and type as the first contribution that has arrived.
 
     The contributions of the other hosts move while the members on the last host are still
     computing. The last host owns no stripe, so it only sends its contributions and receives the
@@ -153,8 +153,8 @@ def decide_or_fail(
         return outcome.fail(error_kind(error), shorten(text))
 
 
-# The minimum size of a contribution for an early start. Smaller calls end before a member can be
-# late. Invariant: no node repeats the plan of a call that may begin early, because the node would
+# The minimum size of a contribution for an early start. A smaller call is too short to gain from
+# one. Invariant: no node repeats the plan of a call that may begin early, because the node would
 # begin the call with another attempt.
 BYTES_MIN = PART_BYTES_MAX
 # How long the leading node waits for the last host, as a share of the time of one transfer. Higher:

@@ -1,11 +1,12 @@
-"""Plans of earlier calls of a Group, with which nodes begin a later call immediately.
+"""Plans of earlier Group calls, with which nodes begin a later call immediately.
 
 Programs repeat the same call many times. MPI-4 has an interface for that, persistent collectives;
-here no interface is needed. Each node keeps the plans of committed calls, by the form of its own
-members' contributions. When the members pass contributions of the same form again, the node begins
-with that plan instead of waiting for a new one, and names the call of the plan in its GroupPart. If
-all nodes have named the same call, the leading node only waits for the bytes. Otherwise it makes a
-plan, which replaces the attempts that nodes have begun.
+here no interface is needed. Each node keeps the plans of committed calls, by the form (operation,
+sizes and layouts) of its own members' contributions. When the members pass contributions of the
+same form again, the node begins with that plan instead of waiting for a new one. Its message to the
+leading node (GroupPart) names the call for which the plan was made. If all nodes have named the
+same call, the leading node only waits for the bytes. Otherwise it makes a new plan, which replaces
+the attempts that nodes have begun.
 
 Invariant: cells of two plans are never confused. A repeated plan has its own attempt number, which
 contains the distance from the call for which the plan was made. If some nodes repeat a plan and
@@ -48,15 +49,15 @@ __all__ = [
 # know the size in advance, leases too much memory when the root sends less. Larger allreduces may
 # begin early instead (plan_sources.py).
 PART_BYTES_MAX = 4 << 20
-# One in this many calls of the same form goes to the leading node, which receives the rates of all
-# links and cuts new stripes if the rates have changed. Higher: unsuitable stripes are used longer.
-# Lower: more calls wait for the leading node.
+# One in this many calls of the same form is decided by the leading node, which then receives the
+# rates of all links and cuts new stripes if the rates have changed. Higher: unsuitable stripes are
+# used longer. Lower: more calls wait for the leading node.
 LED_EVERY = 16
 FORMS_MAX = 16  # number of forms whose plans are kept
 
-# A plan that was begun in vain adds IN_VAIN to the form's count, and a repeated plan subtracts 1.
-# At the maximum, calls of that form wait for a plan until the members change, because some node's
-# contributions differ from call to call.
+# A kept plan that was begun but then replaced adds IN_VAIN to the form's count, and a repeated plan
+# subtracts 1. At the maximum, calls of that form wait for a new plan until the members change,
+# because some node's contributions differ from call to call.
 IN_VAIN, IN_VAIN_MAX = 2, 4
 
 T = TypeVar("T")
@@ -70,7 +71,7 @@ class RepeatedPlans:
     def __init__(self) -> None:
         # Form -> (the call for which the plan was made, the attempt, the commit of that call).
         self._kept: dict[Form, tuple[int, GroupAttempt, GroupCommit]] = {}
-        # Form -> number of such calls by engines since the leading node last decided one.
+        # Form -> number of its calls committed by engines since the leading node last decided one.
         self._by_engines: dict[Form, int] = {}
         self._last_given: tuple[int, Form | None] = 0, None  # the last call by members here
         self._last_planned = -1  # the last call that could begin with a kept plan
@@ -152,8 +153,8 @@ def _put(table: dict[Form, T], form: Form, value: T) -> None:
 
 
 def _form(part: GroupPart) -> Form | None:
-    """The form of this node's contributions, which two calls must share. None if a piece is small
-    or the contributions are invalid."""
+    """The form of this node's contributions, which two calls must share to use the same plan. None
+    if a piece is small or the contributions are invalid."""
     if part.mistake or any(piece.payload is not None for piece in part.pieces):
         return None
     pieces = tuple((one.source, one.target, one.nbytes, one.layout) for one in part.pieces)

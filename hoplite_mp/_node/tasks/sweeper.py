@@ -58,9 +58,8 @@ class Sweeper:
         self.events = events
         self.client = results.client
         self.tasks = results.tasks
-        self.inner: dict[
-            int, list[Any]
-        ] = {}  # object of a dead process -> holds on the refs inside it
+        # object of a dead process -> holds on the refs inside it
+        self.inner: dict[int, list[Any]] = {}
         self.own_tables: set[int] = set(self.client.tables)
         # Numbers of requeued tasks, and of tasks that failed because their worker died.
         self.retried = self.failed = 0
@@ -182,7 +181,7 @@ class Sweeper:
             self.events.delay(oid)
         return granted
 
-    # -- tables of dead processes ------------------------------------------------------------------------
+    # -- tables of dead processes --------------------------------------------------------------
 
     def collect(self) -> None:
         """Frees objects without holders in the tables of dead processes, and the refs inside

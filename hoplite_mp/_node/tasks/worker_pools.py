@@ -83,9 +83,7 @@ class Pool:
     surplus_since: float | None = None
     stuck_since: float | None = None
     setup_hold: object = None
-    descriptors: list[int] = field(
-        default_factory=list
-    )  # file descriptors in the initializer's arguments
+    descriptors: list[int] = field(default_factory=list)  # in the initializer's arguments
     setup_error: str = ""  # the exception raised by the initializer, as text
     setup_text: str = ""  # the traceback of that exception
 
