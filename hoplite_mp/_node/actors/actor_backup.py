@@ -10,8 +10,8 @@ Invariant: an actor's host that has lost contact with the backup replaces it onl
 has declared the backup gone. Otherwise a partitioned host could continue with states unknown to its
 former backup, while the former backup has also restarted the actor (split brain).
 
-The backup has no header for the identity while the actor's host is alive, so the backup does not
-keep the actor alive.
+The backup does not hold the identity while the actor's host is alive, so the backup does not keep
+the actor alive.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class ActorBackupsEvents(Protocol):
     """Reports from this component to the components above it."""
 
     def sought(self, host_id: int, identity: bytes) -> None:
-        """Handles a host's question about an actor whose host is lost."""
+        """Answers a host that is looking for an actor whose host is lost."""
 
 
 class ActorBackups:
-    """The backups of this host's actors on other hosts, and this host's backups of their actors."""
+    """The backups that other hosts keep of this host's actors, and the backups kept here."""
 
     def __init__(
         self,
@@ -290,8 +290,9 @@ class ActorBackups:
     # -- deaths --------------------------------------------------------------------------------
 
     def peer_lost(self, member: Member) -> None:
-        """Makes headers for the identities of a lost host's actors that this node can restart.
-        Called before this node reports its orphan inventory, which then contains these headers."""
+        """Creates headers for the identities of a lost host's actors that this node can restart.
+        Called before this node reports its objects whose owner is dead, so that the report contains
+        these identities."""
         imports = self.imports
         for identity, backup in self.kept.items():
             if backup.host_id != member.host_id:
@@ -341,8 +342,9 @@ class ActorBackups:
 
 
 class BackupFetch:
-    """A fetch of objects of any host, with all objects that they name directly or indirectly.
-    `done`: called when all available objects are here; `holds`: the list of holds on them."""
+    """A fetch of objects from any host, and of all objects to which they refer directly or
+    indirectly. `done`: called when all available objects are here; `holds`: the list of holds on
+    them."""
 
     def __init__(self, host: HostContext, holds: list[Any], done: Callable[[], None]) -> None:
         self.loop = host.loop

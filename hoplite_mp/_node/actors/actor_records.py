@@ -1,7 +1,7 @@
 """Records of actors, and of the processes and nodes that request them.
 
 Opening an actor requires several messages to the manager and other nodes, and a restart on another
-host requires the actor's constructor data. These records keep that state.
+host requires the actor's constructor data. These records keep the state needed for both.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Asker(Protocol):
     """A process or node that has requested an actor and is waiting for the answer."""
 
     def granted(self, hold: Any) -> None:
-        """Answers with the identity. hold: kept until the asker has its own hold."""
+        """Answers with the identity. hold: a hold on it, kept until the asker has its own."""
 
     def refused(self, why: str, gone: bool = False) -> None:
         """Answers that there is no such actor. why: the reason, or "" if no actor has that name.
@@ -51,8 +51,8 @@ class Client:
 
     slot: int
     number: int
-    reply: Callable[[Reply], None]  # drops the reply if the process that was in the slot has ended
-    # Keeps a hold for the process until it has its own. Returns False if the process has ended.
+    reply: Callable[[Reply], None]  # drops the reply if the process that was in the slot has exited
+    # Keeps a hold for the process until it has its own. Returns False if the process has exited.
     keep: Callable[[Any], bool]
 
     def granted(self, hold: Any) -> None:
@@ -81,7 +81,7 @@ class WantedActor(NamedTuple):
     output_owner: int
     places: tuple[int, ...] = ()  # numbers of the nodes to which it is bound
     env: Environment = ()
-    demand: Demand = ()  # lifelong resources
+    demand: Demand = ()  # resources that the actor's process keeps until it exits
     only_now: bool = False  # refuse the actor if it would have to wait for its resources
 
     @classmethod
@@ -107,7 +107,7 @@ class ActorRecord:
     state: Any = None  # a hold on the latest checkpoint of its process
     # The error payload that every call raises after the actor's end; None before that.
     ended: bytes | None = None
-    begun: bool = field(default=False)  # the present process has made the user's object
+    begun: bool = field(default=False)  # the present process has created the user's object
     # Kill the actor when no process holds the identity, because its `with` block has raised.
     killed_unheld: bool = False
     closed: bool = False  # closed by a process on its own host, so no other host restarts it
@@ -137,7 +137,7 @@ class ActorRecord:
         return "lives" if self.begun else "begins"
 
     def loss(self, process: str, how: str) -> errors.ActorLostError:
-        """The error of the actor's calls after the exit of its process. how: describes the exit."""
+        """The error for calls lost by the exit of the actor's process. how: describes the exit."""
         used = self.restarts
         if self.ended is not None:
             then = ""  # the actor had ended before its process exited

@@ -1,8 +1,8 @@
 """The actors on this host: how they start, end, and are restarted.
 
-An actor consists of a pool and an *identity*. The pool has one worker, which makes the user's
-object before it takes its first call. The identity is an object in the node's own table, whose
-holders are counted like those of any object. On any host, handles and running calls hold the
+An actor consists of a pool and an *identity*. The pool has one worker, which creates the user's
+object before it runs its first call. The identity is an object in the node's own table, whose
+holders are counted like those of any object. Handles and running calls on any host hold the
 identity. When it has no holder left, the pool is closed.
 
 Invariant: the number of an actor's pool is not reused before the identity is gone, so a process
@@ -60,7 +60,7 @@ class LocalActorsEvents(Protocol):
         """The driver that receives the output of an actor started by the process in the slot."""
 
     def keep_granted(self, slot: int, number: int, hold: Any) -> None:
-        """Keeps a hold for the process in the slot until the process has its own."""
+        """Keeps a hold for the process in the slot until the process has acquired its own."""
 
     def remote_begin(self, asker: Asker, wanted: WantedActor, node: int) -> None:
         """Starts an actor on another node."""
@@ -200,7 +200,7 @@ class LocalActors:
                 opening.asker.refused(taken_words(wanted.name))
 
     def _discard(self, opening: Opening) -> None:
-        """Discards an identity for which no actor was made."""
+        """Discards an identity for which no actor was started."""
         if opening.identity:
             self.results.store_value(opening.identity, _serialize.encode(None), False)
             opening.holds.clear()
@@ -242,9 +242,9 @@ class LocalActors:
         self.keep(actor)
 
     def _refuse(self, opening: Opening, wanted: WantedActor) -> None:
-        """Replies to the asker with the reason why its actor does not start. The manager frees the
-        actor's name first, because the asker's next claim could otherwise reach the manager too
-        early, through another node."""
+        """Replies to the asker with the reason why its actor does not start, after the manager has
+        freed the actor's name. Otherwise the asker could claim the name again through another node
+        before the manager has freed it."""
         name, why = wanted.name, self._why_leaving() if self.leaving else self.workers.why_none
         self._release_name(name, opening.identity)
         self._discard(opening)
@@ -262,7 +262,7 @@ class LocalActors:
         """Answers with an existing actor on any host."""
 
         def done(holds: list[Any]) -> None:
-            # It is None or FAILED if the last handle has just been released, here or elsewhere.
+            # There is no hold, or the object has failed, if the last handle was just released.
             hold = holds[0]
             if hold is None or self.client.state(hold.oid) == STATE["FAILED"]:
                 return asker.refused("")
@@ -287,8 +287,8 @@ class LocalActors:
     def end_here(
         self, identity: int, kill: bool, unheld: bool = False, remote: bool = False
     ) -> bool:
-        """Ends an actor on this host. Returns False if there is no such actor. remote: another host
-        requests this, and repeats the request if the actor moves."""
+        """Ends an actor on this host. Returns False if there is no such actor. remote: the request
+        is from another host, which repeats it if the actor moves."""
         actor = self.of(identity)
         if actor is not None and unheld:
             actor.killed_unheld = True
@@ -313,7 +313,7 @@ class LocalActors:
             self.client.open_pool(actor.pool, POOL_CLOSING)
             self.tasks.wake_pool(actor.pool)
             if remote:
-                self.keep(actor)  # the backup records that it has no name and is not detached
+                self.keep(actor)  # the backup records that the actor has no name, is not detached
             else:  # no other host could notify the backup if this host were lost
                 actor.closed = True
                 self.events.has_ended(actor)
@@ -348,8 +348,8 @@ class LocalActors:
         return None if worker is None else self.by_pool.get(worker.pool)
 
     def begins(self, slot: int, request: Request) -> None:
-        """Records that the actor's process has made its object. If the process started from a
-        checkpoint, it takes calls only when the backup also has that checkpoint."""
+        """Records that the actor's process has created its object. If the process started from a
+        checkpoint, it runs calls only when the backup also has that checkpoint."""
         actor = self._of_worker(slot)
         asker = self.asker(slot, request)
 
@@ -363,8 +363,8 @@ class LocalActors:
             go_on()
 
     def backlog(self, slot: int, request: Request) -> None:
-        """Replies with the next backlog, because the process has begun all calls of the last
-        one."""
+        """Replies with more queued calls, because the process has begun all calls in the last
+        reply."""
         self.reply(slot, Reply(request.number, self._backlog(self._of_worker(slot))))
 
     def _backlog(self, actor: ActorRecord | None) -> list[int]:
@@ -395,8 +395,8 @@ class LocalActors:
         self.reply(slot, Reply(request.number))
 
     def may_end(self, slot: int, request: Request) -> None:
-        """Replies to a closed, idle actor whether it may end. It may not while calls to it are
-        still waiting for arguments."""
+        """Replies to the process of a closed, idle actor whether it may exit. It may not while
+        calls to the actor are still waiting for arguments."""
         actor = self._of_worker(slot)
         if actor is None:
             ends = True
@@ -424,8 +424,8 @@ class LocalActors:
                 self.keep(actor)  # the backup records that the actor has no name
 
     def has_left(self) -> None:
-        """Ends all actors when their calls have ended and this node leaves. No other host restarts
-        them."""
+        """Ends all actors, because their calls have ended and this node leaves. No other host
+        restarts them."""
         for actor in self.by_pool.values():
             if actor.ended is None:
                 self.end_with(actor, errors.ActorLostError(f"{actor.title}: {self._why_leaving()}"))
@@ -434,7 +434,8 @@ class LocalActors:
         return f"node h{self.client.number} is leaving the cluster"
 
     def died(self, pool: Pool, worker: WorkerInfo, how: str) -> None:
-        """Restarts or ends an actor whose process has exited and whose call is settled."""
+        """Restarts or ends an actor whose process has exited. The call that it was running has
+        already been settled."""
         actor = self.by_pool.get(pool.number)
         if actor is None:  # the identity is gone, so no call is left
             pool.broken = ENDED
@@ -452,8 +453,8 @@ class LocalActors:
         self._fail_queued(actor)
 
     def lost_call(self, worker: WorkerInfo, how: str) -> Exception | None:
-        """The error of a call during which the actor's process exited. None if the worker is not an
-        actor's."""
+        """The error for a call that was running when the actor's process exited, or None if the
+        worker is not an actor."""
         actor = self.by_pool.get(worker.pool)
         return None if actor is None else self.loss(actor, worker, how)
 
@@ -476,8 +477,8 @@ class LocalActors:
 
     def _end_with_payload(self, actor: ActorRecord, payload: bytes) -> None:
         """Ends the actor. Every call raises this error from then on. The pool's state is set before
-        queued calls are failed, because a process that posts a call later reads the state and asks
-        the node to fail the call."""
+        queued calls are failed. A process that posts a call after that reads the state and asks the
+        node to fail the call."""
         actor.ended = payload
         self._forget_name(actor)
         self.events.has_ended(actor)
@@ -509,7 +510,7 @@ class LocalActors:
 
     def describe(self) -> Iterator[dict[str, Any]]:
         """Describes each actor on this host for `status`, `top` and `dump`, with the numbers of
-        waiting, running and finished calls that this host knows."""
+        waiting, running and finished calls on this host."""
         waiting = self.client.queued_counts()
         for actor in list(self.by_identity.values()):
             pool = self.workers.pools.get(actor.pool)

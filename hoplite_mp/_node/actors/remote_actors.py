@@ -48,8 +48,8 @@ __all__ = ["RemoteActors"]
 
 NO_IDENTITY = bytes(ids.ID_BYTES)
 # The number of calls that are sent to an actor on another host ahead of the running call. Higher:
-# no pauses between calls over a high-latency network. Lower: fewer calls may have begun when that
-# host is lost.
+# fewer pauses between calls over a high-latency network. Lower: fewer calls may have begun when
+# that host is lost.
 ACTOR_AHEAD_CALLS = 64
 NO_BACKUP = "its host is gone, and no other host could restart it"
 
@@ -315,8 +315,8 @@ class RemoteActors:
             self._is_there(record, bool(waits))
 
     def _is_here(self, record: ImportRecord, closes: bool) -> None:
-        """Called when this host is the new owner. Either the actor has restarted here, or no host
-        can restart it."""
+        """Called when this host is the new owner of the identity. Either the actor has restarted
+        here, or no host can restart it."""
         if self._ends(record, closes):
             self.actors.end_here(record.oid, self.ends[record.oid])
         self.ownerless(record)
@@ -331,7 +331,8 @@ class RemoteActors:
             self._end(pool, self.bound[pool], NO_BACKUP)
 
     def _is_there(self, record: ImportRecord, closes: bool) -> None:
-        """Called when another host is the new owner. That host may have restarted the actor."""
+        """Called when another host is the new owner of the identity. That host may have restarted
+        the actor."""
         if self._ends(record, closes):
             self.send(record.owner, EndRemoteActor(record.object, self.ends[record.oid]))
         for client in self.counting.pop(record.oid, ()):
@@ -453,8 +454,8 @@ class RemoteActors:
         self.send(host_id, RestartsReport(message.number, actor.restarts if actor else 0))
 
     def peer_lost(self, member: Member) -> None:
-        """Drops the closings of a lost host's actors that cannot restart, and the holds for that
-        host."""
+        """Forgets the closings of actors that were on a lost host and cannot restart. Drops the
+        holds kept for that host."""
         self.closing = [
             closing
             for closing in self.closing

@@ -1,8 +1,8 @@
-"""Folds sources that do not fit in memory together, one chunk at a time.
+"""Folds sources that together do not fit in memory, one chunk at a time.
 
-As many sources as fit are restored from disk, pinned in the plan's order, folded into the partial
-result, and unpinned. The result is bitwise equal to that of a single pass, because the partial
-result has the dtype in which the kernels accumulate (cext/reduce_kernels.h).
+A chunk is as many of the next sources as fit. They are restored from disk, pinned, folded into the
+partial result, and unpinned. The result is bitwise equal to that of a single pass, because the
+partial result has the dtype in which the kernels accumulate (cext/reduce_kernels.h).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ChunkedReduce(LocalReduce):
         if half:
             self.wide = np.dtype(np.float32)
         elif kernel is not None and self.op == "mean" and np.dtype(kernel).kind in "biu":
-            # As wide as the result, so the result's block serves as the accumulator.
+            # The accumulator is as wide as the result, so the result's block serves for both.
             self.wide = np.dtype(np.float64)
         self.parts, self.targets = [], []
         if allocate(self, self.ask, self.plan) is None:

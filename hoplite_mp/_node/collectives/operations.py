@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 __all__ = ["Operations", "finish", "placed"]
 
 
-# The kinds of errors that mean too few available sources. Lost sources may be reconstructed.
-_FOR_WANT_OF_SOURCES = ("reduce", "source", "lost")
+# Kinds of errors that report too few available sources. Lost sources may be reconstructed.
+_SOURCE_ERRORS = ("reduce", "source", "lost")
 # The number of bits for an operation's counter. The bits above it are the requesting node's number.
 NUMBER_BITS = 40
 
@@ -180,8 +180,8 @@ class Operations:
         return max(0.0, whole_s - (self.loop.now_ns() - operation.asked_ns) / 1e9)
 
     def _about(self, operation: RunningOperation, oid: int) -> tuple[int, bytes, tuple[int, ...]]:
-        """The (bytes, layout, numbers of its holders) of a ready source. In a cluster of one host
-        the first two are placeholders."""
+        """Returns (bytes, layout, numbers of the holders) of a ready source. In a cluster of one
+        host the first two are placeholders."""
         if self.plan_runner is None:
             return 0, b"", (self.client.number,)
         remote = self.remote_objects.by_oid.get(oid)
@@ -287,8 +287,8 @@ class Operations:
             self.execute(operation)
 
     def execute(self, operation: RunningOperation) -> None:
-        """Pins the members and starts a thread. If memory is short, `execute_again` retries
-        later."""
+        """Pins the participating sources and folds them in a thread. If memory is short,
+        `execute_again` retries later."""
         plan = operation.plan
         assert plan is not None
         execution: LocalReduce | None = None
@@ -318,7 +318,7 @@ class Operations:
         )
 
     def _chunk(self, operation: RunningOperation, plan: ExecuteReduce) -> LocalReduce | None:
-        """Pins as many of the next members as fit. Returns None if none fits now."""
+        """Pins as many of the next participating sources as fit. Returns None if none fits now."""
         chunked_reduce = operation.chunked_reduce
         if chunked_reduce is None:
             chunked_reduce = ChunkedReduce(self.results, operation.ask, plan)
@@ -334,9 +334,9 @@ class Operations:
         return chunked_reduce
 
     def _no_memory(self, operation: RunningOperation, why: str) -> None:
-        """Delays the next attempt beyond the next turn, or fails the operation after its deadline.
-        The failed attempt may have spilled and restored objects. This wakes processes, which in
-        turn wake the loop."""
+        """Delays the next attempt, or fails the operation after its deadline. The delay prevents a
+        busy loop, because a failed attempt may spill and restore objects, which wakes processes
+        that in turn wake this node."""
         now = self.loop.now()
         operation.try_again_at = now + MEMORY_POLL_S
         if now > operation.space_deadline:
@@ -450,7 +450,7 @@ class Operations:
         operation = self.operations.get(message.operation)
         if operation is None:
             return
-        if message.error in _FOR_WANT_OF_SOURCES:
+        if message.error in _SOURCE_ERRORS:
             gone = [operation.ask.sources[index] for index in message.gone[::2]]
             for oid, node in zip(gone, message.gone[1::2], strict=True):
                 self.remote_objects.lose_holder(oid, node)
@@ -510,7 +510,7 @@ class Operations:
 # The end of a committed collective that this host requested.
 #
 # The results are blocks in this host's store, or replicas that other nodes keep for later readers.
-# The owner of each object is notified immediately which nodes have replicas.
+# The owner of each object is notified immediately of the nodes that have replicas.
 
 
 def finish(
