@@ -83,7 +83,7 @@ MUTANTS = (
     Mutant(
         "group-calls-keep-attempts-that-are-over",
         "hoplite_mp/_node/groups/group_calls.py",
-        "            self.attempt_bytes.drop(go)  # after the commit: members wait for it\n",
+        "            self.attempt_bytes.drop(go)  # after the commit, for which members are waiting\n",
         "            pass\n",
         (
             "What a call has needed is freed when it is over; here the cells and the pins of each "

@@ -347,7 +347,7 @@ class RemoteActors:
         return record.oid in self.ends and (self.ends[record.oid] or not closes)
 
     def _seek(self, pool: int, bound: Bound) -> None:
-        """Asks the new owner of the identity for the pool that takes the calls."""
+        """Asks the new owner of the identity for the pool to which calls are sent."""
         record = self.imports.by_oid.get(bound.identity)
         if record is None:
             return
