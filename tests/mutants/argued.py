@@ -22,6 +22,6 @@ ARGUED: dict[str, str] = {
         "free, so the planner makes the next version at once (GroupRegistry._settled), and sends "
         "it to that node as well, which is in GroupRecord.nodes. The node sees that it has missed "
         "versions, and says by itself that nothing comes from ranks that are free "
-        "(PointToPoint._say_unheard)."
+        "(PointToPoint._report_free_ranks)."
     ),
 }

@@ -83,7 +83,7 @@ MUTANTS = (
     Mutant(
         "group-calls-keep-attempts-that-are-over",
         "hoplite_mp/_node/groups/group_calls.py",
-        "            self.attempt_bytes.drop(go)  # after the commit, for which members are waiting\n",
+        "            self.attempt_bytes.drop(go)  # only now: members wait for the commit\n",
         "            pass\n",
         (
             "What a call has needed is freed when it is over; here the cells and the pins of each "
@@ -202,7 +202,7 @@ MUTANTS = (
     Mutant(
         "point-to-point-never-met-who-has-left",
         "hoplite_mp/_node/groups/mailbox.py",
-        "            self._await_unheard(group, knowing)\n",
+        "            self._await_unknown_members(group, knowing)\n",
         "",
         (
             "A node that has missed versions of a Group awaits what members may have sent of whom "

@@ -291,8 +291,8 @@ class ActorBackups:
 
     def peer_lost(self, member: Member) -> None:
         """Creates headers for the identities of a lost host's actors that this node can restart.
-        Called before this node reports its objects whose owner is dead, so that the report contains
-        these identities."""
+        Called before this node reports its objects whose owner is dead, because that report must
+        include these identities."""
         imports = self.imports
         for identity, backup in self.kept.items():
             if backup.host_id != member.host_id:
@@ -367,33 +367,33 @@ class BackupFetch:
         for hold in holds:
             if hold is not None:
                 self.holds.append(hold)
-                self._bring_bytes(hold.oid)
-        self._one_less()
+                self._fetch_bytes(hold.oid)
+        self._finish_one()
 
-    def _bring_bytes(self, oid: int) -> None:
+    def _fetch_bytes(self, oid: int) -> None:
         remote_objects = self.remote_objects
         if oid not in remote_objects:
-            self._bring_named(oid)
+            self._fetch_named(oid)
             return
 
         def here() -> None:
-            self._bring_named(oid)
-            self._one_less()
+            self._fetch_named(oid)
+            self._finish_one()
 
         self.left += 1
         if remote_objects.want(oid, here):
             return
         if self.store.impossible(remote_objects.by_oid[oid].nbytes):
-            self._one_less()  # the object can never fit here, so it is omitted
+            self._finish_one()  # the object can never fit here, so it is omitted
             return
 
         def again() -> None:
-            self._bring_bytes(oid)
-            self._one_less()
+            self._fetch_bytes(oid)
+            self._finish_one()
 
         self.loop.call_later(MEMORY_POLL_S, again)  # the store is full now
 
-    def _bring_named(self, oid: int) -> None:
+    def _fetch_named(self, oid: int) -> None:
         """Fetches the objects that an object names. Skips a pending object, because the objects
         that it will name are not known yet. Its readers fetch them later."""
         client = self.client
@@ -403,7 +403,7 @@ class BackupFetch:
         if not isinstance(got, int):
             self.bring([*_serialize.read_refs(memoryview(got))])
 
-    def _one_less(self) -> None:
+    def _finish_one(self) -> None:
         self.left -= 1
         if not self.left:
             self.done()

@@ -67,7 +67,7 @@ class ActorFailover:
     # -- requests about actors that may be here ------------------------------------------------
 
     def when_known(self, identity: bytes, action: Callable[[], None]) -> None:
-        """Calls `action` once it is known whether the actor is here, which is usually immediate."""
+        """Calls `action` once it is known whether the actor is here (usually immediately)."""
         if self._is_open(identity):
             self.waiting.setdefault(identity, []).append(action)
         else:

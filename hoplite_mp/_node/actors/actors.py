@@ -313,7 +313,8 @@ class LocalActors:
             self.client.open_pool(actor.pool, POOL_CLOSING)
             self.tasks.wake_pool(actor.pool)
             if remote:
-                self.keep(actor)  # the backup records that the actor has no name, is not detached
+                # The backup records that the actor has no name and is not detached.
+                self.keep(actor)
             else:  # no other host could notify the backup if this host were lost
                 actor.closed = True
                 self.events.has_ended(actor)

@@ -83,7 +83,7 @@ class RunningOperation:
 
 
 class Operations:
-    """The collectives that this node has requested, and its part in those of other nodes."""
+    """The collectives that this node has requested, and its share of other nodes' collectives."""
 
     def __init__(self, host: HostContext, threads: int) -> None:
         self.config = host.config
@@ -266,7 +266,7 @@ class Operations:
         if operation is not None:
             if operation.plan is not None:
                 self._drop_chunked(operation)
-            else:  # a thread may be folding a chunk, and `_ran` drops its result
+            else:  # a thread may still be folding a chunk; `_ran` will drop its result
                 operation.chunked_reduce = None
             operation.plan = operation.executed = None
             self._note(operation, "planned again" if operation.planned_ns else "planned")

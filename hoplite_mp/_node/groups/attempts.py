@@ -1,8 +1,8 @@
 """Attempts at Group calls, on each participating node.
 
-An attempt executes plans that move the contributions to a call. The leading node sends these plans
-(GroupAttempt), or the node repeats the plans of an earlier call. When the bytes have arrived, the
-node notifies the component that commits the Group's calls.
+An attempt executes plans that move the contributions to a call. The leading node (of the lowest
+living rank) sends these plans in a GroupAttempt, or the node repeats the plans of an earlier call.
+When the bytes have arrived, the node notifies the component that commits the Group's calls.
 """
 
 from __future__ import annotations
@@ -123,10 +123,10 @@ class NodeAttempts:
         if version < state.members.version:
             return  # for an earlier version of the members; the leading node begins again
         self.by_engine.give_up(state)
-        if state.attempt is not None:  # operations that the new plans contain, too, continue
+        if state.attempt is not None:  # operations that are also in the new plans continue
             again = {plan.operation for plan in message.plans}
             self.attempt_bytes.drop(state.attempt.go, again)
-        if version == state.members.version:  # only present members take part
+        if version == state.members.version:  # no member that has left or died takes part
             self.results.unpin(state.left)
         state.phase.take(CallEvent.ATTEMPT)
         attempt = state.begin(message)
@@ -173,7 +173,7 @@ class NodeAttempts:
         def done(failure: str, error: str) -> None:
             if failure:
                 self.calls.steps.run(report, failure, error)
-            else:  # wait for contributions that only members here read, and no cell tracks
+            else:  # first wait until contributions that only members here read are written
                 written = partial(self.calls.steps.run, report)
                 self.results.when_written(
                     (one.holds for one in state.member_calls.values()), written

@@ -188,7 +188,8 @@ class CallState:
     calls: int = 0  # number of decided calls, and so the next call's number
     phase: PhaseOfCall = field(default_factory=lambda: PhaseOfCall(FOLLOWER))
     part_sent: bool = False  # this node has sent its contributions to the leading node
-    attempt: NodeAttempt | None = None  # outside of PLANNED: for an earlier version
+    # In phases other than PLANNED, this attempt is for an earlier version of the members.
+    attempt: NodeAttempt | None = None
     # An attempt at a later call, begun by the leader before this node received a commit.
     ahead: GroupAttempt | None = None
     # A commit that another node has forwarded, while this node's share of the result is still on
@@ -255,7 +256,7 @@ class CallState:
 
     @property
     def unstarted(self) -> list[int]:
-        """Members whose first call is not known yet."""
+        """The ranks of members whose first call is not known yet."""
         both = self.members.alive | self.members.joining
         return [r for r in range(self.members.size) if both >> r & 1 and r not in self.starts]
 

@@ -1,4 +1,4 @@
-"""Group calls that engines commit: large calls by votes for one plan, and small calls.
+"""Group calls that engines (compiled threads) commit: small calls, and repeated large calls.
 
 A call that repeats the plan of an earlier call needs no decision. Each node moves the bytes,
 prepares the result, and votes when it has received all its bytes. The engines exchange the votes
@@ -65,7 +65,7 @@ class EngineCommit:
             )
 
     def changed(self, state: GroupState, members: GroupMembers) -> None:
-        # The engine must not commit a call after this node has reported the number of decided ones.
+        # The engine must not commit a call after this node has reported how many calls are decided.
         calls = self.engine_calls.calls
         self.engine_calls.close(state, lambda: calls.backend(state).changed(state, members))
 
@@ -191,7 +191,7 @@ def _commit_of(before: GroupCommit, go: GroupAttempt, part: GroupPart, number: i
 # Group calls that the engine *owns*: it commits them without Python.
 #
 # When the leading node has decided a call with the present members, the commit gives the Group's
-# later calls to the engine. The engine gives the calls back when one of them deviates (see
+# later calls to the engine. The engine gives the calls back when one of them needs a decision (see
 # `cext/engine_coll.h`). While this component waits for the engine's answer, it defers events of the
 # Group.
 
@@ -219,17 +219,17 @@ class EngineCallsOwner:
 
     @property
     def possible(self) -> bool:
-        """Whether engines may own calls. With TLS they may not: little would be gained, because
-        Python threads then move each frame."""
+        """Whether engines may own calls. With TLS they may not, because Python threads then move
+        each frame, so little would be gained."""
         return not self.links.tls
 
     # -- handing over and taking back ------------------------------------------------------------
 
     def add(self, known: Known) -> None:
-        """Registers a group with members on this node. At first this process owns its calls."""
+        """Registers a Group with members on this node. At first, Python owns the Group's calls."""
         index = known.board.index
         for other in list(self.known.values()):
-            # The other Group has ended, but the last manager died before it reported that.
+            # The other Group has ended, but the last manager died before announcing that.
             if other.board.index == index:
                 self.forget(other.generation)
         self.known[known.generation] = known
@@ -238,7 +238,7 @@ class EngineCallsOwner:
         self.engine.coll_add(known.generation, known.shown.size, number, self.client, index)
 
     def forget(self, generation: int) -> None:
-        """Removes a group that has ended."""
+        """Removes a Group that has ended."""
         if self.known.pop(generation, None) is not None:
             self.boards.pop(generation).set_open(False)
             self.engine.coll_forget(generation)
@@ -251,7 +251,7 @@ class EngineCallsOwner:
         self.boards[members.generation].set_open(True)
         self.engine.coll_open(members.generation, members.version, call, members.nodes)
         self.links.prepare(state.nodes)
-        # The engine must yield calls whose contributions this process already has.
+        # The engine must yield (leave to Python) the calls whose contributions are already here.
         for one in state.member_calls.values():
             self.engine.coll_yield(members.generation, one.ask.call)
 
@@ -265,13 +265,13 @@ class EngineCallsOwner:
         self.engine.coll_close(generation)
 
     def give_way(self, state: GroupState, call: int, then: Callable[[], None]) -> None:
-        """Asks the engine to yield this call. Calls `then` when the engine has given the calls
-        back."""
+        """Asks the engine to leave this call to Python. Calls `then` when the engine has given the
+        calls back."""
         state.deferred.append(then)
         self.give_back(state, call)
 
     def give_back(self, state: GroupState, call: int) -> None:
-        """Asks the engine to yield this call, which needs a decision."""
+        """Asks the engine to leave this call to Python, because it needs a decision."""
         state.phase.take(CallEvent.FROZE)
         self.engine.coll_yield(state.members.generation, call)
 
@@ -308,7 +308,7 @@ class EngineCallsOwner:
             self.links.prepare((node,))  # so that the next frame has a link
             frame = GroupEngineFrame(generation, version, call, phase, plan, parts)
             self.calls.send(state, node, frame)
-        elif kind == COLL_PART and not state.owned:  # an engine that owns the calls keeps the part
+        elif kind == COLL_PART and not state.owned:  # otherwise the engine has the part
             call, data = event[2:]
             self._part(generation, call, data)
         elif kind == COLL_FIRST:
@@ -333,7 +333,7 @@ class EngineCallsOwner:
 
     def _committed(self, state: GroupState, call: int) -> None:
         """Concludes a call that the engines have committed after all nodes voted for it, unless
-        `look_at_board` has concluded it. Members here may already have read the result."""
+        `look_at_board` has already done so. Members here may already have read the result."""
         attempt, vote = state.attempt, state.vote
         if attempt is not None and vote is not None and attempt.go.call == call:
             self.calls.conclude(state, vote.commit, on_board=True)

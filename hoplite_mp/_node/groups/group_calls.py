@@ -1,8 +1,8 @@
-"""Calls of Groups over several hosts, on the nodes of their members.
+"""Handles calls of Groups over several hosts, on each node with members.
 
 Members pass their contributions to their node. When all members on a node have called, the node
 sends the contributions to the leading node. The leading node is the node of the lowest living rank,
-and decides the call (`leader.py`). Large contributions move by plans (`attempts.py`). Each node
+and decides the call (`leader.py`). Plans move large contributions (`attempts.py`). Each node
 writes the commit to its host's board, so members wait in the same way as on one host. The manager
 takes no part in calls; it only decides which processes are members.
 """
@@ -365,7 +365,7 @@ class MultiHostCalls:
         ):
             self.by_engine.give_up(state)
         vote = state.vote
-        if vote is not None and message.to != self.client.number:  # the commit for another node
+        if vote is not None and message.to != self.client.number:  # a commit for another node
             given = msgspec.structs.replace(vote.commit, leader=message.leader, keeps=message.keeps)
         elif vote is None and state.lacks(self.client.number, message):
             if message.leader in state.knowing:
@@ -407,7 +407,7 @@ class MultiHostCalls:
         if not on_board:
             state.known.board.commit(message.call, oid)
         if go is not None:
-            self.attempt_bytes.drop(go)  # after the commit, for which members are waiting
+            self.attempt_bytes.drop(go)  # only now: members wait for the commit
         if prepared is not None:
             self.results.let_go(prepared)
         if not given.error:

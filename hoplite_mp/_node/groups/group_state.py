@@ -89,8 +89,8 @@ class PendingMessages:
         return self._by_generation.pop(generation, [])
 
     def lose_node(self, node: int) -> None:
-        """Drops the messages from a lost node. If only that node knew the Group, a different Group
-        may later receive the same generation number."""
+        """Drops the messages from a lost node. If only that node knew their Group, another Group
+        may receive the same generation number, and must not receive these messages."""
         for found in self._by_generation.values():
             found[:] = [one for one in found if one[0] != node]
 
@@ -146,8 +146,8 @@ class GroupState(CallState):
         self.leading.committed()
 
     def asks(self, node: int) -> list[GroupCall] | None:
-        """The next call by each member here, or None if a member has not made it or there is no
-        member."""
+        """The next call by each member here, or None if a member has not made it or no member is
+        here."""
         ranks = self.ranks_of(node)
         called = [self.member_calls[rank] for rank in ranks if rank in self.member_calls]
         asks = [one.ask for one in called if one.ask.call == self.calls]

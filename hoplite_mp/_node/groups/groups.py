@@ -166,7 +166,7 @@ class HostGroups:
         # Pending join requests: number of the request to the manager -> (number of the process's
         # request to this node, the request to the manager).
         self.joining: dict[int, tuple[int, GroupJoinRequested]] = {}
-        self.refused: dict[str, str] = {}  # name of a living group -> the last refusal
+        self.refused: dict[str, str] = {}  # name of a Group -> text of the last refusal to join it
         self.generations = 0  # the highest generation that this node has received
         # Reported to the next manager: Groups that ended with dead members, Groups that all members
         # left, and Groups known only to have ended.
@@ -174,8 +174,8 @@ class HostGroups:
         self.clean_ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
         self.bare_ends: deque[GroupEnd] = deque(maxlen=ENDS_MAX)
         # Tasks of this host whose end must be reported to the manager, because members of a Group
-        # are waiting for it: task id -> (header, places where this node is parked). There are few,
-        # so each poll checks all of them.
+        # are waiting for it: task id -> (header, entries that `park` made for this node). There are
+        # few, so each poll checks all of them.
         self.awaited: dict[bytes, tuple[int, list[int]]] = {}
         # Members here that the planner removed: slot -> (generation of the Group, rank) -> reason.
         self.given_up: dict[int, dict[tuple[int, int], str]] = {}
@@ -373,16 +373,16 @@ class HostGroups:
             host_id, oid = ids.unpack_id(task)
             if host_id != self.client.host_id or self._is_over(oid):
                 over.append(task)
-            # The node parks at the task's header, so the end of the task wakes it. `_say_over`
-            # below reports a task that ended just before the node parked.
+            # `park` lets the end of the task wake this node. `_report_ended` below reports a task
+            # that ended just before that.
             else:
                 self.awaited[task] = oid, self.tasks.park([oid])
-        self._say_over(over)
+        self._report_ended(over)
 
     def _is_over(self, oid: int) -> bool:
         return self.tasks.done(oid) and not self.events.runs_again(oid)
 
-    def _say_over(self, over: list[bytes]) -> None:
+    def _report_ended(self, over: list[bytes]) -> None:
         """Reports these tasks and all awaited tasks that are over."""
         for task, (oid, parked) in list(self.awaited.items()):
             if self._is_over(oid):
@@ -395,7 +395,7 @@ class HostGroups:
     def poll(self) -> None:
         """Reports tasks that are over. Releases a held result once all members have begun the next
         call, because they have then read the result."""
-        self._say_over([])
+        self._report_ended([])
         for known in self.known.values():
             if known.hold is not None:
                 _, alive, joining, _, call, _ = known.board.look()

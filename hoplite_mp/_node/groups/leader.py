@@ -322,7 +322,7 @@ class GroupLeader:
         elif found.outcome.waits:
             self._ask_to_move(found.outcome, found.missing)
         else:
-            self._tell(found.outcome)
+            self._send_decision(found.outcome)
 
     def _begun(self) -> GroupAttempt | None:
         """The attempt that this node has begun with a repeated plan, unless a node has given it
@@ -437,7 +437,7 @@ class GroupLeader:
             attempt.waiting.clear()
         attempt.waiting.discard(node)
         if not attempt.waiting:
-            self._tell(attempt.outcome)
+            self._send_decision(attempt.outcome)
 
     def _end_early(self, attempt: Attempt) -> None:
         """Gives up an early attempt and its blocks on all nodes, because a node's store is full or
@@ -483,7 +483,7 @@ class GroupLeader:
         if outcome.waits and not outcome.error:  # otherwise the attempt continues unchanged
             self._ask_to_move(outcome, slow=attempt)
 
-    def _tell(self, outcome: Decision) -> None:
+    def _send_decision(self, outcome: Decision) -> None:
         """Sends the decision to all nodes."""
         self.phase.take(CallEvent.DECIDED)
         self.attempt = None

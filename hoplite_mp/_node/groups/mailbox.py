@@ -293,11 +293,11 @@ class PointToPoint:
 
     def changed(self, members: GroupMembers, known: Known) -> None:
         """Handles the manager's announcement of a new version of the members."""
-        group, heard = self.groups.get(members.generation), 0
+        group, last_version = self.groups.get(members.generation), 0
         if group is None:
             group = self.groups[members.generation] = GroupMailboxes(members, known)
         else:
-            heard = group.members.version
+            last_version = group.members.version
         before, group.members = group.members, members
         me = self.client.number
         for rank in [rank for rank in group.mailboxes if members.nodes[rank] != me]:
@@ -306,15 +306,15 @@ class PointToPoint:
             group.arrived(number)
         for rank, node in enumerate(before.nodes):
             if before.formed and node is not None and members.nodes[rank] != node:
-                self._over(group, rank, node, before.version + 1)
+                self._member_gone(group, rank, node, before.version + 1)
         for rank, node in enumerate(members.nodes):
             if node == me and rank not in known.left and rank not in group.mailboxes:
                 announce = functools.partial(known.board.announce, rank)
                 group.mailboxes[rank] = Mailbox(members.size, members.since_of(rank), announce)
         knowing = {*members.nodes, *members.former}
-        if members.formed and heard + 1 < members.version:
-            self._say_unheard(members)
-            self._await_unheard(group, knowing)
+        if members.formed and last_version + 1 < members.version:
+            self._report_free_ranks(members)
+            self._await_unknown_members(group, knowing)
         present = sum(1 << r for r, node in enumerate(members.nodes) if node is not None)
         for box in group.mailboxes.values():
             box.end_unheard(knowing)
@@ -322,7 +322,7 @@ class PointToPoint:
         for node, message in self.pending_messages.take(members.generation):
             self.receive(node, message)
 
-    def _say_unheard(self, members: GroupMembers) -> None:
+    def _report_free_ranks(self, members: GroupMembers) -> None:
         """Reports to other nodes that this node has no members of the free ranks. It has missed
         versions of the members in which it may have had some, whose End other nodes expect."""
         for rank in [rank for rank, node in enumerate(members.nodes) if node is None]:
@@ -330,7 +330,7 @@ class PointToPoint:
             for other in {*members.nodes, *members.former} - {None, self.client.number}:
                 self._send(other, end)  # type: ignore[arg-type]
 
-    def _await_unheard(self, group: GroupMailboxes, knowing: set[int | None]) -> None:
+    def _await_unknown_members(self, group: GroupMailboxes, knowing: set[int | None]) -> None:
         """Waits for messages from members that were never announced to this node: it has missed
         versions of the members, so such members may have sent messages and left. A node's answer to
         the probe arrives after all messages that its members sent earlier."""
@@ -349,7 +349,7 @@ class PointToPoint:
         hosts = [member.host_id for member in members if member is not None]
         self.questions.ask_all(hosts, Probe, answered)
 
-    def _over(self, group: GroupMailboxes, rank: int, node: int, version: int) -> None:
+    def _member_gone(self, group: GroupMailboxes, rank: int, node: int, version: int) -> None:
         """Handles the end of the member of this rank on that node."""
         members, me = group.members, self.client.number
         for box in group.mailboxes.values():
@@ -553,7 +553,7 @@ class PointToPoint:
                 box.lose(message.source, node)
             else:
                 queued.oid = hold.oid
-                self._bring(box, node, queued)
+                self._fetch(box, node, queued)
 
         if wanted:
             self.imports.ask(wanted, held)
@@ -569,7 +569,7 @@ class PointToPoint:
         self.results.store_value(oid, encoded, False)
         return None if self.client.state(oid) == STATE["FAILED"] else hold
 
-    def _bring(self, box: Mailbox, node: int, queued: QueuedMessage) -> None:
+    def _fetch(self, box: Mailbox, node: int, queued: QueuedMessage) -> None:
         """Fetches a large message before the member requests it. If there is no space, the message
         stays on the sender's host, and is fetched when it is read."""
         remote_objects, oid = self.remote_objects, queued.oid

@@ -65,7 +65,7 @@ class Draining:
         self.waiting: set[int] = set()  # ids of hosts that may still need objects from this node
         # Id of another host that is leaving -> whether this node has sent Evacuated to it.
         self.leaving: dict[int, bool] = {}
-        self._evacuating = False  # a timer checks again for objects that only leaving nodes hold
+        self._evacuating = False  # a timer will call `_evacuate` again
 
     @property
     def numbers(self) -> list[int]:
@@ -99,14 +99,14 @@ class Draining:
         self.waiting.discard(host_id)
 
     def _poll(self) -> None:
-        waits = self.waiting or self.inbound_tasks.by_task or self._works()
+        waits = self.waiting or self.inbound_tasks.by_task or self._has_pending_tasks()
         if waits or not self.events.drained():
             self.loop.call_later(POLL_S, self._poll)
 
-    def _works(self) -> bool:
+    def _has_pending_tasks(self) -> bool:
         """Whether tasks submitted by this host's processes are still running or queued."""
         return any(
-            self._counts(header)
+            self._must_finish(header)
             for header in self.client.scan()
             if header["kind"] == KIND_TASK
             and STATE[header["state"]] in PENDING
@@ -114,11 +114,11 @@ class Draining:
         )
 
     def _is_elsewhere(self, oid: int) -> bool:
-        """Whether the task is an inbound task that has been returned to its owner. Its header
+        """Whether the task is an inbound task that has been returned to its host. Its header
         remains for processes on this host that hold its result."""
         return oid in self.imports.by_oid and oid not in self.inbound_tasks
 
-    def _counts(self, header: dict[str, Any]) -> bool:
+    def _must_finish(self, header: dict[str, Any]) -> bool:
         """Whether the node must wait for the task before it leaves. Tasks that drivers on this host
         submitted after draining began do not count, because there might be no end to them."""
         owner = header["owner"]

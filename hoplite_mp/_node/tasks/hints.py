@@ -30,7 +30,7 @@ class HintsEvents(Protocol):
     """Requests from this component to the components above it."""
 
     def waits_for_resources(self, oid: int) -> bool:
-        """Whether the task is waiting for resources. Its hint is posted when it receives them."""
+        """Whether the task is waiting for resources. If so, its hint is posted later."""
 
     def has_resources(self, oid: int) -> bool:
         """Whether the task has received resources."""
@@ -39,7 +39,7 @@ class HintsEvents(Protocol):
         """Whether tasks can be sent to other hosts."""
 
     def pools_named(self) -> set[int]:
-        """The numbers of pools of tasks that are on other hosts."""
+        """The numbers of the pools that have tasks on other hosts."""
 
     def counts_on(self, slot: int) -> bool:
         """Whether a broadcast includes the worker in the slot (see `worker_broadcast.py`)."""

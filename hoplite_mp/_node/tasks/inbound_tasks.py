@@ -1,7 +1,7 @@
 """Inbound tasks: tasks from other hosts that run on this host's workers.
 
-A task from another host becomes a task in the node's own table once this host holds every object
-that the task names. Workers treat it like any other task. When the task ends, its host receives a
+A task from another host is added to the node's own table once this host holds every object to which
+the task refers. Workers treat it like any other task. When the task ends, its host receives a
 message, which contains the result if that is small. A large result stays here until the task's host
 releases it.
 """
@@ -40,8 +40,8 @@ _log = logging.getLogger("hoplite_mp")
 
 @dataclass(slots=True)
 class InboundTask:
-    """One task from another host. `holds`: holds (references) on the task's result and on the
-    objects that the task names."""
+    """One task from another host. `holds`: holds (references) on the task's result and on its named
+    objects, which are its function, its arguments, and the refs in them."""
 
     peer: int
     task: bytes
@@ -112,7 +112,7 @@ class InboundTasks:
         self.events = events
         self.by_task: dict[bytes, InboundTask] = {}
         self.by_oid: dict[int, InboundTask] = {}
-        self.pools: dict[int, int] = {}  # pool for a single other host -> id of that host
+        self.pools: dict[int, int] = {}  # pool that only runs tasks of one other host -> its id
         # (host id, pool of an actor) -> calls that have not begun, in the order of arrival.
         self.rows: dict[tuple[int, int], deque[tuple[InboundTask, RunTask]]] = {}
         self.trace_events = trace_events
@@ -143,7 +143,7 @@ class InboundTasks:
             named.append(message.args_object)
         try:
             self._ask(inbound_task, message, named)
-        except Exception as error:  # no header is free; the sender must not wait forever
+        except Exception as error:  # for example, no header is free; the sender needs an answer
             for key, row in list(self.rows.items()):
                 self.rows[key] = deque(waiting for waiting in row if waiting[0] is not inbound_task)
             self.rows = {key: row for key, row in self.rows.items() if row}
@@ -151,9 +151,9 @@ class InboundTasks:
                 self._fail(inbound_task, error)
 
     def _ask(self, inbound_task: InboundTask, message: RunTask, named: list[bytes]) -> None:
-        """Begins the task when this host holds every object that it names."""
+        """Begins the task once this host holds every object that the task names."""
         if not self.events.is_actor(message.pool):
-            # The sender keeps the objects named by its own task until the task has ended.
+            # The sender keeps these objects alive until the task has ended.
             self.imports.ask(
                 named, lambda holds: self._begin(inbound_task, message, holds), inbound_task.peer
             )
@@ -166,8 +166,8 @@ class InboundTasks:
         self.imports.ask(named, lambda holds: self._ready(inbound_task, holds), inbound_task.peer)
 
     def _ready(self, inbound_task: InboundTask, holds: list[Any]) -> None:
-        """Begins the call to an actor whose named objects this host now holds, and later calls that
-        were waiting for it."""
+        """Marks a call to an actor as ready, because this host now holds its named objects. Begins
+        all ready calls that are not waiting for an earlier one."""
         inbound_task.holds = holds
         inbound_task.ready = True
         for key, row in list(self.rows.items()):
@@ -205,7 +205,7 @@ class InboundTasks:
             return
         try:
             self._post(inbound_task, message, holds)
-        except Exception as error:  # no table or queue is free; the sender must not wait forever
+        except Exception as error:  # for example, no queue is free; the sender needs an answer
             self._fail(inbound_task, error)
             return
         self._prefetch(message, holds)
@@ -369,8 +369,8 @@ class InboundTasks:
                 self._return(inbound_task)
 
     def recall_all(self, peer: int) -> None:
-        """Returns to the host all its tasks that have not begun, except calls to actors and tasks
-        of worker broadcasts, which only this host can run."""
+        """Returns a host's tasks that have not begun, except calls to actors and tasks of worker
+        broadcasts, which only this host can run."""
         for inbound_task in [task for task in self.by_task.values() if task.peer == peer]:
             pool = self.tasks.pool_of(inbound_task.oid) if inbound_task.oid else POOL
             if not (self.events.is_actor(pool) or self.events.is_round(pool)):
@@ -402,7 +402,8 @@ class InboundTasks:
         self._forget(inbound_task)
 
     def _is_held(self, oid: int) -> bool:
-        """Whether a process on this host or another component also holds the task's result."""
+        """Whether a process on this host, or another component of this node, also holds the task's
+        result."""
         refs = self.client.inspect(oid)["refs"]
         return refs != [NODE_SLOT] or self.client.private_counts(oid)[0] > 1
 

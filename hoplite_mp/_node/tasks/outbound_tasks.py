@@ -56,7 +56,7 @@ AHEAD_TASKS = 2
 # The number of entries per runner at which outdated entries are removed from a heap.
 STALE_MAX = 4
 
-Entry = tuple[int, int, int, int, "Runner"]  # -capacity, ended, order, stamp
+Entry = tuple[int, int, int, int, "Runner"]  # (-capacity, ended, order, stamp, runner)
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +71,7 @@ class Runner:
     running: dict[int, Any] = field(default_factory=dict)  # task -> holds on its arguments
 
     recalled: bool = False  # tasks were recalled, and the host has not answered yet
-    ended: int = 0  # sequence number of the last end of a task here; 0: no task has ended
+    ended: int = 0  # when its last task ended, as a sequence number; 0: no task has ended
     home: Runners | None = None
     order: int = 0  # sequence number of this runner's addition
     stamp: int = 0  # incremented when `workers`, `running` or `ended` changes
@@ -158,9 +158,9 @@ class Runners:
             self.crowded.pop(runner, None)
 
     def suitable(self, idle: Callable[[], bool]) -> list[Entry] | None:
-        """The heap of runners that may receive a task now, or None if no runner may. idle: returns
-        whether this host has an idle worker. While it has one, only runners with an idle worker may
-        receive a task."""
+        """The heap of runners that may receive a task now, or None if no runner may. idle: a
+        function that returns whether this host has an idle worker. If it has one, only runners with
+        an idle worker may receive a task."""
         if self.free:
             return self._free
         return None if self._top(self._with_capacity) is None or idle() else self._with_capacity
@@ -262,7 +262,7 @@ class OutboundTasksEvents(Protocol):
         """Keeps the refs inside a result alive until the result's owner holds them itself."""
 
     def lost_call(self, oid: int, name: str, number: int) -> Exception | None:
-        """The error for a call to an actor on a lost host, or None if the task is no actor call."""
+        """The error for a call to an actor on a lost host, or None if the task is another task."""
 
     def is_remote_actor(self, pool: int) -> bool:
         """Whether the pool represents an actor on another host."""
@@ -568,7 +568,7 @@ class OutboundTasks:
         elif message.outcome == "cancelled":
             self._take_back(oid)
             if not self.tasks.settle(oid):
-                # No process here has aborted the task: one on that host cancelled or deleted it.
+                # The task was not aborted here: a process on that host cancelled or deleted it.
                 self.tasks.cancel(oid, True)
                 self.tasks.settle(oid)
         elif message.payload is None:

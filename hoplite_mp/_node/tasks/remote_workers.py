@@ -489,7 +489,7 @@ class PoolRequests:
             )
             pool = opened.number if self.workers.open(opened) else None
             if pool is not None and message.at_once and len(opened.workers) < message.workers:
-                self.workers.close(pool, True)  # the other workers would wait for resources
+                self.workers.close(pool, True)  # the missing workers would wait for resources
                 pool = None
         error = ""
         if pool is None:

@@ -1,10 +1,10 @@
-"""Resources: grants them to tasks and workers of this host that are waiting for them.
+"""Grants resources to the tasks and workers of this host that are waiting for them.
 
 A task that requests resources may only begin on a host where enough of them are free. Workers do
-not know that, so the submitter announces the task to its node. The node keeps the task until some
-host has enough free resources. Then it announces the task to workers on this host only, or sends
-the task to another host. Workers of executors and actors wait in the same queue, and keep their
-resources until they exit.
+not know what is free, so the submitter announces the task to its node. The node keeps the task
+until some host has enough free resources. Then it announces the task to workers on this host only,
+or sends the task to another host. Workers of executors and actors wait in the same queue, and keep
+their resources until they exit.
 
 **Invariant: each node alone decides about its own resources.** It accepts or refuses another host's
 task immediately. A refused task ("full") returns to its host, which is notified when resources
@@ -57,7 +57,7 @@ class HeldResources:
     host_id: int  # id of the host where the task runs
     token: Any  # the task's key in the ledger of that host
     assigned: Assigned = field(default_factory=dict)
-    slot: int = 0  # for a generator that runs on after its task is done: its worker's slot
+    slot: int = 0  # for a generator, which runs on after its task is done: its worker's slot
 
 
 class Resources:
@@ -79,7 +79,7 @@ class Resources:
         self.totals: Demand = tuple(self.ledger.totals.items())
         # Host id -> its resources. Only tasks of this host count as using them.
         self.others: dict[int, ResourceLedger] = {}
-        self.full: dict[int, set[str]] = {}  # host id -> names of resources that it has refused
+        self.full: dict[int, set[str]] = {}  # host id -> names of resources that it has too few of
         self.refused: set[int] = set()  # ids of hosts to notify when resources become free here
         self.rows = WaitingRows()
         self.held: dict[int, HeldResources] = {}  # by task
@@ -157,7 +157,7 @@ class Resources:
         self.full.pop(member.host_id, None)
         self.refused.discard(member.host_id)
         self.ranked.resources_changed()
-        self.loop.call_later(0.0, self.serve)  # later: first, its tasks must be queued again
+        self.loop.call_later(0.0, self.serve)  # deferred: its tasks must be queued again first
 
     def freed_there(self, host_id: int) -> None:
         """Handles a notification from a host that refused a task and now has free resources."""
@@ -224,8 +224,8 @@ class Resources:
 
     def dropped(self, task: bytes) -> None:
         """Releases the resources of an accepted inbound task that will not run here. Its header may
-        remain. It is removed from `held`, because it must not release the resources of the same
-        task if the task is sent here again later."""
+        remain, but is removed from `held`. Otherwise the header's end could release the resources
+        of the same task after the task was sent here again."""
         for oid in [oid for oid, held in self.held.items() if held.token == task]:
             del self.held[oid]
         if self._give_back_here(task):

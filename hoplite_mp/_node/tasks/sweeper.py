@@ -3,7 +3,7 @@
 A killed process leaves claims on tasks, holds on objects, half-written blocks, and leases behind.
 The order of the cleanup is essential: the node first acquires holds on the objects that living
 processes still need, then settles the dead process's claims, clears its holder bits, and frees its
-blocks. Each step may be repeated.
+blocks. Every step is idempotent.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class WorkerBroadcasts:
 
     def opened(self, host_id: int, message: RemoteBroadcastOpened) -> None:
         """Handles another node's reply that it has opened its pool."""
-        if not self.questions.answered(host_id, message) and message.pool:  # the answer is too late
+        if not self.questions.answered(host_id, message) and message.pool:  # the answer is late
             self.send_peer(host_id, CloseRemotePool(message.pool, False))
 
     def begin(self, slot: int, request: Request) -> None:

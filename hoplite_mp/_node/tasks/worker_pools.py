@@ -43,7 +43,7 @@ class WorkerInfo:
     retiring: bool = False
     worked: bool = False
     stands_in: bool = False  # a stand-in for a worker that is waiting inside a task
-    # must request its task of a broadcast before another task (_node/tasks/worker_broadcast.py)
+    # must request the task of a broadcast before its next task (_node/tasks/worker_broadcast.py)
     called: bool = False
     born: float = 0.0
 

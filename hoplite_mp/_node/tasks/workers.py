@@ -32,10 +32,10 @@ __all__ = ["Workers"]
 POOL_FREE, POOL_OPEN, POOL_CLOSING = 0, 1, 2
 POLL_AGAIN_S = 0.5
 LINE_GRACE_S = 0.05  # grace period for the exit of a worker whose connection was closed
-# Pause before a forced cancel's signal is first repeated. Each later pause is twice as long. If a
-# signal arrives just before a blocking call, Python handles it only after that call, so the signal
-# must be repeated. Higher: a task in such a call is interrupted later. Lower: system calls in
-# cleanup code are interrupted more often.
+# How long a forced cancel waits before it repeats its signal. Each later pause is twice as long. If
+# a signal arrives just before a blocking call, Python handles it only after that call, so the
+# signal must be repeated. Higher: a task in such a call is interrupted later. Lower: system calls
+# in cleanup code are interrupted more often.
 INTERRUPT_AGAIN_S = 0.05
 # How long tasks wait for a worker while none can be started. Higher: a longer shortage of
 # descriptors or processes only delays tasks. Lower: tasks fail sooner, with the reason.
@@ -91,7 +91,7 @@ class Workers(hints.Hints):
         self.events = events
         self.pools: dict[int, Pool] = {}
         self.all: dict[int, WorkerInfo] = {}
-        self._opened = 0  # number of the latest pool
+        self._opened = 0  # number of the pool opened last
         self.pipes: dict[int, list[int]] = {}
         self.lost = 0
         # Numbers of tasks that exited workers have run. `tasks_failed` also counts tasks that never
