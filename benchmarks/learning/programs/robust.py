@@ -7,7 +7,7 @@ import numpy as np
 
 from examples.applications import our_hosts
 from examples.applications.running import arguments, say
-from examples.learning.robust import SIZE, train
+from examples.learning.robust import SIZE, data, train
 from hoplite_mp import ml
 from hoplite_mp._api.cluster import current
 
@@ -43,12 +43,12 @@ if __name__ == "__main__":
         say("begun")
         elements = int(given.megabytes * 1e6) // 4
         seconds = c.get(c.options(resources={"place": 1}).spmd(times, SIZE, elements, given.rounds))
-        accuracy = {}
+        accuracy, digits = {}, c.put(data())
         for name in OPERATORS:
             for faulty in given.faults:
                 if name == "krum" and faulty > 3:
                     continue  # 5 of 8 is far outside of what Krum(2) may be used for
-                futures = c.options(resources={"place": 1}).spmd(train, SIZE, name, faulty)
+                futures = c.options(resources={"place": 1}).spmd(train, SIZE, name, faulty, digits)
                 accuracy[f"{name} {faulty}"] = c.get(futures)[-1]
         say("ended")
         worst = {name: max(one[name] for one in seconds) for name in seconds[0]}
