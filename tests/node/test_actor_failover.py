@@ -66,7 +66,7 @@ def runners(side: Side, pool: int) -> list[tuple[int, int]]:
     return [(one.host_id, one.pool) for one in side.outbound_tasks.remote_runners.get(pool, ())]
 
 
-def test_a_caller_hears_where_it_is_before_the_spare_does(network: Network) -> None:
+def test_call_to_a_restarted_actor_waits_until_the_backup_is_informed(network: Network) -> None:
     played = Played(network)
     network.settle()
     played.lose_owner(played.maker)
@@ -81,7 +81,9 @@ def test_a_caller_hears_where_it_is_before_the_spare_does(network: Network) -> N
 
 
 @pytest.mark.parametrize("kill", [True, False])
-def test_its_end_comes_before_the_spare_hears_that_it_has_it(network: Network, kill: bool) -> None:
+def test_actor_ended_before_its_backup_is_informed_is_not_restarted(
+    network: Network, kill: bool
+) -> None:
     played = Played(network, detached=True)
     network.settle()
     played.lose_owner(played.maker)
@@ -95,7 +97,7 @@ def test_its_end_comes_before_the_spare_hears_that_it_has_it(network: Network, k
     assert actor.hold is None
 
 
-def test_its_restarts_are_asked_for_before_the_spare_hears_that_it_has_it(
+def test_restarts_query_is_answered_after_the_backup_is_informed(
     network: Network,
 ) -> None:
     played = Played(network)
@@ -109,7 +111,7 @@ def test_its_restarts_are_asked_for_before_the_spare_hears_that_it_has_it(
     assert [reply.value for _, reply in played.maker.replies()] == [1]
 
 
-def test_what_it_is_made_from_is_on_its_way_when_its_host_is_lost(network: Network) -> None:
+def test_actor_starts_on_its_backup_when_its_arguments_have_arrived(network: Network) -> None:
     """Who seeks it, closes it or calls it from the new host waits until it has begun."""
     played = Played(network, BIG)
     found = played.backup.hold(played.identity)
@@ -132,7 +134,7 @@ def test_what_it_is_made_from_is_on_its_way_when_its_host_is_lost(network: Netwo
     assert not played.backup.node_events.actor_failover.beginning
 
 
-def test_what_it_is_made_from_is_lost_with_its_host(network: Network) -> None:
+def test_actor_whose_arguments_are_lost_with_its_host_ends(network: Network) -> None:
     """The backup has not got it in time, and nobody else has it."""
     played = Played(network, BIG)
     assert played.backup.fetching
@@ -146,7 +148,7 @@ def test_what_it_is_made_from_is_lost_with_its_host(network: Network) -> None:
     del hold
 
 
-def test_the_name_is_free_if_nobody_wants_it(network: Network) -> None:
+def test_name_of_an_actor_without_handles_is_free_after_its_host_is_lost(network: Network) -> None:
     """Its last handle has gone, and its host is lost before anybody hears that it has ended."""
     played = Played(network)
     actor = played.owner.actor(played.identity)
@@ -168,7 +170,7 @@ def test_the_name_is_free_if_nobody_wants_it(network: Network) -> None:
     assert told[1].identity is None
 
 
-def test_a_name_that_its_spare_has_reported_is_free_when_its_actor_ends(
+def test_name_reported_by_a_backup_is_free_when_the_actor_ends(
     network: Network,
 ) -> None:
     """The report reaches a new manager after the actor's own node has had nothing to report."""
@@ -191,7 +193,7 @@ def test_a_name_that_its_spare_has_reported_is_free_when_its_actor_ends(
     assert told[1].identity is None
 
 
-def test_a_spare_that_is_replaced_when_its_actor_ends_hears_of_the_end(
+def test_replaced_backup_is_informed_when_its_actor_ends(
     network: Network,
 ) -> None:
     """The former backup may have stated the name to a manager that nobody else told of it."""
@@ -214,7 +216,7 @@ def test_a_spare_that_is_replaced_when_its_actor_ends_hears_of_the_end(
     assert former in [host_id for host_id, one in told if isinstance(one, DropActorBackup)]
 
 
-def test_a_state_of_an_earlier_life_is_not_begun_from(network: Network) -> None:
+def test_actor_does_not_start_from_a_checkpoint_of_an_earlier_incarnation(network: Network) -> None:
     """A host that was its backup before is so again, of another host, and not all has come yet."""
     played = Played(network)
     network.settle()
@@ -226,7 +228,7 @@ def test_a_state_of_an_earlier_life_is_not_begun_from(network: Network) -> None:
     assert backups.number_of(played.identity, played.other.host_id) == 0
 
 
-def test_a_close_stands_behind_the_calls_that_go_elsewhere(network: Network) -> None:
+def test_close_is_executed_after_earlier_calls_that_are_rerouted(network: Network) -> None:
     played = Played(network, retries=0)
     network.settle()
     calls = [played.maker.submit(pool=played.pool, retries=0) for _ in range(3)]
@@ -245,9 +247,7 @@ def test_a_close_stands_behind_the_calls_that_go_elsewhere(network: Network) -> 
 
 
 @pytest.mark.parametrize("end", ["closed here", "closed", "leaving"])
-def test_a_spare_of_one_that_another_host_has_closed_begins_it_to_end_its_calls(
-    network: Network, end: str
-) -> None:
+def test_backup_restarts_a_closed_actor_to_finish_its_calls(network: Network, end: str) -> None:
     """Without its name, which may be another actor's by then; that host closes it again. If its own
     host was lost, nobody would."""
     played = Played(network, detached=True)
@@ -292,7 +292,7 @@ def gpu_network() -> Iterator[Network]:
     made.close()
 
 
-def test_it_begins_where_its_resources_are(gpu_network: Network) -> None:
+def test_actor_restarts_on_the_host_with_its_resources(gpu_network: Network) -> None:
     """With those, and with its environment."""
     network = gpu_network
     demand, env = (("gpu", 10_000),), (("WORD", "there"),)
@@ -308,7 +308,7 @@ def test_it_begins_where_its_resources_are(gpu_network: Network) -> None:
 
 
 @pytest.mark.parametrize("owner", [0, 2, 3])
-def test_a_spare_goes_when_its_actor_has_another_owner_and_only_then(
+def test_backup_is_dropped_only_when_its_actor_has_another_owner(
     network: Network, owner: int
 ) -> None:
     """Of an actor of the first host, or of the third one, which the second one can begin again."""
@@ -324,7 +324,7 @@ def test_a_spare_goes_when_its_actor_has_another_owner_and_only_then(
 
 
 @pytest.mark.parametrize("kill", [True, False])
-def test_an_end_that_was_lost_with_its_host_is_told_the_next_one(
+def test_end_request_lost_with_a_host_is_repeated_to_the_next_host(
     network: Network, kill: bool
 ) -> None:
     played = Played(network, detached=True)
@@ -338,7 +338,7 @@ def test_an_end_that_was_lost_with_its_host_is_told_the_next_one(
     assert played.backup.node_tasks.pool_state(actor.pool) == (4 if kill else 2)
 
 
-def test_calls_fail_if_nobody_is_named_for_its_identity(
+def test_calls_fail_if_no_host_is_named_for_the_actor(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seed 1206283: callers waited for ever, although no host would begin it again. It is the same
@@ -371,7 +371,7 @@ def test_calls_fail_if_nobody_is_named_for_its_identity(
     assert other.cluster.remote_actors.bound[pool].ended is not None
 
 
-def test_what_no_message_can_carry_has_no_spare(
+def test_actor_too_large_for_a_message_has_no_backup(
     network: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
     played = Played(network, class_name="K" * (NAME_CHARS_MAX + 1))
@@ -388,7 +388,7 @@ def test_what_no_message_can_carry_has_no_spare(
     ]
 
 
-def test_what_a_spare_keeps_goes_when_no_message_can_carry_the_rest(network: Network) -> None:
+def test_backup_is_dropped_when_later_state_is_too_large_for_a_message(network: Network) -> None:
     played = Played(network)
     network.pump()
     owner = played.owner

@@ -11,7 +11,7 @@ from hoplite_mp._node.runtime.cluster_node import ClusterNode
 from hoplite_mp._node.runtime.node_events import ClusterNodeEvents, NodeEvents
 
 
-def test_an_actor_goes_on_at_once_where_nobody_can_keep_a_spare_of_it() -> None:
+def test_checkpoint_counts_immediately_without_other_hosts() -> None:
     """Its checkpoint counts as soon as `done` was called."""
     actor: Any = None
     kept: list[str] = []
@@ -20,7 +20,7 @@ def test_an_actor_goes_on_at_once_where_nobody_can_keep_a_spare_of_it() -> None:
     NodeEvents().keep_backup(actor, None)
 
 
-def test_lan_sets_every_room_that_upward_calls_reach() -> None:
+def test_cluster_node_sets_every_component_of_its_node_events() -> None:
     """An attribute that is set later is forgotten easily."""
     found = {
         one.attr

@@ -60,7 +60,7 @@ class World:
         return self.caller
 
 
-def test_it_is_turned_when_its_time_has_come_and_when_something_comes() -> None:
+def test_call_runs_on_its_timer_and_on_incoming_data() -> None:
     world = World()
     world.call.begin()
     begun = world.loop.time
@@ -75,7 +75,7 @@ def test_it_is_turned_when_its_time_has_come_and_when_something_comes() -> None:
 
 
 @pytest.mark.parametrize("found", [ADMISSION, HopliteError("nobody is there")])
-def test_a_call_that_has_ended_is_not_turned_by_a_timer_of_before(found: Any) -> None:
+def test_ended_call_ignores_its_earlier_timer(found: Any) -> None:
     world = World()
     world.call.begin()
     world.caller.found = found
@@ -86,7 +86,7 @@ def test_a_call_that_has_ended_is_not_turned_by_a_timer_of_before(found: Any) ->
 
 
 @pytest.mark.parametrize("waits", [True, False])
-def test_without_descriptors_it_begins_again_if_it_waits(waits: bool) -> None:
+def test_call_without_descriptors_restarts_only_if_it_waits(waits: bool) -> None:
     world = World(waits=waits)
     world.caller.found, world.caller.starved = OSError(errno.EMFILE, "no descriptor"), True
     world.call.begin()
@@ -97,7 +97,7 @@ def test_without_descriptors_it_begins_again_if_it_waits(waits: bool) -> None:
     assert world.ends == ([ADMISSION] if waits else [None])
 
 
-def test_who_advertises_an_address_of_this_host_is_near(
+def test_node_that_advertises_an_address_of_this_host_is_near(
     make_node: Callable[..., NodeHarness],
 ) -> None:
     node = make_node([member(1, addresses=("192.168.0.1:6000",)), member(2)])

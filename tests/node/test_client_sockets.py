@@ -75,7 +75,7 @@ def nothing_came(sock: socket.socket) -> bool:
         return True
 
 
-def test_a_request_is_served_and_answered(node: Node) -> None:
+def test_request_is_handled_and_answered(node: Node) -> None:
     node.ask(Request(5, 0, Members()))
     assert node.requests == [(SLOT, Request(5, 0, Members()))]
     node.lines.reply(SLOT, Reply(5, "all"))
@@ -87,7 +87,7 @@ def test_a_request_is_served_and_answered(node: Node) -> None:
 
 
 @pytest.mark.parametrize("kind", ["Collective", "Members"])
-def test_who_waits_for_a_request_that_cannot_be_served_is_told(node: Node, kind: str) -> None:
+def test_request_that_raises_is_answered_with_the_error(node: Node, kind: str) -> None:
     """Of those that are not answered only an operation has somebody who waits: for its results."""
     node.error = ValueError("too much")
     node.ask([5, 0, [kind, "about"]])
@@ -97,7 +97,7 @@ def test_who_waits_for_a_request_that_cannot_be_served_is_told(node: Node, kind:
     assert [ask for ask, _ in node.refused] == (["about"] if kind == "Collective" else [])
 
 
-def test_a_late_answer_goes_to_the_process_that_has_asked_or_to_none(node: Node) -> None:
+def test_late_reply_goes_only_to_the_requesting_process(node: Node) -> None:
     reply = node.lines.replier(SLOT)
     reply(Reply(5, "first"))
     assert node.told() == Reply(5, "first")

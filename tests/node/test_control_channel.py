@@ -52,7 +52,7 @@ def ends() -> Iterator[tuple[End, socket.socket]]:
 
 
 @pytest.mark.parametrize("reset", [False, True])
-def test_last_words_are_heard_although_a_send_has_failed(
+def test_last_messages_are_received_after_a_failed_send(
     ends: tuple[End, socket.socket], reset: bool
 ) -> None:
     end, theirs = ends
@@ -72,7 +72,7 @@ def test_last_words_are_heard_although_a_send_has_failed(
     assert not end.channel.send(b"more")
 
 
-def test_a_way_out_that_breaks_alone_is_the_end(
+def test_broken_send_direction_closes_the_channel(
     ends: tuple[End, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As TLS may: the socket itself has nothing to announce."""
@@ -95,7 +95,7 @@ def test_a_way_out_that_breaks_alone_is_the_end(
     assert end.ends == ["Input/output error"]
 
 
-def test_an_end_without_words(ends: tuple[End, socket.socket]) -> None:
+def test_closed_connection_is_reported_without_messages(ends: tuple[End, socket.socket]) -> None:
     end, theirs = ends
     theirs.close()
     end.turn()
@@ -103,7 +103,7 @@ def test_an_end_without_words(ends: tuple[End, socket.socket]) -> None:
     assert end.ends == ["the other side closed the connection"]
 
 
-def test_what_the_connection_does_not_take_goes_as_the_other_side_reads(
+def test_unsent_bytes_are_sent_as_the_peer_reads(
     ends: tuple[End, socket.socket],
 ) -> None:
     end, theirs = ends

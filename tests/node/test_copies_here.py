@@ -85,7 +85,7 @@ SERVED = ((1 << 63, 5, 0, 0), 0, NBYTES, True)
 ASKED = m.FetchRequested(1, OBJECT, NBYTES, (0,))
 
 
-def test_who_has_it_already_serves_by_the_new_plan(one: OneNode) -> None:
+def test_node_with_a_copy_serves_under_the_new_plan(one: OneNode) -> None:
     """Its report crossed with a plan that makes it a parent: its child waited for ever."""
     one.place()
     one.from_manager(CHAIN)
@@ -96,7 +96,7 @@ def test_who_has_it_already_serves_by_the_new_plan(one: OneNode) -> None:
 
 
 @pytest.mark.parametrize("ours", [False, True])
-def test_only_copies_of_other_hosts_objects_are_noted(one: OneNode, ours: bool) -> None:
+def test_copies_of_own_objects_are_not_recorded(one: OneNode, ours: bool) -> None:
     """Nobody would take the note away again when the owner has let go of its object."""
     made = one.own() if ours else OBJECT
     if not ours:
@@ -109,7 +109,9 @@ def test_only_copies_of_other_hosts_objects_are_noted(one: OneNode, ours: bool) 
 
 @pytest.mark.parametrize(("state", "here"), [("SPILLED", True), ("SPILLING", True),
                                              ("CANCELLED", False), ("FREED", False)])  # fmt: skip
-def test_a_receiver_has_what_is_on_its_disk(one: OneNode, state: str, here: bool) -> None:
+def test_receiver_with_a_spilled_copy_reports_it_complete(
+    one: OneNode, state: str, here: bool
+) -> None:
     """A manager that begins anew makes the owner a receiver of its own broadcast."""
     one.place()
     client: Any = mock.Mock(wraps=one.node, number=1, host_id=one.host_id)
@@ -121,7 +123,9 @@ def test_a_receiver_has_what_is_on_its_disk(one: OneNode, state: str, here: bool
 
 
 @pytest.mark.parametrize("withdrawn", [False, True])
-def test_who_has_it_in_a_moment_serves_then(one: OneNode, withdrawn: bool) -> None:
+def test_node_whose_copy_is_arriving_serves_when_it_is_complete(
+    one: OneNode, withdrawn: bool
+) -> None:
     """A collective is bringing it; unless the plan is over by then."""
     remote = one.meet(0)
     remote.payload = one.lease(NBYTES)
@@ -135,7 +139,7 @@ def test_who_has_it_in_a_moment_serves_then(one: OneNode, withdrawn: bool) -> No
 
 
 @pytest.mark.parametrize("withdrawn", [False, True])
-def test_a_parent_that_lives_is_asked_again(one: OneNode, withdrawn: bool) -> None:
+def test_pull_from_a_living_parent_is_retried(one: OneNode, withdrawn: bool) -> None:
     """Before the manager hears that nothing comes from there."""
     one.want()
     one.reports.clear()
@@ -159,7 +163,9 @@ def test_a_parent_that_lives_is_asked_again(one: OneNode, withdrawn: bool) -> No
     assert one.reports[1:] == [m.FetchFailed(1, OBJECT, 5, 0, UNREACHABLE)]
 
 
-def test_what_is_made_here_is_not_asked_for(one: OneNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_result_of_a_local_operation_is_not_fetched(
+    one: OneNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     remote = one.meet(1)
     with monkeypatch.context() as made_here:
         made_here.setattr(one.plan_runner, "makes", lambda object_id: object_id == OBJECT)
@@ -170,7 +176,9 @@ def test_what_is_made_here_is_not_asked_for(one: OneNode, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("asked_again", [False, True])
-def test_a_plan_for_a_request_that_was_taken_back(one: OneNode, asked_again: bool) -> None:
+def test_plan_for_a_withdrawn_request_does_not_block_the_next_request(
+    one: OneNode, asked_again: bool
+) -> None:
     """It comes after that, and is withdrawn: whoever wants the object by then waited for ever."""
     remote = one.want()
     one.remote_objects.give_up(one.hold.oid)
@@ -187,7 +195,7 @@ def test_a_plan_for_a_request_that_was_taken_back(one: OneNode, asked_again: boo
     assert asked_again or OBJECT not in one.replicas.holds
 
 
-def test_there_is_no_room_for_a_copy_that_a_broadcast_places_here(one: OneNode) -> None:
+def test_broadcast_copy_without_space_is_reported_after_a_wait(one: OneNode) -> None:
     """It is waited for, and then the manager is told why."""
     one.set_space(False)
     one.from_manager(LONE)
@@ -200,7 +208,7 @@ def test_there_is_no_room_for_a_copy_that_a_broadcast_places_here(one: OneNode) 
     assert OBJECT not in one.replicas.holds
 
 
-def test_one_object_is_served_by_several_plans_until_each_is_withdrawn(one: OneNode) -> None:
+def test_object_is_served_by_several_plans_until_each_is_withdrawn(one: OneNode) -> None:
     one.place()
     one.from_manager(SERVING)
     second = msgspec.structs.replace(SERVING, epoch=6, receivers=(0,))
@@ -214,7 +222,7 @@ def test_one_object_is_served_by_several_plans_until_each_is_withdrawn(one: OneN
 
 
 @pytest.mark.parametrize("end", ["space", "no space", "withdrawn"])
-def test_who_has_it_on_disk_serves_it_when_there_is_room(one: OneNode, end: str) -> None:
+def test_spilled_copy_is_served_when_there_is_space(one: OneNode, end: str) -> None:
     """The object is not lost. After too long a wait for space, the manager is informed."""
     one.place()
     one.set_space(False)
@@ -234,9 +242,7 @@ def test_who_has_it_on_disk_serves_it_when_there_is_room(one: OneNode, end: str)
 
 
 @pytest.mark.parametrize("planned", [True, False])
-def test_what_its_holder_has_no_room_to_read_is_asked_for_again(
-    one: OneNode, planned: bool
-) -> None:
+def test_fetch_from_a_full_holder_is_requested_again(one: OneNode, planned: bool) -> None:
     """It is not lost. Once, whether a plan is withdrawn with it or not."""
     remote = one.want()
     assert one.reports == [ASKED]
@@ -251,7 +257,7 @@ def test_what_its_holder_has_no_room_to_read_is_asked_for_again(
     assert one.transfers.fetching == {OBJECT: one.hold.oid}
 
 
-def test_a_plan_that_waits_for_room_is_not_the_next_manager_s(one: OneNode) -> None:
+def test_plan_waiting_for_space_is_not_reported_to_the_next_manager(one: OneNode) -> None:
     """Nobody would withdraw it, so what it serves would stay for ever."""
     one.place()
     one.set_space(False)
@@ -264,7 +270,7 @@ def test_a_plan_that_waits_for_room_is_not_the_next_manager_s(one: OneNode) -> N
     assert one.made == [SERVED]
 
 
-def test_a_plan_that_takes_the_place_of_another(one: OneNode) -> None:
+def test_replacement_plan_continues_without_a_new_request(one: OneNode) -> None:
     """It is said before that one is withdrawn: nothing is asked for anew."""
     one.want()
     one.from_manager(LONE)
@@ -275,7 +281,7 @@ def test_a_plan_that_takes_the_place_of_another(one: OneNode) -> None:
     assert len(one.plan_runner.executions) == 1
 
 
-def test_another_header_asks_for_the_same_object(one: OneNode) -> None:
+def test_second_header_for_an_object_gets_its_own_copy(one: OneNode) -> None:
     """The first one is free by then, though this node has not seen it: what was on its way there
     must not be taken for what the second one waits for."""
     remote, first = one.want(), one.hold.oid
@@ -309,7 +315,7 @@ def a_result(side: Side) -> tuple[int, int, bytes]:
     return payload, encoded.nbytes, bytes(side.node.memory(payload, encoded.nbytes))
 
 
-def test_a_result_that_is_asked_for_where_it_is_made(side: Side) -> None:
+def test_reader_waits_for_the_commit_of_a_result_made_on_its_host(side: Side) -> None:
     """The owner says that it is done, and here, before the commit has come: who reads it waits for
     that, instead of being told that nobody holds it."""
     replicas = side.replicas

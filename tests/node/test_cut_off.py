@@ -49,7 +49,7 @@ class Nobody:
     def refuse_collective(self, ask: object, why: str) -> None: ...
 
 
-def test_a_request_whose_descriptors_did_not_come_is_refused() -> None:
+def test_request_without_its_descriptors_is_refused() -> None:
     """Not served without them: a lock that workers are to inherit would be missing there."""
     theirs, ours = seqpacket_pair()
     loop = EpollLoop()
@@ -80,7 +80,7 @@ class RefusingSupervisor(Supervisor):
         self.refused.append((slot, fds, why))
 
 
-def test_a_worker_whose_descriptors_did_not_come_is_not_started() -> None:
+def test_worker_without_its_descriptors_is_not_started() -> None:
     supervisor = RefusingSupervisor()
     supervisor.take(Spawn(5, 0, 0, 0), [11, 12, 13], True)
     assert supervisor.refused == [(5, [11, 12, 13], "Too many open files")]

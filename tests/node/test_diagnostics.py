@@ -37,7 +37,7 @@ def node(make_node: Callable[..., NodeHarness]) -> NodeHarness:
     return make_node([member(1), member(2)], number=NUMBER)
 
 
-def test_trace_is_read_by_the_host_that_has_begun_it_and_only_that_one(node: NodeHarness) -> None:
+def test_trace_is_read_only_by_the_host_that_started_it(node: NodeHarness) -> None:
     node.receive(OWNER, TraceRequest(1, TRACE, "begin"))
     node.receive(OWNER, TraceRequest(2, TRACE, "end"))
     begun, ended = node.taken()
@@ -53,7 +53,7 @@ def test_trace_is_read_by_the_host_that_has_begun_it_and_only_that_one(node: Nod
         assert len(told.data) == (ended[1].value if is_read else 0)
 
 
-def test_task_that_was_sent_says_where_it_is(node: NodeHarness) -> None:
+def test_sent_task_is_listed_with_its_host(node: NodeHarness) -> None:
     task = node.process(DRIVER_SLOT).submit()
     node.poll()
     ((to, sent),) = [(to, one) for to, one in node.taken() if isinstance(one, RunTask)]
@@ -64,7 +64,7 @@ def test_task_that_was_sent_says_where_it_is(node: NodeHarness) -> None:
 
 
 @pytest.mark.parametrize("died", [False, True])
-def test_dump_goes_to_the_process_that_has_asked(node: NodeHarness, died: bool) -> None:
+def test_dump_is_returned_to_the_requesting_process(node: NodeHarness, died: bool) -> None:
     """Which hosts have answered, with how much, and which have not."""
     number = node.ask(DRIVER_SLOT, Dump(False))
     asked = dict(node.taken())
@@ -89,7 +89,7 @@ def test_dump_goes_to_the_process_that_has_asked(node: NodeHarness, died: bool) 
     assert msgspec.msgpack.decode(mine)["node"] == NUMBER
 
 
-def test_calls_that_wait_for_an_actor_elsewhere(node: NodeHarness) -> None:
+def test_calls_waiting_for_remote_actors_are_listed_with_their_hosts(node: NodeHarness) -> None:
     """Of one that has no place now it is not said where."""
     driver, handles = node.process(DRIVER_SLOT), []
     identities = [ids.pack_id(OTHER, number << 33) for number in (1, 2, 3)]
@@ -105,7 +105,7 @@ def test_calls_that_wait_for_an_actor_elsewhere(node: NodeHarness) -> None:
     del calls
 
 
-def test_members_of_a_group_here_and_elsewhere(node: NodeHarness) -> None:
+def test_group_members_are_listed_with_local_process_ids(node: NodeHarness) -> None:
     """Only the boards of their own hosts know their processes."""
     nodes = (NUMBER, 1, None, NUMBER)
     shown = GroupMembers("g", 1, 0, 4, 0b1011, 0, False, 1, nodes, WHOLE)

@@ -39,5 +39,5 @@ def test_table_with_two_handlers_for_a_message_is_refused() -> None:
         complete(Leave | MembersChanged, {Leave: taken}, {Leave: taken, MembersChanged: taken})
 
 
-def test_node_without_other_hosts_ignores_what_is_about_hosts() -> None:
+def test_node_without_other_hosts_ignores_messages_about_hosts() -> None:
     assert ignored_alone()[Leave](Leave(0, 0)) is None

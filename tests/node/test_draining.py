@@ -38,7 +38,9 @@ def has_left(node: NodeHarness) -> bool:
     return node.reports == [NodeLeaving(3, 0)]
 
 
-def test_node_that_was_not_let_in_leaves_when_it_is(make_node: Callable[..., NodeHarness]) -> None:
+def test_node_removed_before_admission_leaves_after_it(
+    make_node: Callable[..., NodeHarness],
+) -> None:
     """The manager died after it had told the others of this node, one of which removes it."""
     node = make_node(number=3, workers=1, joined=False)
     node.receive(OTHER, RemoveNode())
@@ -48,7 +50,7 @@ def test_node_that_was_not_let_in_leaves_when_it_is(make_node: Callable[..., Nod
     assert has_left(node)
 
 
-def test_node_leaves_after_the_others_have_taken_what_they_need(node: NodeHarness) -> None:
+def test_node_leaves_after_other_nodes_have_copied_their_objects(node: NodeHarness) -> None:
     node.receive(OTHER, RemoveNode())
     assert not has_left(node)
     node.receive(OTHER, Evacuated())
@@ -56,9 +58,7 @@ def test_node_leaves_after_the_others_have_taken_what_they_need(node: NodeHarnes
 
 
 @pytest.mark.parametrize("runs_here", [True, False])
-def test_task_that_has_gone_back_to_its_owner_is_not_waited_for(
-    node: NodeHarness, runs_here: bool
-) -> None:
+def test_leaving_node_does_not_wait_for_a_returned_task(node: NodeHarness, runs_here: bool) -> None:
     """Its header stays for those who hold its result here, and it may run for hours elsewhere."""
     oid = node.run_task(OTHER)
     reader, worker = node.process(), node.process(FIRST_SLOT)
@@ -72,7 +72,7 @@ def test_task_that_has_gone_back_to_its_owner_is_not_waited_for(
 
 
 @pytest.mark.parametrize("state", ["WAITING", "QUEUED", "CLAIMED"])
-def test_tasks_of_its_processes_end_first(node: NodeHarness, state: str) -> None:
+def test_leaving_node_waits_for_tasks_of_its_processes(node: NodeHarness, state: str) -> None:
     driver, worker = node.process(DRIVER_SLOT), node.process(FIRST_SLOT)
     hold = driver.submit(ready=state != "WAITING")
     if state == "CLAIMED":
@@ -86,7 +86,7 @@ def test_tasks_of_its_processes_end_first(node: NodeHarness, state: str) -> None
     assert has_left(node)
 
 
-def test_tasks_that_are_done_and_what_is_no_task_keep_nobody(node: NodeHarness) -> None:
+def test_finished_tasks_and_other_objects_do_not_delay_a_leave(node: NodeHarness) -> None:
     driver, worker = node.process(DRIVER_SLOT), node.process(FIRST_SLOT)
     holds = [driver.submit(), driver.draft(), worker.draft()]
     worker.finish(worker.next(), "done")
@@ -96,7 +96,7 @@ def test_tasks_that_are_done_and_what_is_no_task_keep_nobody(node: NodeHarness) 
 
 
 @pytest.mark.parametrize(("slot", "waits"), [(DRIVER_SLOT, False), (FIRST_SLOT, True)])
-def test_what_a_driver_sends_after_that_goes_with_it(
+def test_leaving_node_waits_for_late_tasks_of_workers_but_not_drivers(
     node: NodeHarness, slot: int, waits: bool
 ) -> None:
     """Unlike what a worker sends, which some task may wait for."""

@@ -83,7 +83,7 @@ def meeting() -> Iterator[Meeting]:
         os.close(fd)
 
 
-def test_a_driver_gets_its_slot_and_five_descriptors(meeting: Meeting) -> None:
+def test_attached_driver_gets_a_slot_and_five_descriptors(meeting: Meeting) -> None:
     drivers = Drivers()
     meeting.let_in(drivers)
     told, given = meeting.told()
@@ -107,7 +107,7 @@ def test_a_driver_gets_its_slot_and_five_descriptors(meeting: Meeting) -> None:
     assert meeting.life.fileno() == -1
 
 
-def test_who_finds_no_place_learns_why(meeting: Meeting) -> None:
+def test_driver_without_a_free_slot_gets_the_reason(meeting: Meeting) -> None:
     drivers = Drivers(FULL)
     meeting.let_in(drivers)
     assert meeting.told() == (AttachRefused(FULL), [])

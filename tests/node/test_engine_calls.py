@@ -47,7 +47,7 @@ def ask(call: int) -> GroupCall:
     return GroupCall(GENERATION, 1, call, "alltoall", "", 0, [b"a", b"b", b"c"])
 
 
-def test_a_commit_opens_what_it_was_decided_for(node: FollowingNode) -> None:
+def test_commit_opens_the_engine_only_for_its_version(node: FollowingNode) -> None:
     node.commit(0, VERSION - 1)
     node.engine.coll_open.assert_not_called()
     node.commit(1, VERSION)
@@ -55,7 +55,7 @@ def test_a_commit_opens_what_it_was_decided_for(node: FollowingNode) -> None:
     assert node.engine_calls.boards[GENERATION].is_open()
 
 
-def test_a_call_that_is_not_small_waits_for_the_engine(node: FollowingNode) -> None:
+def test_large_call_waits_until_the_engine_yields(node: FollowingNode) -> None:
     node.commit(0, VERSION)
     node.calls.member_called(MEMBER_SLOT, ask(1))
     node.engine.coll_yield.assert_called_once_with(GENERATION, 1)
@@ -64,7 +64,7 @@ def test_a_call_that_is_not_small_waits_for_the_engine(node: FollowingNode) -> N
     assert node.sent == [(OTHER, alltoall_part(1))]
 
 
-def test_a_plan_for_a_later_call_waits_for_the_engine(node: FollowingNode) -> None:
+def test_plan_for_a_later_call_waits_until_the_engine_yields(node: FollowingNode) -> None:
     node.commit(0, VERSION)
     go = GroupAttempt(GENERATION, 5, VERSION << 8 | 1, ())
     node.calls.receive(OTHER, go)
@@ -74,7 +74,7 @@ def test_a_plan_for_a_later_call_waits_for_the_engine(node: FollowingNode) -> No
     assert (state.calls, state.attempt.go) == (5, go)
 
 
-def test_nothing_is_reported_before_the_freeze(node: FollowingNode) -> None:
+def test_sync_is_sent_after_the_engine_is_frozen(node: FollowingNode) -> None:
     node.commit(0, VERSION)
     node.change(group_members(OTHER, HERE, None, version=VERSION + 1))
     node.engine.coll_close.assert_called_once_with(GENERATION)
@@ -92,7 +92,7 @@ def test_nothing_is_reported_before_the_freeze(node: FollowingNode) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(sync), type=GroupSync) == sync
 
 
-def test_parts_that_the_engine_passes_on_are_calls(node: FollowingNode) -> None:
+def test_parts_passed_on_by_the_engine_become_calls(node: FollowingNode) -> None:
     node.commit(0, VERSION)
     head = np.array([1, 2, 0], np.uint32).tobytes() + bytes([4, 255, 255, 2])
     node.says(_engine.COLL_PART, GENERATION, 1, head + b"xy")
@@ -104,7 +104,7 @@ def test_parts_that_the_engine_passes_on_are_calls(node: FollowingNode) -> None:
     assert called.slot == MEMBER_SLOT
 
 
-def test_a_frame_without_a_link_is_a_message(node: FollowingNode) -> None:
+def test_engine_frame_without_a_link_is_sent_as_a_message(node: FollowingNode) -> None:
     node.commit(0, VERSION)
     node.says(_engine.COLL_SEND, GENERATION, GONE, VERSION, 1, 3, 641, b"parts")
     message = GroupEngineFrame(GENERATION, VERSION, 1, 3, 641, b"parts")
@@ -113,7 +113,7 @@ def test_a_frame_without_a_link_is_a_message(node: FollowingNode) -> None:
     node.engine.coll_frame.assert_called_once_with(GENERATION, GONE, VERSION, 1, 3, 641, b"parts")
 
 
-def test_engines_are_opened_by_small_calls_of_exactly_the_living() -> None:
+def test_engines_are_opened_by_small_calls_of_all_living_members() -> None:
     given = {rank: large(rank, 10, "barrier", "") for rank in range(3)}
     all_ = of_one_rank_each(3)
     outcome = decide(UndecidedCall(all_, 0, 1, (0, 1, 2), given, {}))
@@ -124,7 +124,7 @@ def test_engines_are_opened_by_small_calls_of_exactly_the_living() -> None:
     assert fewer.opens(all_, None) == 0
 
 
-def test_large_calls_do_not_open_them_time_and_again() -> None:
+def test_large_calls_do_not_reopen_engines() -> None:
     given = {rank: large(rank) for rank in range(3)}
     all_ = of_one_rank_each(3)
     outcome = decide(UndecidedCall(all_, 0, 1, (0, 1, 2), given, {}))

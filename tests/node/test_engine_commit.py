@@ -106,7 +106,7 @@ def attempt(distance: int) -> int:
     return VERSION << ATTEMPT_BITS | REPEATED | distance
 
 
-def test_a_call_like_an_earlier_one_is_begun_and_the_leading_node_hears_nothing(
+def test_repeated_call_is_committed_by_engines_without_the_leader(
     node: Repeating,
 ) -> None:
     done = node.moves(1)
@@ -127,13 +127,13 @@ def test_a_call_like_an_earlier_one_is_begun_and_the_leading_node_hears_nothing(
     assert node.known.board.look()[4] == 1, "the engine has written the commit, not this process"
 
 
-def test_the_engine_does_not_vote_alone_while_the_member_still_writes(node: Repeating) -> None:
+def test_engine_does_not_vote_while_a_member_is_writing(node: Repeating) -> None:
     node.results.is_written.return_value = False
     node.moves(1)
     assert node.results.move.call_args.kwargs["vote"] is None
 
 
-def test_one_in_so_many_calls_is_led(node: Repeating) -> None:
+def test_every_nth_repeated_call_is_led(node: Repeating) -> None:
     for call in range(1, 2 * LED_EVERY + 1):
         node.calls.member_called(MEMBER_SLOT, node.ask(call))
         if call % LED_EVERY:
@@ -151,7 +151,7 @@ def test_one_in_so_many_calls_is_led(node: Repeating) -> None:
         node.sent.clear()
 
 
-def test_a_result_is_held_although_word_of_an_earlier_small_call_comes_after_it(
+def test_result_is_held_despite_a_late_report_of_an_earlier_small_call(
     node: Repeating,
 ) -> None:
     """Call 1 was a small one; the board shows the commit of call 2 before the engine's word of
@@ -167,7 +167,7 @@ def test_a_result_is_held_although_word_of_an_earlier_small_call_comes_after_it(
 
 
 @pytest.mark.parametrize("why", ["another form", "a mistake", "two members on a host"])
-def test_other_calls_are_given_back_to_the_leading_node(node: Repeating, why: str) -> None:
+def test_different_calls_are_returned_to_the_leader(node: Repeating, why: str) -> None:
     ask = node.ask(1)
     if why == "another form":
         node.count += 8
@@ -181,9 +181,7 @@ def test_other_calls_are_given_back_to_the_leading_node(node: Repeating, why: st
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_what_is_given_back_goes_on_by_the_plan_that_was_begun(
-    node: Repeating, ended: bool
-) -> None:
+def test_returned_call_continues_with_the_begun_plan(node: Repeating, ended: bool) -> None:
     done = node.moves(1)
     if ended:
         done("", "")
@@ -202,7 +200,7 @@ def test_what_is_given_back_goes_on_by_the_plan_that_was_begun(
     assert node.known.board.look()[4] == 2
 
 
-def test_a_failure_is_yielded_and_then_told(node: Repeating) -> None:
+def test_failed_call_is_yielded_before_it_is_reported(node: Repeating) -> None:
     done = node.moves(1)
     done("no room", "full")
     node.engine.coll_vote.assert_not_called()
@@ -213,7 +211,7 @@ def test_a_failure_is_yielded_and_then_told(node: Repeating) -> None:
     assert (said.failure, said.error) == ("no room", "full")
 
 
-def test_another_attempt_takes_the_prepared_result_back(node: Repeating) -> None:
+def test_new_attempt_withdraws_the_prepared_result(node: Repeating) -> None:
     node.moves(1)
     node.says(_engine.COLL_TAKEN, GENERATION, 1, b"")
     node.calls.receive(OTHER, GroupAttempt(GENERATION, 1, MADE + 1, ()))
@@ -221,7 +219,7 @@ def test_another_attempt_takes_the_prepared_result_back(node: Repeating) -> None
     assert node.state.vote is None
 
 
-def test_a_change_of_the_members_is_answered_with_what_the_engine_has_committed(
+def test_sync_after_a_member_change_contains_the_engine_commit(
     node: Repeating,
 ) -> None:
     node.moves(1)
@@ -234,7 +232,7 @@ def test_a_change_of_the_members_is_answered_with_what_the_engine_has_committed(
     assert (sync.committed, sync.last.call, sync.last.attempt) == (2, 1, attempt(1))
 
 
-def test_what_another_node_has_seen_committed_is_committed_here_from_own_bytes(
+def test_call_committed_on_another_node_is_committed_with_local_bytes(
     node: Repeating,
 ) -> None:
     done = node.moves(1)
@@ -248,7 +246,7 @@ def test_what_another_node_has_seen_committed_is_committed_here_from_own_bytes(
     assert (node.state.last.leader, node.state.last.to) == (GONE, HERE)
 
 
-def test_a_member_that_goes_on_is_ahead_of_the_engines_word(node: Repeating) -> None:
+def test_member_may_make_the_next_call_before_the_engine_report(node: Repeating) -> None:
     node.moves(1)
     node.known.board.commit(1, 77)  # as the engine does
     node.calls.member_called(MEMBER_SLOT, node.ask(2))
@@ -258,7 +256,7 @@ def test_a_member_that_goes_on_is_ahead_of_the_engines_word(node: Repeating) -> 
     assert node.state.attempt.go.call == 2
 
 
-def test_a_group_that_ends_before_the_engines_word_gives_the_result_nevertheless(
+def test_group_closed_before_the_engine_report_delivers_the_result(
     node: Repeating,
 ) -> None:
     node.moves(1)
@@ -268,7 +266,7 @@ def test_a_group_that_ends_before_the_engines_word_gives_the_result_nevertheless
     node.results.take_back.assert_not_called()
 
 
-def test_a_group_that_has_ended_holds_no_result(node: Repeating) -> None:
+def test_ended_group_holds_no_result(node: Repeating) -> None:
     """Whatever still refers to its state: its last result may be large."""
     holds = [Blocks.Hold()]
     gone, state = weakref.ref(holds[0]), node.state
@@ -290,7 +288,7 @@ def test_member_that_leaves_before_the_commit_gets_no_blocks(node: Repeating) ->
 
 
 @pytest.mark.parametrize(("calls", "frees"), [(1, True), (2, False)])
-def test_member_that_leaves_after_the_commit_frees_what_it_has_not_taken(
+def test_member_that_leaves_after_the_commit_frees_its_untaken_blocks(
     node: Repeating, calls: int, frees: bool
 ) -> None:
     node.results.given = {RANK: [4096]}
@@ -300,7 +298,7 @@ def test_member_that_leaves_after_the_commit_frees_what_it_has_not_taken(
     assert node.results.take_untaken.called == frees
 
 
-def test_what_others_say_of_the_next_call_is_kept(node: Repeating) -> None:
+def test_early_report_on_the_next_call_is_kept(node: Repeating) -> None:
     """They have heard of the end of this one before."""
     node.moves(1)
     said = GroupDone(GENERATION, 2, attempt(2), "no room", 0, 0, "full")
@@ -309,13 +307,13 @@ def test_what_others_say_of_the_next_call_is_kept(node: Repeating) -> None:
     assert node.state.leading.early == {OTHER: said}
 
 
-def test_a_member_that_has_lent_an_array_does_not_wait_for_a_quiet_word(node: Repeating) -> None:
+def test_lending_member_requests_an_immediate_report(node: Repeating) -> None:
     node.results.has_lent.return_value = True
     node.moves(1)
     node.engine.coll_result.assert_called_once_with(GENERATION, 1, 77, True)
 
 
-def test_repeated_calls_open_the_engines_and_others_do_not() -> None:
+def test_only_repeated_calls_open_the_engines() -> None:
     all_ = of_one_rank_each(3)
     given = {rank: large(rank) for rank in range(3)}
     outcome = decide(UndecidedCall(all_, 1, MADE, (0, 1, 2), given, {}))
@@ -367,7 +365,7 @@ def one() -> Iterator[Blocks]:
     made.node.close()
 
 
-def test_a_prepared_block_is_the_members_when_the_call_is_committed(one: Blocks) -> None:
+def test_prepared_block_belongs_to_the_member_after_the_commit(one: Blocks) -> None:
     assert one.lessee == PROMISED
     one.executor.take.assert_not_called()
     one.results.settle(one.prepared, one.go, {1: MEMBER_SLOT})
@@ -376,13 +374,13 @@ def test_a_prepared_block_is_the_members_when_the_call_is_committed(one: Blocks)
     one.executor.take.assert_called_once_with(9, {one.payload: 1})
 
 
-def test_a_prepared_block_of_a_member_that_is_gone_is_freed(one: Blocks) -> None:
+def test_prepared_block_of_a_departed_member_is_freed(one: Blocks) -> None:
     one.results.settle(one.prepared, one.go, {})
     one.results.let_go(one.prepared)
     assert one.lessee is None
 
 
-def test_a_block_that_its_member_returns_before_the_engines_word_is_freed_after_it(
+def test_block_returned_before_the_engine_report_is_freed_after_it(
     one: Blocks,
 ) -> None:
     """Until then the engine's cells lie in it."""
@@ -393,18 +391,18 @@ def test_a_block_that_its_member_returns_before_the_engines_word_is_freed_after_
     assert one.lessee is None
 
 
-def test_a_block_is_promised_once(one: Blocks) -> None:
+def test_block_is_prepared_only_once(one: Blocks) -> None:
     assert not one.results.prepare(one.commit, one.go, {1: MEMBER_SLOT}).blocks
 
 
-def test_a_prepared_block_that_is_taken_back_is_the_plans(one: Blocks) -> None:
+def test_withdrawn_block_belongs_to_the_plan(one: Blocks) -> None:
     one.results.take_back(one.prepared)
     assert one.lessee == NODE_SLOT
     assert not one.prepared.holds
     one.executor.take.assert_not_called()
 
 
-def test_a_block_that_is_given_again_before_it_has_come_back_stays() -> None:
+def test_block_lent_again_before_its_release_stays() -> None:
     store = mock.Mock(leases={4096: MEMBER_SLOT})
     store.size_of.return_value = 1 << 20
     sources = GrowingBlocks(store, mock.Mock(host_id=1), mock.Mock())

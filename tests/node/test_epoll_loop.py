@@ -34,7 +34,7 @@ def turn(loop: EpollLoop, seconds: float = 0.0) -> None:
     loop.serve(loop.wait(seconds))
 
 
-def test_what_is_watched_can_be_changed(
+def test_watched_events_can_be_changed(
     loop: EpollLoop, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     one, other = pair
@@ -58,7 +58,7 @@ def test_what_is_watched_can_be_changed(
     assert len(found) == 3
 
 
-def test_a_number_that_comes_again_is_watched_again(loop: EpollLoop) -> None:
+def test_reused_descriptor_can_be_watched_again(loop: EpollLoop) -> None:
     found: list[int] = []
     for number in range(3):
         read, write = os.pipe()
@@ -73,7 +73,7 @@ def test_a_number_that_comes_again_is_watched_again(loop: EpollLoop) -> None:
     assert found == [0, 1, 2]
 
 
-def test_who_is_forgotten_in_a_round_is_not_called_in_it(loop: EpollLoop) -> None:
+def test_descriptor_unwatched_during_a_turn_is_not_called(loop: EpollLoop) -> None:
     pipes = [os.pipe() for _ in range(2)]
     found: list[int] = []
 
@@ -93,7 +93,7 @@ def test_who_is_forgotten_in_a_round_is_not_called_in_it(loop: EpollLoop) -> Non
         os.close(write)
 
 
-def test_timers_come_in_order_and_not_early(loop: EpollLoop) -> None:
+def test_timers_run_in_order_and_not_early(loop: EpollLoop) -> None:
     now = 100.0
     loop.now = lambda: now
     found: list[str] = []
@@ -113,7 +113,7 @@ def test_timers_come_in_order_and_not_early(loop: EpollLoop) -> None:
     assert found == ["a", "b", "late", "c"]
 
 
-def test_work_is_done_in_threads_and_told_in_the_loop(loop: EpollLoop) -> None:
+def test_work_runs_in_threads_and_completes_in_the_loop(loop: EpollLoop) -> None:
     gate, mine = threading.Event(), threading.get_ident()
     told: list[tuple[int, bool, bool]] = []
 

@@ -253,14 +253,14 @@ def kinds(messages: list[Any]) -> list[type]:
     return [type(one) for one in messages]
 
 
-def test_it_answers_who_leads_and_calls_nobody_else(stage: Stage) -> None:
+def test_node_with_a_manager_contacts_no_standby(stage: Stage) -> None:
     stage.wait(60, stage.manager, 1)
     assert t.LeaderHeartbeatAck in kinds(stage.manager.hear())
     assert not stage.standbys
     assert not stage.lifecycle.stopping
 
 
-def test_a_vote_once_the_promise_is_over(stage: Stage) -> None:
+def test_vote_is_granted_after_the_lease_expires(stage: Stage) -> None:
     stage.manager.sock.close()
     stage.wait(BEAT_S + 0.01)
     (standby,) = stage.standbys
@@ -271,7 +271,7 @@ def test_a_vote_once_the_promise_is_over(stage: Stage) -> None:
     assert not stage.lifecycle.stopping
 
 
-def test_who_has_voted_is_asked_again(stage: Stage) -> None:
+def test_node_that_has_voted_repeats_its_vote_on_request(stage: Stage) -> None:
     """The standby had not received the vote yet when an earlier connection of this node ended.
     Until it leads, this node does not take itself for cut off because it has lost many others."""
     assert not stage.management.waits_for_votes
@@ -288,7 +288,7 @@ def test_who_has_voted_is_asked_again(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_who_was_voted_for_does_not_lead(stage: Stage, dies: bool) -> None:
+def test_node_votes_again_if_the_elected_standby_does_not_lead(stage: Stage, dies: bool) -> None:
     """The node votes again, whether that one hangs or is gone, and is not missed by it."""
     stage.manager.sock.close()
     stage.wait(2 * SILENCE_S)
@@ -318,7 +318,7 @@ def vote_in_vain(stage: Stage) -> None:
     stage.wait(4 * BEAT_S)
 
 
-def test_who_has_voted_in_vain_hears_that_its_manager_goes_on_without_it(stage: Stage) -> None:
+def test_node_whose_vote_failed_stops_when_its_manager_has_declared_it_dead(stage: Stage) -> None:
     """That manager stood still for so long that this node was free, and half of the hosts follow it
     again. The node never obeys it any more, so it ends, and its host joins again."""
     stage.former_answers = True
@@ -333,7 +333,7 @@ def test_who_has_voted_in_vain_hears_that_its_manager_goes_on_without_it(stage: 
     assert t.LeaderHeartbeatAck not in kinds(former.hear())
 
 
-def test_a_manager_that_does_not_answer_is_asked_again(stage: Stage) -> None:
+def test_silent_former_manager_is_queried_again(stage: Stage) -> None:
     """It may be cut off for a while, or unable to decide; meanwhile a human may promote."""
     vote_in_vain(stage)
     stage.former_answers = True
@@ -350,7 +350,7 @@ def test_a_manager_that_does_not_answer_is_asked_again(stage: Stage) -> None:
     assert not stage.lifecycle.stopping
 
 
-def test_who_follows_a_manager_asks_no_other(stage: Stage) -> None:
+def test_node_with_a_manager_queries_no_other_manager(stage: Stage) -> None:
     """Nor who has only lost it, and may return to it."""
     stage.former_answers = True
     stage.manager.sock.close()
@@ -363,7 +363,7 @@ def test_who_follows_a_manager_asks_no_other(stage: Stage) -> None:
     assert not stage.former
 
 
-def test_a_node_that_joined_at_the_second_attempt_leaves(stage: Stage) -> None:
+def test_node_that_joined_at_the_second_attempt_can_leave(stage: Stage) -> None:
     stage.management._incarnation = 1
     stage.management.announce_leaving()
     stage.turn()
@@ -371,7 +371,7 @@ def test_a_node_that_joined_at_the_second_attempt_leaves(stage: Stage) -> None:
     assert NodeLeaving(number, 1) in stage.manager.hear()
 
 
-def test_an_older_term_is_not_obeyed(stage: Stage) -> None:
+def test_heartbeats_of_an_older_term_are_rejected(stage: Stage) -> None:
     """Nor is its silence the end of this node."""
     stage.lead(stage.manager, 3, 0)
     stage.manager.hear()
@@ -382,7 +382,7 @@ def test_an_older_term_is_not_obeyed(stage: Stage) -> None:
     assert stage.manager_calls  # it may be there again, with the right term
 
 
-def test_the_manager_is_there_again(stage: Stage) -> None:
+def test_node_returns_to_its_manager_after_a_lost_connection(stage: Stage) -> None:
     stage.manager.sock.close()
     stage.wait(2 * SILENCE_S)
     again = stage.open()
@@ -394,7 +394,7 @@ def test_the_manager_is_there_again(stage: Stage) -> None:
     assert not stage.lifecycle.stopping
 
 
-def test_a_manager_that_ends_each_connection_at_once_is_called_once_in_a_beat(
+def test_manager_that_closes_connections_is_called_once_per_heartbeat(
     stage: Stage,
 ) -> None:
     """It was stopped for long, and may not decide before it has heard enough nodes."""
@@ -412,7 +412,7 @@ def test_a_manager_that_ends_each_connection_at_once_is_called_once_in_a_beat(
     assert not stage.lifecycle.stopping
 
 
-def test_nobody_is_there(stage: Stage) -> None:
+def test_node_without_any_manager_gives_up(stage: Stage) -> None:
     stage.standby_answers = False
     stage.manager.sock.close()
     stage.wait(ALONE_S - BEAT_S)
@@ -421,7 +421,7 @@ def test_nobody_is_there(stage: Stage) -> None:
     assert stage.lifecycle.given_up
 
 
-def test_no_human_is_waited_for_where_no_host_was_ever_named(stage: Stage) -> None:
+def test_node_without_standbys_does_not_wait_for_a_promotion(stage: Stage) -> None:
     assert isinstance(stage.management.failover, Failover)
     stage.management.failover.voter.lists = ()
     stage.manager.sock.close()
@@ -431,7 +431,7 @@ def test_no_human_is_waited_for_where_no_host_was_ever_named(stage: Stage) -> No
     assert stage.lifecycle.given_up
 
 
-def test_a_human_is_waited_for(stage: Stage) -> None:
+def test_node_waits_for_a_promotion_before_it_gives_up(stage: Stage) -> None:
     stage.manager.sock.close()
     stage.wait(PROMOTE_WAIT_S - ALONE_S)
     assert not stage.lifecycle.stopping
@@ -439,7 +439,7 @@ def test_a_human_is_waited_for(stage: Stage) -> None:
     assert stage.lifecycle.given_up
 
 
-def test_a_host_that_is_cut_off_votes_for_nobody(stage: Stage) -> None:
+def test_isolated_host_does_not_vote(stage: Stage) -> None:
     """It ends, and may join again."""
     stage.management.cut_off("no host can be reached")
     stage.wait(2 * BEAT_S)
@@ -449,7 +449,7 @@ def test_a_host_that_is_cut_off_votes_for_nobody(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("comes_at", [None, MANAGER_ABSENT_S / 2])
-def test_a_manager_of_this_host_is_waited_for(stage: Stage, comes_at: float | None) -> None:
+def test_node_waits_for_the_manager_of_its_own_host(stage: Stage, comes_at: float | None) -> None:
     """Each time for as long."""
     client = stage.memory.node
     lifecycle = NodeLifecycle(False)
@@ -472,7 +472,7 @@ def test_a_manager_of_this_host_is_waited_for(stage: Stage, comes_at: float | No
     assert lifecycle.stopping
 
 
-def test_a_node_that_is_turned_away_calls_again_until_its_time_is_over(
+def test_rejected_node_retries_until_its_timeout(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long it has heard beats: a manager that cannot let it in ends its wait."""
@@ -498,7 +498,7 @@ def test_a_node_that_is_turned_away_calls_again_until_its_time_is_over(
     assert lifecycle.stopping
 
 
-def test_time_in_which_this_node_did_not_run_is_nobodys_silence(stage: Stage) -> None:
+def test_time_in_which_the_node_was_suspended_is_not_a_missed_heartbeat(stage: Stage) -> None:
     """What its manager has sent meanwhile is not read yet."""
     stage.wait(5, stage.manager, 1)
     stage.now += 3 * SILENCE_S

@@ -32,7 +32,7 @@ def array(rows: int) -> bytearray:
 
 
 @pytest.mark.parametrize("rows", [2, 5, 7])
-def test_slices_without_elements_have_no_members(rows: int) -> None:
+def test_slices_without_elements_fold_no_members(rows: int) -> None:
     """Node 0 has all members, and node 1 all slices; there may be more slices than rows."""
     payload = memoryview(array(rows))
     indices = tuple(range(MEMBERS))

@@ -49,7 +49,7 @@ def leases(make_node: Callable[..., NodeHarness]) -> Leases:
     return Leases(make_node(alone=True), 3)
 
 
-def test_object_is_held_for_the_time_and_no_longer(leases: Leases) -> None:
+def test_object_is_held_for_the_lease_time_only(leases: Leases) -> None:
     assert leases.pickled(1, None) == [SECONDS]
     leases.loop.pass_time(SECONDS - 0.001)
     assert leases.held == {1}
@@ -58,7 +58,7 @@ def test_object_is_held_for_the_time_and_no_longer(leases: Leases) -> None:
     assert not leases.loop.timers  # nothing is looked at when nothing is held
 
 
-def test_many_picklings_are_one_hold_until_the_latest_end(leases: Leases) -> None:
+def test_repeated_pickling_extends_one_hold(leases: Leases) -> None:
     for _ in range(20):
         leases.loop.pass_time(100.0)
         assert leases.pickled(1) == []  # nobody waits for a reply
@@ -69,13 +69,13 @@ def test_many_picklings_are_one_hold_until_the_latest_end(leases: Leases) -> Non
     assert leases.held == set()
 
 
-def test_object_that_is_gone_is_not_held(leases: Leases) -> None:
+def test_missing_object_is_not_held(leases: Leases) -> None:
     assert leases.held == set()
     assert leases.pickled(2, None) == [0.0]
     assert not leases.loop.timers
 
 
-def test_object_that_is_pickled_again_after_its_time_is_held_again(leases: Leases) -> None:
+def test_object_pickled_after_its_lease_is_held_again(leases: Leases) -> None:
     leases.pickled(1)
     leases.loop.pass_time(1000.0)
     leases.pickled(1)
@@ -83,7 +83,7 @@ def test_object_that_is_pickled_again_after_its_time_is_held_again(leases: Lease
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 300)), max_size=60))
-def test_objects_are_held_as_a_table_of_latest_picklings_says(steps: list[tuple[int, int]]) -> None:
+def test_random_picklings_match_a_table_of_deadlines(steps: list[tuple[int, int]]) -> None:
     """Each as long as its latest pickling demands, and not much longer."""
     with contextlib.closing(NodeHarness(alone=True)) as node:
         leases = Leases(node, 5)
@@ -105,7 +105,7 @@ def test_objects_are_held_as_a_table_of_latest_picklings_says(steps: list[tuple[
         assert not leases.loop.timers
 
 
-def test_the_heap_has_one_entry_for_each_key() -> None:
+def test_deadline_heap_has_one_entry_for_each_key() -> None:
     deadlines = Deadlines()
     for until in range(100):
         deadlines.put_off(1, until)

@@ -65,7 +65,7 @@ def begun(calls: MultiHostCalls, attempt: int) -> GroupState:
     return state
 
 
-def test_a_late_word_of_a_leader_that_is_gone_is_none() -> None:
+def test_late_decision_of_a_departed_leader_is_ignored() -> None:
     """The living have said what they know, and the next leader has begun the call again: what they
     do now must not end by a decision whose bytes have been let go."""
     results = mock.Mock()
@@ -86,7 +86,7 @@ def part(version: int) -> GroupPart:
 
 
 @pytest.mark.parametrize("says", ["commit", "sync", "nothing", "dies"])
-def test_a_leader_whose_members_have_finished_is_heard_first(says: str) -> None:
+def test_decision_of_a_leader_whose_members_have_left_is_awaited(says: str) -> None:
     """They have returned from the call that it has decided, and have left: the manager's word of
     that may come before the decision. Only what it does not know of is begun again."""
     results = mock.Mock()
@@ -114,7 +114,7 @@ def test_a_leader_whose_members_have_finished_is_heard_first(says: str) -> None:
         assert results.commit.call_args.args[1].attempt == MADE_BEFORE
 
 
-def test_a_call_that_begins_again_has_another_attempt() -> None:
+def test_restarted_call_has_a_new_attempt_number() -> None:
     """Also with the same members, when another manager has named them: what nodes say of the first
     attempt must not count for the second one."""
     results = mock.Mock()
@@ -141,7 +141,7 @@ def test_a_call_that_begins_again_has_another_attempt() -> None:
 
 
 @pytest.mark.parametrize("fits", [True, False])
-def test_a_call_that_began_without_one_is_decided_anew_if_that_gives_something_else(
+def test_early_call_is_decided_again_if_the_late_part_differs(
     fits: bool,
 ) -> None:
     """Its node begins nothing with it, so nobody else would end the attempt."""
@@ -174,7 +174,7 @@ def test_a_call_that_began_without_one_is_decided_anew_if_that_gives_something_e
         assert state.last.error
 
 
-def test_what_cannot_be_decided_fails_in_every_rank(
+def test_undecidable_call_fails_on_every_rank(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Members would wait for ever for a leading node that only logs why it cannot decide."""
@@ -193,7 +193,7 @@ def test_what_cannot_be_decided_fails_in_every_rank(
     assert "call 0 cannot be decided" in caplog.text
 
 
-def test_a_result_that_cannot_be_made_is_an_error_of_this_host(
+def test_result_that_cannot_be_made_fails_only_this_host(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Not a wait without end: the other hosts may have theirs."""
@@ -210,7 +210,7 @@ def test_a_result_that_cannot_be_made_is_an_error_of_this_host(
     assert f"the result of call {CALL} of a group cannot be made" in caplog.text
 
 
-def test_a_large_decision_is_told_once_to_each_leading_node() -> None:
+def test_large_decision_is_sent_once_to_each_leader() -> None:
     """Its members leave one after another: megabytes for each would fill the connection, and the
     node would be given up. Small ones are told each time."""
     calls = calls_of(mock.Mock(), GONE, OTHER)
@@ -231,7 +231,7 @@ def test_a_large_decision_is_told_once_to_each_leading_node() -> None:
         assert sum(one.last is not None for one in synced) == times
 
 
-def test_a_decision_that_was_told_before_is_remembered() -> None:
+def test_decision_received_before_its_version_is_kept() -> None:
     """The leading node hears of the members' version after the node that has told the decision."""
     results = mock.Mock()
     calls = calls_of(results, OTHER)
@@ -247,7 +247,7 @@ def test_a_decision_that_was_told_before_is_remembered() -> None:
     assert results.commit.call_args.args[0].pieces == decided.pieces
 
 
-def test_parts_that_do_not_fit_into_a_message_are_a_mistake() -> None:
+def test_parts_too_large_for_a_message_fail_the_call() -> None:
     """As many as the members of one host can give to an alltoall of 64 ranks."""
     host = mock.Mock()
     results = GroupResults(host, mock.Mock())
@@ -270,7 +270,7 @@ def test_parts_that_do_not_fit_into_a_message_are_a_mistake() -> None:
     assert f"its messages have at most {PIECES_BYTES_MAX} bytes" in refused.mistake
 
 
-def test_a_decision_that_does_not_fit_into_a_message_is_an_error_of_every_rank(
+def test_decision_too_large_for_a_message_fails_on_every_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = calls_of(mock.Mock(), 1)

@@ -20,7 +20,7 @@ SIZE = 4
 
 @pytest.mark.parametrize("root", range(SIZE))
 @pytest.mark.parametrize("rates", [{}, {node: HostRates(1e9, 1e9) for node in range(SIZE)}])
-def test_the_others_fold_for_the_root(root: int, rates: dict[int, HostRates]) -> None:
+def test_other_nodes_fold_for_the_root(root: int, rates: dict[int, HostRates]) -> None:
     """Its link is the one that is full."""
     given = {
         rank: msgspec.structs.replace(group_part(rank, kind="reduce"), root=root)
@@ -36,7 +36,7 @@ def test_the_others_fold_for_the_root(root: int, rates: dict[int, HostRates]) ->
 
 @pytest.mark.parametrize("dtype", ["?", "u1", "i2"])
 @pytest.mark.parametrize("kind", REDUCTIONS)
-def test_a_result_may_be_larger_than_the_parts(kind: str, dtype: str) -> None:
+def test_result_may_be_larger_than_the_parts(kind: str, dtype: str) -> None:
     """The mean of bytes: the largest parts that travel inside messages."""
     count = (PIECE_BYTES_MAX - 100) // np.dtype(dtype).itemsize
     arrays = [np.full(count, rank, dtype) for rank in range(SIZE)]

@@ -29,7 +29,7 @@ def world() -> Iterator[RequestingNode]:
     made.close()
 
 
-def test_a_process_that_joins(world: RequestingNode) -> None:
+def test_join_request_is_answered_once(world: RequestingNode) -> None:
     request = world.request_join()
     assert [one.request for one in world.open_joins()] == [request]
     joined = GroupJoined(request, "g", 7, 1, 2, 0, False, False)
@@ -44,7 +44,9 @@ def test_a_process_that_joins(world: RequestingNode) -> None:
 
 
 @pytest.mark.parametrize(("error", "value"), [("value", None), ("ended", "no")])
-def test_one_that_is_refused(world: RequestingNode, error: str, value: str | None) -> None:
+def test_refused_join_is_answered_with_the_error(
+    world: RequestingNode, error: str, value: str | None
+) -> None:
     world.from_manager(GroupRefused(world.request_join(), "no", error))
     ((_, reply),) = world.replies()
     assert (reply.value, reply.error) == (value, "" if value else "no")
@@ -53,7 +55,7 @@ def test_one_that_is_refused(world: RequestingNode, error: str, value: str | Non
 
 
 @pytest.mark.parametrize("joins", [True, False])
-def test_the_answer_for_a_process_that_has_died(world: RequestingNode, joins: bool) -> None:
+def test_join_reply_for_a_dead_process_is_dropped(world: RequestingNode, joins: bool) -> None:
     """Its slot may be another one's, which must not take the answer for one to its own question."""
     request = world.request_join()
     world.groups.forget_client(world.slot)
@@ -65,7 +67,7 @@ def test_the_answer_for_a_process_that_has_died(world: RequestingNode, joins: bo
     assert world.known.board.member(1)[3] == -1
 
 
-def test_tasks_that_members_wait_for(world: RequestingNode) -> None:
+def test_end_of_an_awaited_task_is_reported_once(world: RequestingNode) -> None:
     """Who is asked of again while one still runs waits with the first; each is told once."""
     worker = world.process()
     tasks = [worker.submit() for _ in range(3)]
@@ -96,7 +98,7 @@ def test_tasks_that_members_wait_for(world: RequestingNode) -> None:
     assert not world.groups.awaited
 
 
-def test_a_group_that_is_closed_late_does_not_close_the_next_one_on_its_board(
+def test_late_close_does_not_close_the_next_group_on_the_board(
     world: RequestingNode,
 ) -> None:
     """The manager died between the end of the first and the beginning of the second: its successor
@@ -113,7 +115,7 @@ def test_a_group_that_is_closed_late_does_not_close_the_next_one_on_its_board(
     ("generation", "slots_on", "life", "given_up"),
     [(7, 0, 0, True), (6, 0, 0, False), (8, 0, 0, False), (7, 0, 1, False), (7, 1, 0, False)],
 )
-def test_a_member_whose_group_will_never_be_whole_is_woken(
+def test_member_of_a_group_that_cannot_fill_is_woken(
     world: RequestingNode, generation: int, slots_on: int, life: int, given_up: bool
 ) -> None:
     """And not who has its slot, its rank or its board after it. life, slots_on: how much later."""
@@ -127,7 +129,7 @@ def test_a_member_whose_group_will_never_be_whole_is_woken(
     assert (1 in world.known.here) is not given_up
 
 
-def test_the_next_manager_is_told_of_each_end(world: RequestingNode) -> None:
+def test_ends_of_groups_are_reported_to_the_next_manager(world: RequestingNode) -> None:
     """Also of groups of driver threads, of which nothing else is to be remembered: another node may
     not have heard of the end."""
     task = bytes(16)

@@ -140,7 +140,7 @@ def settle(world: GroupWorld, dice: random.Random) -> None:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_all_who_read_a_call_read_the_same(part: int) -> None:
+def test_random_message_orders_give_all_members_the_same_results(part: int) -> None:
     calls = 0
     for seed in range(part, SEEDS, 4):
         try:
@@ -151,7 +151,7 @@ def test_all_who_read_a_call_read_the_same(part: int) -> None:
 
 
 @pytest.mark.parametrize("repeats", [1, 2, 3])
-def test_plans_that_are_repeated(repeats: int) -> None:
+def test_random_message_orders_with_repeated_plans_agree(repeats: int) -> None:
     calls = repeated = 0
     for seed in range(repeats, SEEDS, 3):
         try:
@@ -165,13 +165,13 @@ def test_plans_that_are_repeated(repeats: int) -> None:
 
 
 @pytest.mark.parametrize("seed", FOUND)
-def test_what_failed_once(seed: int) -> None:
+def test_seeds_that_failed_before_agree(seed: int) -> None:
     play(seed)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_many_more() -> None:
+def test_many_random_message_orders_agree() -> None:
     for seed in range(SEEDS, 100 * SEEDS):
         try:
             play(seed)
@@ -180,7 +180,7 @@ def test_many_more() -> None:
             raise AssertionError(f"seed {seed}") from error
 
 
-def test_links_become_slow_at_any_step() -> None:
+def test_random_message_orders_with_slow_links_agree() -> None:
     """The same judge, while calls begin again with other owners of their stripes."""
     calls = 0
     narrowed: list[int] = []  # calls that did
@@ -211,7 +211,7 @@ def play_early(seed: int, repeats: int) -> GroupWorld:
         return play(seed, repeats, slows=seed % 3 == 0, early=True)
 
 
-def test_calls_begin_before_their_last_host_has_called() -> None:
+def test_random_message_orders_with_early_calls_agree() -> None:
     """The same judge, while parts are assumed and turn out to differ."""
     calls = 0
     asked: Counter[str] = Counter()
@@ -234,6 +234,6 @@ def test_calls_begin_before_their_last_host_has_called() -> None:
     assert min(asked["early"], asked["decided again"]) >= SEEDS / 60, asked
 
 
-def test_a_call_that_begins_while_a_host_awaits_the_end_of_the_one_before() -> None:
+def test_early_call_reaches_a_host_that_awaits_the_previous_commit() -> None:
     """That host ignored the attempt, because it was not at its next call, and all hung."""
     play_early(2061, 2)

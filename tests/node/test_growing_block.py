@@ -44,7 +44,7 @@ def blocks() -> Any:
     return GrowingBlocks(FakeStore(), FakeClient(), FakeEngine())  # type: ignore[arg-type]
 
 
-def test_cells_advance_with_what_is_written(blocks: Any) -> None:
+def test_cells_advance_with_written_ranges(blocks: Any) -> None:
     block = blocks.take(SLOT, 1000, 80, 10)
     block.cells = {1: (0, 40), 2: (40, 40), 99: (0, 80)}
     blocks.write(SLOT, 1000, [(10, 20), (40, 50)])
@@ -58,7 +58,7 @@ def test_cells_advance_with_what_is_written(blocks: Any) -> None:
     assert heard == [1]
 
 
-def test_a_block_is_free_when_nobody_is_in_it(blocks: Any) -> None:
+def test_block_is_freed_after_its_last_user(blocks: Any) -> None:
     block = blocks.take(SLOT, 1000, 80, 80)
     block.users = 1
     blocks.let_go(block)
@@ -68,7 +68,7 @@ def test_a_block_is_free_when_nobody_is_in_it(blocks: Any) -> None:
     assert blocks.get(blocks.name(1000)) is None
 
 
-def test_a_block_that_is_still_written_is_not_free(blocks: Any) -> None:
+def test_block_is_not_freed_while_it_is_written(blocks: Any) -> None:
     block = blocks.take(SLOT, 1000, 80, 10)
     blocks.let_go(block)
     assert not blocks.client.given_back
@@ -76,7 +76,7 @@ def test_a_block_that_is_still_written_is_not_free(blocks: Any) -> None:
     assert blocks.client.given_back == [1000]
 
 
-def test_who_may_not_give_or_write(blocks: Any) -> None:
+def test_process_without_the_lease_cannot_lend_or_write(blocks: Any) -> None:
     for slot, payload, nbytes, written in ((8, 1000, 80, 10), (SLOT, 2000, 80, 10)):
         with pytest.raises(ValueError, match="not leased to this member"):
             blocks.take(slot, payload, nbytes, written)

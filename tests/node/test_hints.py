@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PEER = member(1).host_id
 
 
-def test_tasks_without_a_priority_go_in_order_whatever_was_in_their_records(
+def test_tasks_without_a_priority_run_in_order(
     make_node: Callable[..., NodeHarness],
 ) -> None:
     node = make_node(alone=True, workers=1)
@@ -30,7 +30,7 @@ def test_tasks_without_a_priority_go_in_order_whatever_was_in_their_records(
     assert [worker.next() for _ in range(4)] == [*(hold.oid for hold in sent), 0]
 
 
-def test_task_is_bound_to_its_host_by_its_submitter_or_as_another_hosts(
+def test_task_is_bound_to_this_host_by_its_submitter_or_sender(
     make_node: Callable[..., NodeHarness],
 ) -> None:
     alone, one_of_two = make_node(alone=True), make_node([member(1)])
@@ -46,7 +46,7 @@ def test_task_is_bound_to_its_host_by_its_submitter_or_as_another_hosts(
         assert bound == ([False, False, True, True] if node is one_of_two else [True] * 4)
 
 
-def test_host_whose_queues_are_all_taken_announces_the_task_later(
+def test_task_is_announced_when_a_queue_becomes_free(
     make_node: Callable[..., NodeHarness],
 ) -> None:
     """When a queue is free again; the node had died of it."""

@@ -35,7 +35,7 @@ def away(network: Network) -> Side:
     return network.nodes[1]
 
 
-def test_a_small_value_travels_at_once(network: Network, owner: Side, away: Side) -> None:
+def test_small_value_is_sent_with_the_reply(network: Network, owner: Side, away: Side) -> None:
     object_id, mine = owner.put({"a": [1, 2, 3]})
     (hold,) = remote_hold(network, away, object_id)
     assert away.value(hold) == {"a": [1, 2, 3]}
@@ -47,7 +47,7 @@ def test_a_small_value_travels_at_once(network: Network, owner: Side, away: Side
     assert_nothing_kept(network)
 
 
-def test_nobody_is_answered_before_the_owner_has_heard_of_it(
+def test_import_is_answered_after_the_owner_has_counted_it(
     network: Network, owner: Side, away: Side
 ) -> None:
     object_id, mine = owner.put(1)
@@ -62,9 +62,7 @@ def test_nobody_is_answered_before_the_owner_has_heard_of_it(
     assert_nothing_kept(network)
 
 
-def test_a_big_value_is_fetched_when_it_is_wanted(
-    network: Network, owner: Side, away: Side
-) -> None:
+def test_large_value_is_fetched_on_demand(network: Network, owner: Side, away: Side) -> None:
     object_id, mine = owner.put(BIG)
     (hold,) = remote_hold(network, away, object_id)
     assert away.value(hold) == "SPILLED"
@@ -81,7 +79,7 @@ def test_a_big_value_is_fetched_when_it_is_wanted(
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_a_payload_for_which_there_is_no_room(
+def test_payload_without_space_stays_with_the_owner(
     network: Network, owner: Side, away: Side, failed: bool
 ) -> None:
     """A value stays where it is until it is asked for; an error is told in a few words."""
@@ -105,7 +103,7 @@ def test_a_payload_for_which_there_is_no_room(
     assert_nothing_kept(network)
 
 
-def test_two_importers_of_one_host_share_a_header(
+def test_two_importers_on_one_host_share_a_header(
     network: Network, owner: Side, away: Side
 ) -> None:
     object_id, mine = owner.put("x")
@@ -121,7 +119,7 @@ def test_two_importers_of_one_host_share_a_header(
     assert_nothing_kept(network)
 
 
-def test_let_go_before_the_answer_and_taken_again(
+def test_import_released_before_the_reply_can_be_repeated(
     network: Network, owner: Side, away: Side
 ) -> None:
     object_id, mine = owner.put("x")
@@ -139,7 +137,9 @@ def test_let_go_before_the_answer_and_taken_again(
 
 
 @pytest.mark.parametrize("outcome", [7, ValueError("no"), BIG[:50]])
-def test_pending_then_done(network: Network, owner: Side, away: Side, outcome: object) -> None:
+def test_pending_import_receives_the_result(
+    network: Network, owner: Side, away: Side, outcome: object
+) -> None:
     object_id, mine = owner.pending()
     (hold,) = remote_hold(network, away, object_id)
     assert away.value(hold) == "CLAIMED"
@@ -155,7 +155,9 @@ def test_pending_then_done(network: Network, owner: Side, away: Side, outcome: o
     assert_nothing_kept(network)
 
 
-def test_cancelled(network: Network, owner: Side, away: Side) -> None:
+def test_import_of_a_cancelled_task_raises_cancelled_error(
+    network: Network, owner: Side, away: Side
+) -> None:
     object_id, mine = owner.pending()
     (hold,) = remote_hold(network, away, object_id)
     oid = ids.unpack_id(object_id)[1]
@@ -167,7 +169,9 @@ def test_cancelled(network: Network, owner: Side, away: Side) -> None:
     assert_nothing_kept(network)
 
 
-def test_gone_before_it_was_asked_for(network: Network, owner: Side, away: Side) -> None:
+def test_import_of_a_freed_object_raises_object_lost_error(
+    network: Network, owner: Side, away: Side
+) -> None:
     object_id, mine = owner.put(1)
     del mine
     owner.party.collect()
@@ -177,14 +181,16 @@ def test_gone_before_it_was_asked_for(network: Network, owner: Side, away: Side)
     assert_nothing_kept(network)
 
 
-def test_of_a_host_that_nobody_knows(network: Network, away: Side) -> None:
+def test_import_from_an_unknown_host_raises_object_lost_error(network: Network, away: Side) -> None:
     (hold,) = remote_hold(network, away, ids.pack_id(999, 1 << 32))
     assert isinstance(away.value(hold), ObjectLostError)
     del hold
     assert_nothing_kept(network)
 
 
-def test_deleted_by_the_importer(network: Network, owner: Side, away: Side) -> None:
+def test_object_deleted_by_an_importer_is_deleted_everywhere(
+    network: Network, owner: Side, away: Side
+) -> None:
     object_id, mine = owner.put(1)
     (hold,) = remote_hold(network, away, object_id)
     away.party.delete(hold.oid)
@@ -197,7 +203,7 @@ def test_deleted_by_the_importer(network: Network, owner: Side, away: Side) -> N
 
 
 @pytest.mark.parametrize("chars", [50_000, 300_000])
-def test_an_error_of_any_size_keeps_its_type(
+def test_imported_error_of_any_size_keeps_its_type(
     network: Network, owner: Side, away: Side, chars: int
 ) -> None:
     object_id, hold = owner.pending()
@@ -212,7 +218,7 @@ def test_an_error_of_any_size_keeps_its_type(
     assert_nothing_kept(network)
 
 
-def test_an_error_for_which_there_is_no_room(
+def test_imported_error_without_space_is_object_lost_error(
     network: Network, away: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(away.results, "lease", lambda nbytes, failed=False: None)
@@ -222,7 +228,9 @@ def test_an_error_for_which_there_is_no_room(
     assert_nothing_kept(network)
 
 
-def test_the_owner_dies(network: Network, owner: Side, away: Side) -> None:
+def test_owner_death_fails_pending_and_unfetched_imports(
+    network: Network, owner: Side, away: Side
+) -> None:
     pending, mine = owner.pending()
     big, theirs = owner.put(BIG)
     (first,), (second,) = remote_hold(network, away, pending), remote_hold(network, away, big)
@@ -241,7 +249,7 @@ def test_the_owner_dies(network: Network, owner: Side, away: Side) -> None:
     assert_nothing_kept(network)
 
 
-def test_the_importer_dies(network: Network, owner: Side, away: Side) -> None:
+def test_importer_death_removes_its_exports(network: Network, owner: Side, away: Side) -> None:
     object_id, mine = owner.put(1)
     found = remote_hold(network, away, object_id)
     network.lose(away)
@@ -251,7 +259,7 @@ def test_the_importer_dies(network: Network, owner: Side, away: Side) -> None:
     assert found
 
 
-def test_many_in_random_order(network: Network) -> None:
+def test_imports_in_random_order_leave_nothing(network: Network) -> None:
     """Every host imports, reads, lets go and takes again, while lines deliver as they like."""
     rng = np.random.default_rng(5)
     objects = [(side, *side.put((side.number, n))) for side in network.nodes for n in range(6)]
@@ -283,7 +291,7 @@ def test_many_in_random_order(network: Network) -> None:
 
 
 @pytest.mark.parametrize("held", [False, True])
-def test_a_ref_inside_what_a_dead_process_has_put(
+def test_ref_inside_an_object_of_a_dead_process_stays_valid(
     network: Network, owner: Side, away: Side, held: bool
 ) -> None:
     """Its node holds the other host's object from then on, as long as the outer one stays."""

@@ -46,14 +46,14 @@ def said(text: list[int | bytes]) -> list[tuple[int, bytes]]:
 
 
 @given(TEXTS, st.lists(st.integers(0, 1000), max_size=10))
-def test_lines_find_their_audience_wherever_reads_end(
+def test_lines_reach_their_owner_for_any_read_boundaries(
     text: list[int | bytes], cuts: list[int]
 ) -> None:
     assert split_in_pieces(LineSplitter(HOST_ID, 10_000), told(text), cuts) == said(text)
 
 
 @given(TEXTS, st.lists(st.integers(0, 1000), max_size=10))
-def test_long_lines_are_cut_and_lose_nothing(text: list[int | bytes], cuts: list[int]) -> None:
+def test_long_lines_are_split_without_loss(text: list[int | bytes], cuts: list[int]) -> None:
     lines = LineSplitter(HOST_ID, 7)
     found = split_in_pieces(lines, told(text), cuts)
     assert all(len(line) <= 7 for _, line in found)
@@ -66,7 +66,7 @@ def test_long_lines_are_cut_and_lose_nothing(text: list[int | bytes], cuts: list
     assert joined == wanted
 
 
-def test_what_is_kept_of_a_line_is_bounded() -> None:
+def test_buffered_part_of_a_line_is_bounded() -> None:
     lines = LineSplitter(HOST_ID, 1000)
     count = 0
     for _ in range(100):
@@ -75,7 +75,7 @@ def test_what_is_kept_of_a_line_is_bounded() -> None:
     assert count + len(lines.rest) == 99_700
 
 
-def test_a_mark_is_one_write_that_is_not_torn() -> None:
+def test_owner_mark_fits_into_one_atomic_write() -> None:
     assert len(mark(HOST_ID, BERT)) == MARK_BYTES + 1 <= select.PIPE_BUF
 
 
@@ -93,7 +93,7 @@ class Listener:
         self.lines += [(slot, stream, line) for line in lines]
 
 
-def test_a_driver_that_takes_some_from_time_to_time_is_waited_for() -> None:
+def test_slow_driver_that_reads_is_awaited() -> None:
     one = Listener(5.0)
     assert one.subscriber.offer(2, 1, [b"a" * 3000], 0.0)
     assert not one.subscriber.offer(2, 1, [b"b"], 0.0)
@@ -110,7 +110,7 @@ def test_a_driver_that_takes_some_from_time_to_time_is_waited_for() -> None:
     assert one.lines[-1] == (2, 1, b"b")
 
 
-def test_what_is_dropped_is_counted_for_each_stream() -> None:
+def test_dropped_lines_are_counted_for_each_stream() -> None:
     one = Listener(5.0)
     assert one.subscriber.offer(2, 1, [b"a" * 1000], 0.0)
     assert not one.subscriber.offer(2, 1, [b"b"], 1.0)
@@ -129,7 +129,7 @@ def test_what_is_dropped_is_counted_for_each_stream() -> None:
     assert one.lines[-1] == (2, 1, b"f")
 
 
-def test_without_other_hosts_one_waits_for_ever() -> None:
+def test_subscriber_without_other_hosts_waits_indefinitely() -> None:
     one = Listener(None)
     assert one.subscriber.offer(2, 1, [b"a" * 1000], 0.0)
     assert not one.subscriber.offer(2, 1, [b"b"], 0.0)

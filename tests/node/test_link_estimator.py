@@ -68,7 +68,7 @@ def close(got: float, expected: float) -> bool:
     return abs(got - expected) < 0.02 * expected
 
 
-def test_the_fastest_stretch_counts() -> None:
+def test_estimate_is_the_rate_of_the_fastest_interval() -> None:
     channel = Wire()
     assert channel.link_estimator.rates == (0, 0)
     channel.link_estimator.begin()
@@ -79,7 +79,7 @@ def test_the_fastest_stretch_counts() -> None:
     assert close(down, 60e6)
 
 
-def test_faster_is_believed_at_once_and_slower_bit_by_bit() -> None:
+def test_estimate_rises_immediately_and_falls_gradually() -> None:
     channel = Wire()
     for rate in (100e6, 20e6):
         channel.whole_burst(0.3, rate, rate)
@@ -93,7 +93,7 @@ def test_faster_is_believed_at_once_and_slower_bit_by_bit() -> None:
     assert close(channel.link_estimator.rates[0], 120e6)
 
 
-def test_a_host_that_has_become_slow_is_believed_at_the_second_burst() -> None:
+def test_slow_rate_is_accepted_after_two_equal_bursts() -> None:
     channel = Wire(backlogged_s=0.3)
     for rate in (100e6, 30e6, 27e6):
         channel.whole_burst(0.3, rate, rate)
@@ -111,7 +111,7 @@ def test_a_host_that_has_become_slow_is_believed_at_the_second_burst() -> None:
     assert all(set(burst[:-1]) == {"."} and burst[-1] == "!" for burst in follower.bursts)
 
 
-def test_slow_bursts_that_differ_or_had_nothing_to_send_are_believed_bit_by_bit() -> None:
+def test_estimate_falls_gradually_after_differing_or_unbacklogged_bursts() -> None:
     for channel, rates in (
         (Wire(backlogged_s=0.3), (100e6, 30e6, 50e6, 30e6)),
         (Wire(backlogged_s=0.02), (100e6, 30e6, 30e6, 30e6)),
@@ -122,7 +122,7 @@ def test_slow_bursts_that_differ_or_had_nothing_to_send_are_believed_bit_by_bit(
         assert channel.link_estimator.rates[0] > 70e6
 
 
-def test_a_few_bytes_say_nothing() -> None:
+def test_small_transfer_does_not_change_the_estimate() -> None:
     channel = Wire()
     channel.link_estimator.begin()
     channel.burst(0.3, 1e5, 1e5)
@@ -131,7 +131,7 @@ def test_a_few_bytes_say_nothing() -> None:
     assert channel.link_estimator.rates == (0, 0)
 
 
-def test_a_slow_burst_that_did_not_fill_the_link_says_nothing() -> None:
+def test_burst_that_does_not_saturate_the_link_does_not_change_the_estimate() -> None:
     channel = Wire()
     for _ in range(10):
         channel.link_estimator.begin((False, True))
@@ -141,7 +141,7 @@ def test_a_slow_burst_that_did_not_fill_the_link_says_nothing() -> None:
     assert close(channel.link_estimator.rates[0], 100e6)
 
 
-def test_who_waits_for_nothing_is_not_looked_at() -> None:
+def test_idle_link_is_not_sampled() -> None:
     channel = Wire()
     channel.link_estimator.begin()
     channel.burst(0.2, 50e6, 50e6)
@@ -154,7 +154,7 @@ def test_who_waits_for_nothing_is_not_looked_at() -> None:
     assert close(channel.link_estimator.rates[0], 80e6)
 
 
-def test_long_bursts_are_sampled_less_often() -> None:
+def test_long_burst_is_sampled_less_often() -> None:
     channel = Wire(backlogged_s=0.0)
     channel.whole_burst(LONG_S, 50e6, 50e6)
     channel.whole_burst(LONG_S + 10 * LATER_POLL_S, 50e6, 50e6)
@@ -165,7 +165,7 @@ def test_long_bursts_are_sampled_less_often() -> None:
     assert 9 <= many - few <= 12
 
 
-def test_a_long_burst_is_over_with_its_last_user() -> None:
+def test_long_burst_ends_with_its_last_transfer() -> None:
     """The next call, which may follow at once, is planned with what this one has shown; and it is
     not counted a second time when the timer of its samples runs out."""
     channel = Wire(backlogged_s=0.0)
@@ -182,7 +182,7 @@ def test_a_long_burst_is_over_with_its_last_user() -> None:
     assert follower.bursts[0].count("!") == 1
 
 
-def test_bursts_that_follow_soon_after_a_long_one_are_bursts_of_their_own() -> None:
+def test_burst_soon_after_a_long_one_is_separate() -> None:
     channel = Wire(backlogged_s=0.0)
     for gap_s in (0.5 * POLL_S, 1.5 * POLL_S, LATER_POLL_S, 0.0):
         channel.link_estimator.begin()
@@ -196,7 +196,7 @@ def test_bursts_that_follow_soon_after_a_long_one_are_bursts_of_their_own() -> N
     assert all(burst.endswith("!") for burst in follower.bursts)
 
 
-def test_short_bursts_in_a_row_are_one() -> None:
+def test_consecutive_short_bursts_are_one_burst() -> None:
     channel = Wire(backlogged_s=0.0)
     for _ in range(4):
         channel.link_estimator.begin()
@@ -209,7 +209,7 @@ def test_short_bursts_in_a_row_are_one() -> None:
     assert len(follower.bursts) == 1
 
 
-def test_a_host_that_becomes_slow_is_noticed_although_calls_follow_at_once() -> None:
+def test_slow_host_is_detected_during_consecutive_calls() -> None:
     """In the middle of the second of them; the next two agree that it is slow."""
     channel = Wire(backlogged_s=1.0)
     rates = []
@@ -229,7 +229,7 @@ def test_a_host_that_becomes_slow_is_noticed_although_calls_follow_at_once() -> 
     assert close(rates[-1], 25e6)
 
 
-def test_changes_are_told_and_small_ones_are_not() -> None:
+def test_only_large_changes_of_the_estimate_are_reported() -> None:
     channel = Wire()
     for rate in (100e6, 99e6, 102e6, 120e6):
         channel.link_estimator.begin()
@@ -242,7 +242,7 @@ def test_changes_are_told_and_small_ones_are_not() -> None:
     assert close(channel.told[1][1], 40e6)
 
 
-def test_a_link_that_was_never_full_is_not_known() -> None:
+def test_unsaturated_direction_of_a_link_has_no_estimate() -> None:
     channel = Wire()
     channel.link_estimator.begin((True, False))
     channel.burst(0.3, 100e6, 60e6)

@@ -64,7 +64,7 @@ class PlanState:
         return {}
 
 
-def test_next_cell_is_asked_for_when_its_link_is_lost(
+def test_next_cell_is_requested_when_its_link_is_lost(
     make_node: Callable[..., NodeHarness],
 ) -> None:
     """Both words come together: the node's loop was busy for a moment. The next cell then waits
@@ -100,7 +100,7 @@ def test_next_cell_is_asked_for_when_its_link_is_lost(
 
 
 @pytest.mark.parametrize("found", ["our connection is made", "nobody answers"])
-def test_pull_of_a_later_plan_replaces_one_that_waits_for_a_connection(
+def test_later_pull_replaces_one_that_waits_for_a_connection(
     make_node: Callable[..., NodeHarness], found: str
 ) -> None:
     """A plan asks for a cell from a node to which a connection is only being made. Meanwhile that

@@ -36,7 +36,7 @@ def letter(source: int, oid: int, *, ready: bool = False) -> QueuedMessage:
     return QueuedMessage(source, 0, oid, ["hold"], ready)
 
 
-def test_a_large_one_is_not_overtaken() -> None:
+def test_large_message_is_not_overtaken() -> None:
     told = Told()
     large, small = letter(1, 10), letter(1, 11, ready=True)
     told.box.add(1, 5, large)
@@ -49,7 +49,7 @@ def test_a_large_one_is_not_overtaken() -> None:
     assert told.got == [(2, 20), (1, 10), (1, 11)]
 
 
-def test_the_end_of_a_sender_comes_after_what_it_has_sent() -> None:
+def test_end_of_a_sender_follows_its_messages() -> None:
     told = Told()
     told.box.set_present(0b111, formed=True)
     large = letter(1, 10)
@@ -63,7 +63,7 @@ def test_the_end_of_a_sender_comes_after_what_it_has_sent() -> None:
 
 
 @pytest.mark.parametrize("first", ["end", "manager"])
-def test_the_end_and_the_managers_word_in_any_order(first: str) -> None:
+def test_end_and_membership_change_arrive_in_any_order(first: str) -> None:
     told = Told()
     told.box.set_present(0b111, formed=True)
     for step in (first, "manager" if first == "end" else "end"):
@@ -76,7 +76,7 @@ def test_the_end_and_the_managers_word_in_any_order(first: str) -> None:
     assert (told.box.gone, told.box.ended) == (0b010, [0, 1, 0])
 
 
-def test_a_host_that_is_lost_leaves_a_prefix() -> None:
+def test_lost_host_leaves_a_prefix_of_its_messages() -> None:
     told = Told()
     told.box.set_present(0b111, formed=True)
     letters = [letter(1, at, ready=at != 2) for at in range(5)]
@@ -92,14 +92,14 @@ def test_a_host_that_is_lost_leaves_a_prefix() -> None:
     assert (told.box.gone, told.box.ended) == (0b010, [0, 1, 0])
 
 
-def test_ends_of_those_who_were_gone_before_it_came() -> None:
+def test_end_of_a_sender_from_before_the_join_is_ignored() -> None:
     told = Told(joined_in=7)
     told.box.set_present(0b111, formed=True)
     told.box.add(1, 5, End(1, 6))
     assert told.box.ended == [0, 0, 0]
 
 
-def test_nobody_is_gone_before_the_group_is_whole() -> None:
+def test_no_rank_is_gone_before_the_group_is_formed() -> None:
     told = Told()
     told.box.set_present(0b001, formed=False)
     assert told.box.gone == 0
@@ -107,7 +107,7 @@ def test_nobody_is_gone_before_the_group_is_whole() -> None:
     assert told.box.gone == 0b010
 
 
-def test_many_are_named_in_portions() -> None:
+def test_many_messages_are_listed_in_batches() -> None:
     told = Told()
     count = 2 * INBOX_MAX + 5
     for at in range(count):
@@ -117,7 +117,7 @@ def test_many_are_named_in_portions() -> None:
     assert [oid for _, oid in told.got] == list(range(count))
 
 
-def test_a_box_that_is_closed_holds_nothing() -> None:
+def test_closed_mailbox_holds_nothing() -> None:
     told = Told()
     here, coming = letter(1, 1, ready=True), letter(1, 2)
     told.box.add(1, 5, here)
@@ -127,7 +127,7 @@ def test_a_box_that_is_closed_holds_nothing() -> None:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_any_order_of_events(seed: int) -> None:
+def test_random_events_keep_each_senders_order(seed: int) -> None:
     """What is named of each sender is a prefix of what it has sent, all of it if its host lives;
     then, and only then, its end."""
     dice = random.Random(seed)

@@ -29,20 +29,20 @@ def gone(node: NodeHarness) -> Any:
     return node.answer(DRIVER_SLOT, DepartedNodes()).value
 
 
-def test_others_are_told_only_a_number_of_workers_that_they_do_not_know(node: NodeHarness) -> None:
+def test_number_of_workers_is_reported_only_when_it_changes(node: NodeHarness) -> None:
     for count, told in ((2, False), (3, True), (3, False), (2, True), (2, False)):
         node.cluster.membership.workers_are(count)
         assert node.taken() == [(one, WorkersReport(count)) for one in (FIRST, SECOND) if told]
 
 
-def test_node_that_leaves_says_nothing_of_its_workers(node: NodeHarness) -> None:
+def test_leaving_node_does_not_report_its_workers(node: NodeHarness) -> None:
     node.receive(FIRST, RemoveNode())
     node.taken()
     node.cluster.membership.workers_are(5)
     assert not node.taken()
 
 
-def test_hosts_that_have_gone_are_shown_with_the_time_since_then(node: NodeHarness) -> None:
+def test_lost_hosts_are_listed_with_their_age(node: NodeHarness) -> None:
     assert gone(node) == []
     node.lose(2)
     node.loop.pass_time(5.0)
@@ -56,21 +56,21 @@ def test_hosts_that_have_gone_are_shown_with_the_time_since_then(node: NodeHarne
     assert gone(node) == []
 
 
-def test_gone_hosts_that_announced_their_end_have_left(node: NodeHarness) -> None:
+def test_hosts_that_announced_their_leave_are_listed_as_left(node: NodeHarness) -> None:
     node.receive(SECOND, PeerLeaving())  # it tells the other nodes
     node.lose(2)
     node.lose(1, left=(1,))  # the manager tells them
     assert gone(node) == [(2, "host2", 0.0, True), (1, "host1", 0.0, True)]
 
 
-def test_program_that_only_looked_in_is_no_host_that_has_gone(node: NodeHarness) -> None:
+def test_short_lived_program_is_not_listed_as_a_lost_host(node: NodeHarness) -> None:
     for number, stays in ((3, False), (4, True)):
         node.join(member(number, 0, stays=stays))
         node.lose(number)
     assert gone(node) == [(4, "host4", 0.0, False)]
 
 
-def test_program_with_workers_that_leaves_is_a_host_that_has_left(node: NodeHarness) -> None:
+def test_program_with_workers_is_listed_as_left(node: NodeHarness) -> None:
     node.join(member(3, 2))
     node.receive(member(3, 2).host_id, PeerLeaving())
     node.lose(3)

@@ -81,7 +81,7 @@ class Sum:
 
 
 @pytest.mark.parametrize("then", ["nothing", "planned again", "forgotten"])
-def test_end_of_a_fold_by_an_earlier_plan_is_ignored(node: NodeHarness, then: str) -> None:
+def test_end_of_a_fold_of_an_earlier_plan_is_ignored(node: NodeHarness, then: str) -> None:
     total = Sum(node, 2)
     total.plan(1)
     if then == "planned again":
@@ -114,7 +114,7 @@ def test_block_of_an_earlier_plan_is_freed_after_its_thread_has_ended(
     assert total.commit()[0] == sum(range(7))
 
 
-def test_plan_without_room_is_not_tried_in_each_turn(
+def test_plan_without_space_is_not_retried_in_each_turn(
     node: NodeHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Seed 1837668: each attempt spilled one object to restore another. That woke processes, these
@@ -179,7 +179,7 @@ def test_lost_sources_are_found_in_one_pass(
     assert compared.compared < 20 * len(sources)
 
 
-def test_places_of_an_alltoall_are_looked_up_and_not_searched(
+def test_alltoall_destinations_are_found_without_a_search(
     cluster_node: NodeHarness, compared: type[Counted]
 ) -> None:
     """Every other column stays on the node that asks, which is no other node."""

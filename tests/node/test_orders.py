@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 OTHER = member(1).host_id
 
 
-def test_copies_are_reported_in_the_order_in_which_they_came(
+def test_copies_are_reported_in_arrival_order(
     make_node: Callable[..., NodeHarness],
 ) -> None:
     node = make_node([member(1)])
@@ -35,7 +35,7 @@ def test_copies_are_reported_in_the_order_in_which_they_came(
     assert [one.object for one in told] == objects
 
 
-def test_who_has_asked_for_what_is_made_again_is_answered_in_order(
+def test_requests_for_a_reconstructed_object_are_answered_in_order(
     make_node: Callable[..., NodeHarness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = make_node([member(1)])
@@ -50,7 +50,7 @@ def test_who_has_asked_for_what_is_made_again_is_answered_in_order(
     assert [answer.number for _, answer in node.taken()] == numbers
 
 
-def test_equal_handles_of_actors_are_pickled_alike() -> None:
+def test_equal_actor_handles_have_equal_pickles() -> None:
     names = [f"method_{at}" for at in range(40)]
     one, other = (
         ActorInfo("Model", "", frozenset(order), 0, None, False, 0, (), 0, frozenset(order[:2]))

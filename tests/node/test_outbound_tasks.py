@@ -47,7 +47,7 @@ def done(network: Network) -> None:
         assert not any(runner.running for runner in side.outbound_tasks.runners.values())
 
 
-def test_a_result_comes_back(network: Network) -> None:
+def test_remote_task_returns_its_result(network: Network) -> None:
     sender = network.nodes[0]
     oid = sender.submit((1, 2))
     network.pump()
@@ -64,7 +64,7 @@ def test_a_result_comes_back(network: Network) -> None:
     done(network)
 
 
-def test_of_equal_hosts_the_one_that_has_rested_for_longest(network: Network) -> None:
+def test_least_recently_used_of_equal_hosts_runs_the_task(network: Network) -> None:
     """The result of the last task is perhaps on its way from the other one."""
     sender = network.nodes[0]
     runners = []
@@ -81,7 +81,7 @@ def test_of_equal_hosts_the_one_that_has_rested_for_longest(network: Network) ->
     done(network)
 
 
-def test_what_a_task_prints_goes_to_the_driver_of_the_first_one(network: Network) -> None:
+def test_output_of_a_nested_task_goes_to_the_original_driver(network: Network) -> None:
     """The output owner travels along, is 0 on its own host, and lines go before the task's end."""
     first, second, third = network.nodes
     second.outbound_tasks.set_runner(third.host_id, third.number, 2)
@@ -120,7 +120,7 @@ def test_what_a_task_prints_goes_to_the_driver_of_the_first_one(network: Network
     assert "ended" in [value(second, oid) for oid in inner if second.tasks.done(oid)]
 
 
-def test_an_error_comes_back(network: Network) -> None:
+def test_remote_task_returns_its_error(network: Network) -> None:
     sender = network.nodes[0]
     oid = sender.submit()
     network.pump()
@@ -132,7 +132,7 @@ def test_an_error_comes_back(network: Network) -> None:
 
 
 @pytest.mark.parametrize("chars", [50_000, 300_000])
-def test_an_error_of_any_size_keeps_its_type(network: Network, chars: int) -> None:
+def test_remote_error_of_any_size_keeps_its_type(network: Network, chars: int) -> None:
     sender = network.nodes[0]
     oid = sender.submit()
     network.pump()
@@ -147,7 +147,7 @@ def test_an_error_of_any_size_keeps_its_type(network: Network, chars: int) -> No
 
 
 @pytest.mark.parametrize("failed", [False, True])
-def test_a_result_that_finds_no_room(network: Network, failed: bool) -> None:
+def test_remote_result_without_space_is_an_error(network: Network, failed: bool) -> None:
     """Whoever waits for it learns so, instead of the value or of the error."""
     sender = network.nodes[0]
     oid = sender.submit()
@@ -162,7 +162,7 @@ def test_a_result_that_finds_no_room(network: Network, failed: bool) -> None:
     done(network)
 
 
-def test_a_big_result_stays_until_it_is_wanted(network: Network) -> None:
+def test_large_remote_result_is_fetched_on_demand(network: Network) -> None:
     sender = network.nodes[0]
     oid = sender.submit()
     network.pump()
@@ -183,7 +183,7 @@ def test_a_big_result_stays_until_it_is_wanted(network: Network) -> None:
     done(network)
 
 
-def test_a_big_result_that_nobody_wants_goes(network: Network) -> None:
+def test_large_remote_result_without_refs_is_freed(network: Network) -> None:
     sender = network.nodes[0]
     oid = sender.submit()
     network.pump()
@@ -193,7 +193,7 @@ def test_a_big_result_that_nobody_wants_goes(network: Network) -> None:
     done(network)
 
 
-def test_refs_inside_a_result_are_held_all_the_way(network: Network) -> None:
+def test_refs_inside_a_remote_result_stay_valid(network: Network) -> None:
     sender = network.nodes[0]
     oid = sender.submit()
     network.pump()
@@ -214,7 +214,7 @@ def test_refs_inside_a_result_are_held_all_the_way(network: Network) -> None:
     done(network)
 
 
-def test_refs_among_the_arguments(network: Network) -> None:
+def test_refs_among_the_arguments_of_a_remote_task_are_valid(network: Network) -> None:
     sender = network.nodes[0]
     argument, hold = sender.put({"x": 1})
     oid = sender.submit((ObjectRef(argument, hold),), holds=hold)
@@ -230,7 +230,7 @@ def test_refs_among_the_arguments(network: Network) -> None:
     done(network)
 
 
-def test_the_runner_that_holds_the_arguments_is_preferred(network: Network) -> None:
+def test_runner_with_the_arguments_is_preferred(network: Network) -> None:
     sender, _, second = network.nodes
     argument, theirs = second.put(BIG)
     (mine,) = remote_hold(network, sender, argument)
@@ -244,7 +244,7 @@ def test_the_runner_that_holds_the_arguments_is_preferred(network: Network) -> N
     done(network)
 
 
-def test_no_more_than_there_is_room_for(network: Network) -> None:
+def test_tasks_are_sent_only_to_free_workers(network: Network) -> None:
     sender = network.nodes[0]
     oids = [sender.submit() for _ in range(20)]
     network.pump()
@@ -259,7 +259,7 @@ def test_no_more_than_there_is_room_for(network: Network) -> None:
     done(network)
 
 
-def test_own_workers_take_tasks_too(network: Network) -> None:
+def test_local_workers_run_tasks_too(network: Network) -> None:
     sender = network.nodes[0]
     oids = [sender.submit() for _ in range(12)]
     network.pump()
@@ -275,7 +275,7 @@ def test_own_workers_take_tasks_too(network: Network) -> None:
     done(network)
 
 
-def test_cancelled_before_it_begins_and_while_it_runs(network: Network) -> None:
+def test_remote_task_is_cancelled_before_and_while_it_runs(network: Network) -> None:
     sender = network.nodes[0]
     waits, runs = sender.submit(), sender.submit()
     network.pump()
@@ -296,7 +296,7 @@ def test_cancelled_before_it_begins_and_while_it_runs(network: Network) -> None:
     done(network)
 
 
-def test_recalled_tasks_run_at_home(network: Network) -> None:
+def test_recalled_tasks_run_on_the_sending_host(network: Network) -> None:
     sender = network.nodes[0]
     oids = [sender.submit() for _ in range(8)]
     network.pump()
@@ -318,9 +318,7 @@ def test_recalled_tasks_run_at_home(network: Network) -> None:
 
 
 @pytest.mark.parametrize("dropped", [False, True])
-def test_a_recalled_task_whose_result_is_held_where_it_was_to_run(
-    network: Network, dropped: bool
-) -> None:
+def test_recalled_task_keeps_the_hold_of_its_former_runner(network: Network, dropped: bool) -> None:
     """A process of that host has got the ref before: the task is not cancelled for it, and its hold
     keeps the result, though its sender's process drops the ref (`dropped`)."""
     sender, runner = network.nodes[:2]
@@ -356,7 +354,7 @@ def test_a_recalled_task_whose_result_is_held_where_it_was_to_run(
 
 
 @pytest.mark.parametrize("retries", [0, 1])
-def test_the_runner_dies(network: Network, retries: int) -> None:
+def test_task_of_a_dead_runner_is_retried_or_fails(network: Network, retries: int) -> None:
     sender = network.nodes[0]
     oid = sender.submit(retries=retries)
     network.pump()
@@ -377,7 +375,7 @@ def test_the_runner_dies(network: Network, retries: int) -> None:
     done(network)
 
 
-def test_a_big_result_dies_with_its_runner(network: Network) -> None:
+def test_large_result_is_lost_with_its_runner(network: Network) -> None:
     sender = network.nodes[0]
     oid = sender.submit(retries=0)
     network.pump()
@@ -390,7 +388,7 @@ def test_a_big_result_dies_with_its_runner(network: Network) -> None:
     done(network)
 
 
-def test_the_sender_dies(network: Network) -> None:
+def test_tasks_of_a_dead_sender_are_stopped(network: Network) -> None:
     sender = network.nodes[0]
     oids = [sender.submit() for _ in range(6)]
     network.pump()
@@ -405,7 +403,7 @@ def test_the_sender_dies(network: Network) -> None:
     assert_nothing_kept(network)
 
 
-def test_a_pool_for_one_host(network: Network) -> None:
+def test_pool_bound_to_a_host_runs_there(network: Network) -> None:
     sender, _, second = network.nodes
     pool = 5
     sender.node.open_pool(pool, 1)
@@ -421,7 +419,7 @@ def test_a_pool_for_one_host(network: Network) -> None:
     done(network)
 
 
-def test_of_a_pool_for_one_host_that_is_lost(network: Network) -> None:
+def test_pool_bound_to_a_lost_host_is_deserted(network: Network) -> None:
     """Nobody runs its tasks any more; another host's are no matter of that."""
     sender, first, second = network.nodes
     gone: list[tuple[int, str]] = []
@@ -441,7 +439,9 @@ def test_of_a_pool_for_one_host_that_is_lost(network: Network) -> None:
 
 
 @pytest.mark.parametrize("result", [BIG, "small", KeyError("k")], ids=["big", "small", "error"])
-def test_a_ref_to_a_task_that_is_then_sent_here(network: Network, result: Any) -> None:
+def test_ref_to_a_task_is_valid_on_the_host_that_later_runs_it(
+    network: Network, result: Any
+) -> None:
     """A process of the runner waits for a task by its ref, before the runner gets that task."""
     sender, runner = network.nodes[0], network.nodes[1]
     for side in network.nodes[1:]:
@@ -462,7 +462,7 @@ def test_a_ref_to_a_task_that_is_then_sent_here(network: Network, result: Any) -
 
 
 @pytest.mark.parametrize("outcome", ["ready", "returned", "cancelled"])
-def test_only_the_host_that_runs_a_task_says_how_it_ended(network: Network, outcome: str) -> None:
+def test_late_reports_of_former_runners_are_ignored(network: Network, outcome: str) -> None:
     """Another one may have had it before, and be late."""
     sender, *others = network.nodes
     oids = [sender.submit() for _ in others]
@@ -484,7 +484,7 @@ def test_only_the_host_that_runs_a_task_says_how_it_ended(network: Network, outc
 
 
 @pytest.mark.parametrize("owner", [0, 2, None])
-def test_workers_for_one_host_run_tasks_of_no_other(network: Network, owner: int | None) -> None:
+def test_workers_bound_to_a_sender_run_no_other_tasks(network: Network, owner: int | None) -> None:
     """That one's, and after their end they run nobody's."""
     sender, second, _ = network.nodes
     pool, there = 7, 5

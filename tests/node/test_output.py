@@ -167,7 +167,7 @@ def pump(sides: list[Side], rounds: int = 20) -> None:
                 )
 
 
-def test_lines_of_two_audiences_go_to_two_hosts(sides: Any) -> None:
+def test_lines_for_two_drivers_go_to_two_hosts(sides: Any) -> None:
     first, second = both = sides(2)
     worker = first.worker(5)
     worker.write(b"mine\nmine to")
@@ -190,7 +190,7 @@ def test_lines_of_two_audiences_go_to_two_hosts(sides: Any) -> None:
     os.close(worker.writes[1])
 
 
-def test_a_driver_that_does_not_read_bounds_what_is_on_the_way(sides: Any) -> None:
+def test_unread_output_is_bounded_and_stays_in_order(sides: Any) -> None:
     """Pipes fill up, and everything comes in order when it reads at last."""
     first, second = both = sides(2)
     worker = first.worker(3, output_owner=second.host_id)
@@ -220,7 +220,7 @@ def test_a_driver_that_does_not_read_bounds_what_is_on_the_way(sides: Any) -> No
     assert b"".join(found) == written
 
 
-def test_a_deaf_driver_holds_nobody_up(sides: Any) -> None:
+def test_driver_that_does_not_read_delays_no_other_driver(sides: Any) -> None:
     """One pipe has lines for two drivers, the first of which does not read."""
     first, second, third = everybody = sides(3, patience_s=0.05)
     worker = first.worker(3, output_owner=second.host_id)
@@ -248,7 +248,7 @@ def test_a_deaf_driver_holds_nobody_up(sides: Any) -> None:
     worker.die()
 
 
-def test_last_lines_are_asked_for_everywhere(sides: Any) -> None:
+def test_last_lines_are_requested_from_all_hosts(sides: Any) -> None:
     """Also of a host that only the first one knows to have run tasks of this driver."""
     first, second, third = everybody = sides(3)
     one, two = (
@@ -275,7 +275,7 @@ def test_last_lines_are_asked_for_everywhere(sides: Any) -> None:
     two.die()
 
 
-def test_last_lines_wait_for_room(sides: Any) -> None:
+def test_last_lines_wait_for_space(sides: Any) -> None:
     first, second = both = sides(2)
     worker = first.worker(3, output_owner=second.host_id)
     for _ in range(100):
@@ -294,7 +294,7 @@ def test_last_lines_wait_for_room(sides: Any) -> None:
     worker.die()
 
 
-def test_lines_for_the_dead_go_nowhere(sides: Any) -> None:
+def test_lines_for_a_dead_driver_are_dropped(sides: Any) -> None:
     """A worker without a task speaks to its own host then; one with a task is still the dead's."""
     first, second = both = sides(2)
     idle, runs = (
@@ -319,7 +319,7 @@ def test_lines_for_the_dead_go_nowhere(sides: Any) -> None:
     runs.die()
 
 
-def test_a_dead_workers_lines_wait_for_room(sides: Any) -> None:
+def test_lines_of_a_dead_worker_wait_for_space(sides: Any) -> None:
     (side,) = sides(1)
     worker, other = side.worker(3), side.worker(4)
     total = 0
@@ -346,7 +346,7 @@ def test_a_dead_workers_lines_wait_for_room(sides: Any) -> None:
     other.die()
 
 
-def test_everything_of_a_full_pipe_is_caught_up_with(sides: Any) -> None:
+def test_full_pipe_is_read_before_the_end_of_a_task(sides: Any) -> None:
     """Before the end of a task is told: more than one read."""
     import fcntl
 
@@ -365,7 +365,7 @@ def test_everything_of_a_full_pipe_is_caught_up_with(sides: Any) -> None:
     worker.die()
 
 
-def test_a_voice_is_heard_whatever_becomes_of_1_and_2() -> None:
+def test_output_is_routed_after_descriptors_1_and_2_change() -> None:
     """In a process of its own, whose stdout is a pipe."""
     read, write = os.pipe()
 
@@ -410,12 +410,12 @@ def test_a_voice_is_heard_whatever_becomes_of_1_and_2() -> None:
         {"lines": [b""] * (words.PRINTED_LINES_MAX + 1)},
     ],
 )
-def test_an_illegal_message_cannot_be_made(bad: dict[str, Any]) -> None:
+def test_invalid_output_message_raises_value_error(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         msgspec.structs.replace(OutputLines(2, 1, [b"line"]), **bad)
 
 
-def test_the_longest_line_travels_in_one_message() -> None:
+def test_longest_line_fits_into_one_message() -> None:
     longest = Config(output_line_bytes_max=words.LINE_BYTES_MAX)
     with pytest.raises(ConfigError):
         Config(output_line_bytes_max=words.LINE_BYTES_MAX + 1)
@@ -425,7 +425,7 @@ def test_the_longest_line_travels_in_one_message() -> None:
     assert len(encode(OutputLines(2, 1, found))) > words.LINE_BYTES_MAX  # type: ignore[arg-type]
 
 
-def test_a_late_word_of_room_is_no_end() -> None:
+def test_late_writable_event_does_not_close_the_socket() -> None:
     """The loop says that there is room when somebody else has used it: nothing has broken; when
     the driver has hung up, something has."""
     near, driver = socket.socketpair()

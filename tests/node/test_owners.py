@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tests.support.node_hosts import Network
 
 
-def test_a_copy_that_is_kept_is_read_by_others_and_goes_with_the_last_ref(
+def test_replica_is_readable_after_its_owner_dies_until_the_last_ref(
     network: Network,
 ) -> None:
     owner, keeper, reader, other = network.living
@@ -35,7 +35,7 @@ def test_a_copy_that_is_kept_is_read_by_others_and_goes_with_the_last_ref(
     assert not network.planner.owners.named
 
 
-def test_nobody_uses_it_any_more(network: Network) -> None:
+def test_replica_without_refs_is_freed_when_its_owner_dies(network: Network) -> None:
     owner, keeper, second, _ = network.living
     object_id, mine = owner.put(BIG)
     keeper.keep(object_id, owner)
@@ -47,7 +47,7 @@ def test_nobody_uses_it_any_more(network: Network) -> None:
     assert not network.planner.owners.named
 
 
-def test_who_has_fetched_it_gives_it_to_the_others(network: Network) -> None:
+def test_host_with_a_fetched_copy_becomes_the_owner(network: Network) -> None:
     """The lowest one that has it whole counts, and its own process's hold counts, too."""
     owner, first, second, third = network.living
     object_id, mine = owner.put(BIG)
@@ -69,7 +69,7 @@ def test_who_has_fetched_it_gives_it_to_the_others(network: Network) -> None:
     assert_nothing_kept(network)
 
 
-def test_nobody_has_it(network: Network) -> None:
+def test_object_without_copies_is_lost_with_its_owner(network: Network) -> None:
     owner, first, second, _ = network.living
     object_id, mine = owner.put(BIG)
     pending, running = owner.pending()
@@ -85,7 +85,7 @@ def test_nobody_has_it(network: Network) -> None:
     assert_nothing_kept(network)
 
 
-def test_who_waits_when_the_owner_dies(network: Network) -> None:
+def test_fetch_in_progress_continues_from_a_replica(network: Network) -> None:
     """It is being fetched from the owner; a copy elsewhere is what it gets in the end."""
     owner, keeper, reader, _ = network.living
     object_id, mine = owner.put(BIG)
@@ -108,7 +108,9 @@ def test_who_waits_when_the_owner_dies(network: Network) -> None:
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_let_go_between_the_report_and_the_answer(network: Network, early: bool) -> None:
+def test_ref_released_between_report_and_reply_is_not_counted(
+    network: Network, early: bool
+) -> None:
     """What was counted has gone; the word of it comes before the manager's, or after."""
     owner, keeper, reader, *_ = network.living
     object_id, mine = owner.put(BIG)
@@ -129,7 +131,7 @@ def test_let_go_between_the_report_and_the_answer(network: Network, early: bool)
     assert_nothing_kept(network)
 
 
-def test_a_ref_that_is_met_after_the_death_of_its_owner(network: Network) -> None:
+def test_ref_received_after_its_owners_death_is_resolved(network: Network) -> None:
     owner, keeper, late, other = network.living
     object_id, mine = owner.put(BIG)
     unknown, gone = owner.put(BIG)
@@ -156,7 +158,7 @@ def test_a_ref_that_is_met_after_the_death_of_its_owner(network: Network) -> Non
     assert_nothing_kept(network)
 
 
-def test_a_reporter_dies_before_all_have_reported(network: Network) -> None:
+def test_host_that_dies_before_all_reports_is_not_made_owner(network: Network) -> None:
     owner, first, second, reader = network.living
     object_id, mine = owner.put(BIG)
     (hold,) = remote_hold(network, reader, object_id)
@@ -176,7 +178,7 @@ def test_a_reporter_dies_before_all_have_reported(network: Network) -> None:
 
 
 @pytest.mark.parametrize("told", [0, 1, 2])
-def test_the_manager_dies_with_it(network: Network, told: int) -> None:
+def test_new_owner_is_named_after_the_managers_death(network: Network, told: int) -> None:
     """Before it has named an owner, or when it has told some of those who must know."""
     owner, keeper, reader, other = network.living
     object_id, mine = owner.put(BIG)
@@ -202,7 +204,7 @@ def test_the_manager_dies_with_it(network: Network, told: int) -> None:
     assert not network.planner.owners.named
 
 
-def test_another_manager_knows_the_owners_that_were_named(network: Network) -> None:
+def test_next_manager_knows_the_named_owners(network: Network) -> None:
     owner, keeper, reader, late = network.living
     object_id, mine = owner.put(BIG)
     keeper.keep(object_id, owner)

@@ -148,7 +148,9 @@ def _view(side: Side, object_id: bytes) -> Any:
 
 
 @pytest.mark.parametrize("seed", [*range(24), 130, 345])
-def test_at_random(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_owner_deaths_lose_only_objects_without_copies(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is read is the object; who asks is answered; it is lost only if no host that lives had
     it whole; in the end nothing is left."""
     if seed % 2:  # the manager's word comes in as many messages as there are objects

@@ -20,7 +20,9 @@ def give_up(network: Network, owner: Side) -> None:
 
 
 @pytest.mark.parametrize("met", ["before", "after"])
-def test_a_ref_that_was_met_when_its_owner_was_given_up(network: Network, met: str) -> None:
+def test_ref_received_while_its_owner_was_given_up_is_valid_again(
+    network: Network, met: str
+) -> None:
     """Seed 1200041. met: before that host was given up, which had not answered, or after it."""
     owner, reader, _, other = network.living
     object_id, mine = owner.put(BIG)
@@ -44,7 +46,7 @@ def test_a_ref_that_was_met_when_its_owner_was_given_up(network: Network, met: s
     assert_nothing_kept(network)
 
 
-def test_a_value_that_was_asked_for_when_its_owner_was_given_up(network: Network) -> None:
+def test_value_requested_while_its_owner_was_given_up_is_resolved(network: Network) -> None:
     """The only host that had it has died, and nobody is left but its owner who can name another."""
     owner, reader, runner, _ = network.living
     oid = owner.submit()
@@ -70,7 +72,9 @@ def test_a_value_that_was_asked_for_when_its_owner_was_given_up(network: Network
     assert (reader.read(hold) == BIG).all()
 
 
-def test_a_copy_that_was_kept_when_its_owner_was_given_up(network: Network) -> None:
+def test_replica_kept_while_its_owner_was_given_up_is_freed_with_the_last_ref(
+    network: Network,
+) -> None:
     """Its owner knows of it again, so it is let go with the last ref."""
     owner, keeper, *_ = network.living
     object_id, mine = owner.put(BIG)

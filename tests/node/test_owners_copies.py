@@ -26,7 +26,7 @@ def expect(side: Side, object_id: bytes, *holders: Side) -> None:
 
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("when", ["before the report", "in the round", "later"])
-def test_a_broadcast_goes_on_from_who_has_it(network: Network, when: str, asked: bool) -> None:
+def test_broadcast_continues_from_a_replica(network: Network, when: str, asked: bool) -> None:
     owner, keeper, receiver, other = network.living
     object_id, mine = owner.put(BIG)
     keeper.keep(object_id, owner)
@@ -56,7 +56,7 @@ def test_a_broadcast_goes_on_from_who_has_it(network: Network, when: str, asked:
     assert not network.planner.owners.named
 
 
-def test_a_broadcast_that_nobody_can_go_on_with(network: Network) -> None:
+def test_broadcast_without_a_complete_copy_fails(network: Network) -> None:
     owner, receiver, *_ = network.living
     object_id, mine = owner.put(BIG)
     expect(receiver, object_id, owner)
@@ -69,7 +69,7 @@ def test_a_broadcast_that_nobody_can_go_on_with(network: Network) -> None:
     assert_nothing_kept(network)
 
 
-def test_a_copy_that_is_asked_for_while_nobody_has_it_whole(network: Network) -> None:
+def test_request_for_an_object_without_a_complete_copy_fails(network: Network) -> None:
     owner, receiver, *_ = network.living
     object_id, mine = owner.put(BIG)
     expect(receiver, object_id, owner)
@@ -84,7 +84,7 @@ def test_a_copy_that_is_asked_for_while_nobody_has_it_whole(network: Network) ->
     assert_nothing_kept(network)
 
 
-def test_what_is_being_fetched_may_still_come(network: Network) -> None:
+def test_fetch_that_completes_after_the_reports_serves_others(network: Network) -> None:
     """Nobody has it whole when all report; a moment later one has, and gives it to the other."""
     owner, first, second, _ = network.living
     object_id, mine = owner.put(BIG)
@@ -112,7 +112,7 @@ def test_what_is_being_fetched_may_still_come(network: Network) -> None:
     assert_nothing_kept(network)
 
 
-def test_a_copy_that_is_placed_after_the_death_goes_with_the_last_ref(
+def test_replica_placed_after_the_owners_death_is_freed_with_the_last_ref(
     network: Network,
 ) -> None:
     """Its node has never spoken with the owner that the object has now."""
@@ -131,7 +131,7 @@ def test_a_copy_that_is_placed_after_the_death_goes_with_the_last_ref(
     assert not network.planner.owners.named
 
 
-def test_a_copy_is_told_to_an_owner_that_has_not_heard_yet_that_it_is_one(
+def test_replica_reported_before_the_new_owner_is_informed_is_counted(
     network: Network,
 ) -> None:
     """The manager's word comes to the one that keeps a copy first: it stays, and is counted."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # -- a process asks for what is kept here ----------------------------------------------------------
 
 
-def test_a_copy_here_is_asked_for_when_its_owner_cannot_answer(network: Network) -> None:
+def test_local_replica_is_read_while_its_owner_cannot_answer(network: Network) -> None:
     """Its own node becomes the owner and is the one that waits for an answer."""
     owner, keeper, *_ = network.living
     object_id, mine = owner.put(BIG)
@@ -39,7 +39,7 @@ def test_a_copy_here_is_asked_for_when_its_owner_cannot_answer(network: Network)
     assert not network.planner.owners.named
 
 
-def test_a_copy_here_is_asked_for_while_there_is_no_manager(network: Network) -> None:
+def test_local_replica_is_read_without_a_manager(network: Network) -> None:
     owner, keeper, second, _ = network.living
     object_id, mine = owner.put(BIG)
     keeper.keep(object_id, owner)
@@ -65,7 +65,7 @@ def test_a_copy_here_is_asked_for_while_there_is_no_manager(network: Network) ->
 # -- the manager knows less, or more ---------------------------------------------------------------
 
 
-def test_asked_before_the_manager_knows_of_the_death(network: Network) -> None:
+def test_request_before_the_manager_detects_the_death_is_answered(network: Network) -> None:
     owner, keeper, late, other = network.living
     object_id, mine = owner.put(BIG)
     keeper.keep(object_id, owner)
@@ -85,7 +85,7 @@ def test_asked_before_the_manager_knows_of_the_death(network: Network) -> None:
     assert_nothing_kept(network)
 
 
-def test_a_ref_of_a_host_that_is_not_known_yet(network: Network) -> None:
+def test_ref_of_an_unknown_host_is_resolved_when_the_host_is_known(network: Network) -> None:
     """The manager's word of it is on the way."""
     owner, _, late, _ = network.living
     object_id, mine = owner.put(BIG)
@@ -102,7 +102,7 @@ def test_a_ref_of_a_host_that_is_not_known_yet(network: Network) -> None:
     assert_nothing_kept(network)
 
 
-def test_a_ref_that_is_met_when_all_have_reported(network: Network) -> None:
+def test_ref_received_after_all_reports_is_resolved(network: Network) -> None:
     """The manager has spoken already, and will not have named it here."""
     owner, keeper, late, _ = network.living
     object_id, mine = owner.put(BIG)
@@ -125,7 +125,7 @@ def test_a_ref_that_is_met_when_all_have_reported(network: Network) -> None:
 
 
 @pytest.mark.parametrize("done", [False, True])
-def test_who_has_waited_before_the_task_was_sent_here(network: Network, done: bool) -> None:
+def test_waiter_from_before_the_task_arrived_gets_its_result(network: Network, done: bool) -> None:
     """A process waits with a header of its own; the task then runs under another one."""
     owner, runner, other, _ = network.living
     task = ids.pack_id(owner.host_id, owner.submit())
@@ -159,7 +159,7 @@ def test_who_has_waited_before_the_task_was_sent_here(network: Network, done: bo
     assert not network.planner.owners.named
 
 
-def test_who_has_waited_where_another_host_has_it(network: Network) -> None:
+def test_waiter_gets_a_result_held_by_another_host(network: Network) -> None:
     """Both headers follow: the one that is waited with, and that of the task's result."""
     owner, reader, runner, _ = network.living
     task = ids.pack_id(owner.host_id, owner.submit())
@@ -182,7 +182,7 @@ def test_who_has_waited_where_another_host_has_it(network: Network) -> None:
     assert not network.planner.owners.named
 
 
-def test_the_owner_has_counted_two_headers(network: Network) -> None:
+def test_owner_counts_both_headers_of_a_returned_task(network: Network) -> None:
     """The task goes back, and somebody asks before its header here has gone."""
     owner, runner, reader, _ = network.living
     task = ids.pack_id(owner.host_id, owner.submit())
@@ -219,7 +219,9 @@ def test_the_owner_has_counted_two_headers(network: Network) -> None:
 
 
 @pytest.mark.parametrize("copy", [False, True])
-def test_a_ref_that_is_met_while_there_is_no_manager(network: Network, copy: bool) -> None:
+def test_ref_received_without_a_manager_is_resolved_by_the_next(
+    network: Network, copy: bool
+) -> None:
     owner, keeper, late, other = network.living
     object_id, mine = owner.put(BIG)
     if copy:
@@ -246,7 +248,9 @@ def test_a_ref_that_is_met_while_there_is_no_manager(network: Network, copy: boo
 
 
 @pytest.mark.parametrize("asked", ["before", "meanwhile"])
-def test_a_ref_that_is_met_when_its_new_owner_has_taken_over(network: Network, asked: str) -> None:
+def test_ref_received_after_the_ownership_transfer_is_resolved(
+    network: Network, asked: str
+) -> None:
     """Seed 1003697: the manager's word of the new owner reached that host alone, then the manager
     died. Another host met the object afterwards, and told only the next manager, which had nothing
     to tell the new owner. asked: whether that host met it before it reported to the next manager,
@@ -288,7 +292,7 @@ def test_a_ref_that_is_met_when_its_new_owner_has_taken_over(network: Network, a
     assert not network.planner.owners.named
 
 
-def test_a_ref_that_is_let_go_before_its_new_owner_knows_its_office(network: Network) -> None:
+def test_ref_released_before_its_new_owner_is_informed_is_not_counted(network: Network) -> None:
     """The new owner has been asked, has answered and has been told that it is over, when it hears
     from the manager whom it has to count."""
     owner, keeper, late, _ = network.living
@@ -319,7 +323,7 @@ def test_a_ref_that_is_let_go_before_its_new_owner_knows_its_office(network: Net
 
 
 @pytest.mark.parametrize("heard", ["new owner", "reader"])
-def test_a_manager_dies_between_two_messages_about_new_owners(
+def test_next_manager_completes_the_naming_of_owners(
     network: Network, monkeypatch: pytest.MonkeyPatch, heard: str
 ) -> None:
     """A host has heard of the new owner of one object out of two, and is told of both by the next
@@ -350,7 +354,7 @@ def test_a_manager_dies_between_two_messages_about_new_owners(
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_more_than_one_report_can_name(
+def test_objects_beyond_the_report_limit_are_lost(
     network: Network, monkeypatch: pytest.MonkeyPatch, asked: bool
 ) -> None:
     """What is not in it is lost; nobody waits for it."""
@@ -381,7 +385,7 @@ def test_more_than_one_report_can_name(
 # -- the next owner dies, too ----------------------------------------------------------------------
 
 
-def test_who_lets_go_between_its_two_reports_to_a_manager_is_not_made_the_owner(
+def test_host_that_released_its_copy_between_reports_is_not_made_owner(
     network: Network,
 ) -> None:
     """Seed 1402383: it had reported the copy under the first owner, the second one died meanwhile,
@@ -412,7 +416,7 @@ def test_who_lets_go_between_its_two_reports_to_a_manager_is_not_made_the_owner(
     assert_nothing_kept(network)
 
 
-def test_the_owner_that_is_named_is_lost_here_already(network: Network) -> None:
+def test_named_owner_that_is_already_lost_is_replaced(network: Network) -> None:
     owner, first, second, reader = network.living
     object_id, mine = owner.put(BIG)
     first.keep(object_id, owner)
@@ -435,9 +439,7 @@ def test_the_owner_that_is_named_is_lost_here_already(network: Network) -> None:
 
 
 @pytest.mark.parametrize("met", [False, True])
-def test_the_owner_that_is_named_is_found_dead_when_it_is_spoken_to(
-    network: Network, met: bool
-) -> None:
+def test_named_owner_found_dead_on_sending_is_replaced(network: Network, met: bool) -> None:
     """The end of its connection is noticed in the middle of the manager's words."""
     owner, first, second, reader = network.living
     some = [owner.put(BIG + at) for at in range(3)]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_ref_is_let_go_after_the_manager_that_had_it_counted_has_died(
+def test_ref_released_after_its_managers_death_is_not_counted(
     network: Network, again: bool
 ) -> None:
     """Seed 2015581: the first manager had told the new owner whom to count, and died before it told
@@ -57,7 +57,7 @@ def test_a_ref_is_let_go_after_the_manager_that_had_it_counted_has_died(
     assert not network.planner.owners.named
 
 
-def test_a_replica_comes_after_a_ref_was_let_go(network: Network) -> None:
+def test_replica_reported_after_a_release_is_counted(network: Network) -> None:
     """The owner forgets a host's replica with a release, so it has to hear of the replica after
     that; or else it never tells the host to let go of it."""
     owner, keeper, late, _ = network.living

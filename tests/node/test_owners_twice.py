@@ -107,7 +107,7 @@ def roles(request: pytest.FixtureRequest) -> Any:
 
 @pytest.mark.parametrize("noticed", [False, True])
 @pytest.mark.parametrize("copies", ["aware", "unaware"])
-def test_all_know_one_owner_who_counts_all(
+def test_second_new_owner_counts_all_holders(
     network: Network, roles: tuple[int, ...], copies: str, noticed: bool
 ) -> None:
     twice = Twice(network, roles, copies)
@@ -120,7 +120,7 @@ def test_all_know_one_owner_who_counts_all(
 
 
 @pytest.mark.parametrize("noticed", [False, True])
-def test_it_is_read_after_one_has_let_go(
+def test_object_of_the_second_new_owner_is_readable_after_a_release(
     network: Network, roles: tuple[int, ...], noticed: bool
 ) -> None:
     twice = Twice(network, roles, "aware")

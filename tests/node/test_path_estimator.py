@@ -63,7 +63,7 @@ class Wire:
         self.pairs.end()
 
 
-def test_a_sender_says_what_is_held_up_and_not_too_often() -> None:
+def test_sender_reports_a_congested_path_at_intervals() -> None:
     channel = Wire()
     channel.pairs.begin()
     channel.go_on(0.9 * SAY_AGAIN_S, sent={2: NARROW})
@@ -72,14 +72,14 @@ def test_a_sender_says_what_is_held_up_and_not_too_often() -> None:
     assert 2 <= len(channel.said) <= 3
 
 
-def test_a_sender_with_pauses_is_not_held_up() -> None:
+def test_flow_with_pauses_is_not_congested() -> None:
     channel = Wire()
     channel.pairs.begin()
     channel.go_on(0.5, sent={2: NARROW}, backlogged=0.6)
     assert channel.said == []
 
 
-def test_the_time_in_which_bytes_waited() -> None:
+def test_backlogged_time_is_measured() -> None:
     """For the estimator of the host's own link (link_estimator.py)."""
     channel = Wire()
     channel.pairs.begin()
@@ -90,7 +90,7 @@ def test_the_time_in_which_bytes_waited() -> None:
     assert channel.pairs.backlogged_s == 0.0
 
 
-def test_a_full_link_holds_up_its_own_flows() -> None:
+def test_saturated_link_does_not_make_paths_congested() -> None:
     channel = Wire()
     channel.pairs.begin()
     channel.go_on(0.5, sent={2: NARROW, 3: 80e6})
@@ -99,7 +99,7 @@ def test_a_full_link_holds_up_its_own_flows() -> None:
     assert set(channel.said) == {2}
 
 
-def test_flows_that_share_a_slow_processor_are_not_held_up() -> None:
+def test_flows_limited_by_the_processor_are_not_congested() -> None:
     """Seven flows at 60 % of the link, divided unevenly."""
     channel = Wire()
     channel.pairs.begin()
@@ -107,7 +107,7 @@ def test_flows_that_share_a_slow_processor_are_not_held_up() -> None:
     assert channel.said == []
 
 
-def test_two_bursts_that_agree_are_believed() -> None:
+def test_rate_is_accepted_after_two_equal_bursts() -> None:
     channel = Wire()
     channel.burst({2: NARROW, 3: 50e6}, 2)
     assert channel.told == []
@@ -118,21 +118,21 @@ def test_two_bursts_that_agree_are_believed() -> None:
     assert len(channel.told) == 1
 
 
-def test_bursts_that_differ_are_not_believed() -> None:
+def test_differing_bursts_are_ignored() -> None:
     channel = Wire()
     for rate in (NARROW, 2 * NARROW, NARROW, 4 * NARROW):
         channel.burst({2: rate}, 2)
     assert channel.told == []
 
 
-def test_a_slow_flow_that_nobody_calls_held_up_says_nothing() -> None:
+def test_slow_flow_without_congestion_is_ignored() -> None:
     channel = Wire()
     for _ in range(5):
         channel.burst({2: NARROW, 3: 50e6})
     assert channel.told == []
 
 
-def test_a_full_receiver_holds_up_its_senders_itself() -> None:
+def test_saturated_receiver_does_not_make_paths_narrow() -> None:
     channel = Wire()
     for _ in range(5):
         channel.burst({2: NARROW, 3: 80e6}, 2)
@@ -142,7 +142,7 @@ def test_a_full_receiver_holds_up_its_senders_itself() -> None:
     assert channel.told == []
 
 
-def test_a_path_is_as_wide_as_the_most_that_it_has_carried() -> None:
+def test_path_rate_is_the_peak_rate() -> None:
     channel = Wire()
     for _ in range(3):
         channel.pairs.begin()
@@ -153,7 +153,7 @@ def test_a_path_is_as_wide_as_the_most_that_it_has_carried() -> None:
     assert channel.told == []
 
 
-def test_a_flow_that_was_slow_for_a_moment_says_nothing() -> None:
+def test_briefly_slow_flow_is_ignored() -> None:
     """It shares the link with others at first, then nobody knows what it waits for."""
     channel = Wire()
     for _ in range(3):
@@ -165,7 +165,7 @@ def test_a_flow_that_was_slow_for_a_moment_says_nothing() -> None:
     assert channel.told == []
 
 
-def test_who_speaks_when_nothing_has_come_is_not_heard() -> None:
+def test_congestion_report_without_bytes_is_ignored() -> None:
     channel = Wire()
     channel.pairs.congested(2)
     channel.burst({3: NARROW}, 2)
@@ -173,7 +173,7 @@ def test_who_speaks_when_nothing_has_come_is_not_heard() -> None:
     assert channel.told == []
 
 
-def test_a_path_that_has_become_wider_is_told_at_once() -> None:
+def test_wider_path_is_reported_immediately() -> None:
     channel = Wire()
     channel.burst({2: NARROW}, 2)
     channel.burst({2: NARROW}, 2)
@@ -185,7 +185,7 @@ def test_a_path_that_has_become_wider_is_told_at_once() -> None:
     assert len(channel.told) == 3
 
 
-def test_a_slower_path_is_believed_bit_by_bit() -> None:
+def test_path_rate_falls_gradually() -> None:
     channel = Wire()
     for rate in (3 * NARROW, 3 * NARROW, *(18 * [2.1 * NARROW])):
         channel.burst({2: rate}, 2)
@@ -194,7 +194,7 @@ def test_a_slower_path_is_believed_bit_by_bit() -> None:
     assert 2.0 * NARROW < rates[-1] < 2.4 * NARROW
 
 
-def test_what_bursts_confirm_is_told_again() -> None:
+def test_confirmed_rate_is_reported_again() -> None:
     channel = Wire()
     channel.burst({2: NARROW}, 2)
     channel.burst({2: NARROW}, 2)
@@ -205,7 +205,7 @@ def test_what_bursts_confirm_is_told_again() -> None:
     assert len(channel.told) == 2
 
 
-def test_the_next_manager_hears_of_it_as_soon_as_it_is_confirmed() -> None:
+def test_confirmed_rate_is_reported_to_the_next_manager() -> None:
     channel = Wire()
     channel.burst({2: NARROW}, 2)
     channel.burst({2: NARROW}, 2)
@@ -216,7 +216,7 @@ def test_the_next_manager_hears_of_it_as_soon_as_it_is_confirmed() -> None:
     assert [node for node, _ in channel.told] == [2, 2]
 
 
-def test_a_node_that_is_gone_begins_anew() -> None:
+def test_lost_node_clears_its_path_rates() -> None:
     channel = Wire()
     channel.burst({2: NARROW}, 2)
     channel.pairs.peer_lost(gone(node=2))
@@ -224,7 +224,7 @@ def test_a_node_that_is_gone_begins_anew() -> None:
     assert channel.told == []
 
 
-def test_a_link_that_ends_takes_its_figures_along() -> None:
+def test_closed_link_clears_its_counters() -> None:
     channel = Wire()
     channel.pairs.begin()
     channel.go_on(0.2, received={2: NARROW})
@@ -242,7 +242,7 @@ def slow_wire() -> tuple[Wire, list[tuple[int, int]]]:
     return channel, found
 
 
-def test_a_link_that_becomes_slow_is_told_in_the_middle_of_a_burst() -> None:
+def test_slow_link_is_reported_during_a_burst() -> None:
     channel, found = slow_wire()
     channel.go_on(0.5, sent={2: 40e6, 3: 40e6})
     assert found == []
@@ -256,14 +256,14 @@ def test_a_link_that_becomes_slow_is_told_in_the_middle_of_a_burst() -> None:
     assert found == []
 
 
-def test_a_link_is_not_slow_because_one_receiver_is() -> None:
+def test_slow_receiver_does_not_make_the_link_slow() -> None:
     channel, found = slow_wire()
     channel.go_on(2 * SLOW_S, sent={2: 12e6})
     channel.go_on(POLL_S, received={3: 1e6})
     assert found == []
 
 
-def test_a_link_is_not_slow_for_a_moment_nor_without_bytes_that_wait() -> None:
+def test_link_is_slow_only_with_a_lasting_backlog() -> None:
     channel, found = slow_wire()
     for _ in range(4):
         channel.go_on(0.5 * SLOW_S, sent={2: 12e6, 3: 12e6})

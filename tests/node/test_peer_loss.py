@@ -17,12 +17,12 @@ NODE = Path(hoplite_mp.__file__).parent / "_node"
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=" before ".join)
-def test_component_that_another_one_needs_receives_the_loss_first(order: tuple[str, str]) -> None:
+def test_components_receive_the_loss_after_those_they_need(order: tuple[str, str]) -> None:
     earlier, later = (PHASES.index(name) for name in order)
     assert earlier < later, ORDERS[order]
 
 
-def test_every_component_with_a_method_for_it_receives_the_loss_once() -> None:
+def test_every_component_with_peer_lost_receives_the_loss_once() -> None:
     receivers = ClusterNode.loss_receivers(mock.MagicMock())
     assert sorted(receivers) == sorted(PHASES)
     told: list[str] = []

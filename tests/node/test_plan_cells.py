@@ -39,7 +39,7 @@ def one() -> Iterator[PlanNode]:
 
 
 @pytest.mark.parametrize("operation", [GROUP, 1 << 63])
-def test_only_what_is_missing_is_pulled(one: PlanNode, operation: int) -> None:
+def test_only_missing_ranges_are_pulled(one: PlanNode, operation: int) -> None:
     """Of a copy that is planned anew with holes in it; whoever reads it from here reads one cell,
     which grows with those that fill the holes."""
     begun = CarriedCopy(one.lease(NBYTES), NBYTES, Ranges([(0, 10), (20, 30)]))
@@ -63,7 +63,7 @@ def test_only_what_is_missing_is_pulled(one: PlanNode, operation: int) -> None:
 
 
 @pytest.mark.parametrize("operation", [GROUP, 1 << 63])
-def test_a_pull_is_tried_again(one: PlanNode, operation: int) -> None:
+def test_failed_pull_is_retried(one: PlanNode, operation: int) -> None:
     """As often for a Group as for a copy, but only a copy has other nodes that might be reached."""
     owner = RecordedOwner(one)
     execution = owner.submit(copy_plan(operation))
@@ -80,7 +80,7 @@ def test_a_pull_is_tried_again(one: PlanNode, operation: int) -> None:
     assert owner.failures[1:] == ([] if operation == GROUP else [(0, UNREACHABLE)])
 
 
-def test_a_pull_is_not_tried_again_when_its_plan_is_over(one: PlanNode) -> None:
+def test_pull_of_a_dropped_plan_is_not_retried(one: PlanNode) -> None:
     execution = RecordedOwner(one).submit(copy_plan(GROUP))
     one.fail(1, "reset")
     one.plan_runner.drop(execution.number)
@@ -88,7 +88,7 @@ def test_a_pull_is_not_tried_again_when_its_plan_is_over(one: PlanNode) -> None:
     assert len(one.pulled) == 1
 
 
-def test_a_fold_that_ends_early_is_not_tried_again(one: PlanNode) -> None:
+def test_failed_fold_is_not_retried(one: PlanNode) -> None:
     owner = RecordedOwner(one)
     execution = owner.submit(copy_plan(GROUP))
     cell = one.cells.make(execution, None, memoryview(bytearray(8)), 0, 8, False)
@@ -96,7 +96,7 @@ def test_a_fold_that_ends_early_is_not_tried_again(one: PlanNode) -> None:
     assert owner.failures == [(NOBODY, "a source was closed")]
 
 
-def test_pulls_that_wait_for_their_turn_begin_when_others_are_given_up(one: PlanNode) -> None:
+def test_queued_pulls_start_when_others_are_dropped(one: PlanNode) -> None:
     """All those under way may be deleted at once: the others waited for ever."""
     objects = [ids.pack_id(OWNER.host_id, 8 + index) for index in range(INBOUND_PARENTS_MAX + 2)]
     one.from_manager(gather_plan(*objects))
@@ -109,7 +109,7 @@ def test_pulls_that_wait_for_their_turn_begin_when_others_are_given_up(one: Plan
     assert [cell for cell, *_ in one.pulled] == [1, 2, 3, 4, 5, 6]
 
 
-def test_of_a_member_that_is_being_written_a_cell_has_what_is_written_of_its_own_bytes(
+def test_cell_of_a_growing_block_has_its_written_bytes(
     one: PlanNode,
 ) -> None:
     """They lie behind the head of the member's payload, and behind the stripes before."""
@@ -124,7 +124,7 @@ def test_of_a_member_that_is_being_written_a_cell_has_what_is_written_of_its_own
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_a_pull_says_of_which_object_and_from_which_byte(one: PlanNode, known: bool) -> None:
+def test_pull_is_logged_with_its_object_and_first_byte(one: PlanNode, known: bool) -> None:
     """What was here before is not counted again."""
     begun = CarriedCopy(one.lease(NBYTES), NBYTES, Ranges([(0, 40)])) if known else None
     RecordedOwner(one, begun).submit(copy_plan(1 << 63))
@@ -134,7 +134,7 @@ def test_a_pull_says_of_which_object_and_from_which_byte(one: PlanNode, known: b
     assert one.cells.describe(2) == {}
 
 
-def test_the_manager_is_told_of_rates_that_are_known(one: PlanNode) -> None:
+def test_known_rates_are_reported_to_the_manager(one: PlanNode) -> None:
     one.cells._measured(100, 0)
     one.cells._measured(0, 50)
     assert one.reports == [m.HostMeasured(1, 100.0, None), m.HostMeasured(1, None, 50.0)]

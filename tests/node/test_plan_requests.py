@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.support.node_harness import NodeHarness
 
 
-def test_answers_of_the_manager_reach_the_processes_that_asked(
+def test_manager_replies_reach_the_requesting_processes(
     make_node: Callable[..., NodeHarness],
 ) -> None:
     node = make_node()
@@ -33,7 +33,7 @@ def test_answers_of_the_manager_reach_the_processes_that_asked(
     assert node.replies() == []
 
 
-def test_without_an_answer_of_the_manager_the_reply_is_none(
+def test_request_without_a_manager_reply_returns_none(
     make_node: Callable[..., NodeHarness],
 ) -> None:
     node = make_node()

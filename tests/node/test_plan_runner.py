@@ -51,14 +51,14 @@ def node() -> Iterator[Gather]:
     made.close()
 
 
-def test_what_another_transfer_brings_is_awaited(node: Gather) -> None:
+def test_plan_waits_for_an_object_of_another_transfer(node: Gather) -> None:
     node.gather(FIRST)
     assert node.reports == []
     node.remote_objects.arrived(node.first)
     assert node.reports == [m.StripesComplete(9, 1, 1)]
 
 
-def test_a_copy_that_another_transfer_has_lost_fails_the_part(node: Gather) -> None:
+def test_copy_lost_by_another_transfer_fails_the_plan(node: Gather) -> None:
     node.gather(FIRST)
     node.remote_objects.fail(node.first, ObjectLostError("it is lost"))
     assert node.node.state(node.first) == STATE["FAILED"]
@@ -67,7 +67,7 @@ def test_a_copy_that_another_transfer_has_lost_fails_the_part(node: Gather) -> N
     assert not node.plan_runner.executions
 
 
-def test_a_part_that_waits_for_room_has_not_got_all(node: Gather) -> None:
+def test_plan_waiting_for_space_is_not_complete(node: Gather) -> None:
     node.set_space(False)
     node.gather(FIRST, SECOND)
     node.remote_objects.arrived(node.first)
@@ -81,7 +81,7 @@ def test_a_part_that_waits_for_room_has_not_got_all(node: Gather) -> None:
 
 
 @pytest.mark.parametrize("requester", [0, 1, 2])
-def test_results_of_other_nodes_operations_become_copies(node: Gather, requester: int) -> None:
+def test_results_of_remote_operations_become_replicas(node: Gather, requester: int) -> None:
     node.gather(FIRST, requester=requester, results=(SECOND,))
     payload = node.lease(NBYTES)
     node.execution.blocks = {0: (payload, NBYTES)}
@@ -93,7 +93,7 @@ def test_results_of_other_nodes_operations_become_copies(node: Gather, requester
     assert not node.plan_runner.executions
 
 
-def test_the_commit_of_another_plan_ends_this_one(node: Gather) -> None:
+def test_commit_of_another_plan_ends_this_one(node: Gather) -> None:
     """The others have gone on without this node, which was given up and did not hear of that."""
     node.gather(FIRST)
     payload = node.lease(NBYTES)
@@ -104,7 +104,7 @@ def test_the_commit_of_another_plan_ends_this_one(node: Gather) -> None:
     assert payload not in node.store.leases
 
 
-def test_nothing_is_on_its_way_from_a_node_that_is_gone(node: Gather) -> None:
+def test_plan_does_not_pull_from_a_lost_node(node: Gather) -> None:
     del node.cluster.peers.by_number[0]
     node.gather(SECOND)
     assert node.pulled == []
@@ -114,7 +114,7 @@ def test_nothing_is_on_its_way_from_a_node_that_is_gone(node: Gather) -> None:
     assert node.reports == []
 
 
-def test_the_manager_hears_of_a_slow_link_while_an_allreduce_is_executed(node: Gather) -> None:
+def test_slow_link_is_reported_during_an_allreduce(node: Gather) -> None:
     node.gather(FIRST)
     execution = node.execution
     node.plan_runner.link_estimator.moved = lambda: (700, 90)

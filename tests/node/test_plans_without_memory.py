@@ -52,7 +52,7 @@ def reduction() -> Iterator[Reduction]:
     made.close()
 
 
-def test_what_the_next_plan_cannot_use_gives_way_to_its_result(reduction: Reduction) -> None:
+def test_unusable_blocks_of_an_earlier_plan_are_freed(reduction: Reduction) -> None:
     reduction.execute(1, 0, 2)
     before = reduction.slots
     assert before.keys() == {0, 2}

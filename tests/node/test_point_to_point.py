@@ -57,7 +57,7 @@ def world() -> Iterator[World]:
 
 
 @pytest.mark.parametrize(("since", "count"), [((1, 2), 1), ((1, 3), 0)])
-def test_a_version_of_the_members_that_this_node_has_never_read(
+def test_message_for_an_unread_version_goes_to_the_right_member(
     world: World, since: tuple[int, ...], count: int
 ) -> None:
     """The manager has died before it told this node; a sender had read it, and has sent. If the
@@ -67,7 +67,7 @@ def test_a_version_of_the_members_that_this_node_has_never_read(
     assert (world.arrived, world.told) == (count, [1])
 
 
-def test_a_version_that_this_node_has_yet_to_read(world: World) -> None:
+def test_message_for_a_later_version_waits_for_it(world: World) -> None:
     world.show(1, (1, 1))
     world.hear(2)
     assert world.arrived == 0
@@ -76,7 +76,7 @@ def test_a_version_that_this_node_has_yet_to_read(world: World) -> None:
 
 
 @pytest.mark.parametrize("asker", ["the member", "another process", "a former member"])
-def test_only_the_member_itself_says_what_it_has_received(world: World, asker: str) -> None:
+def test_only_the_member_acknowledges_its_messages(world: World, asker: str) -> None:
     """Not a process that asks for a rank which nobody of this host holds any more."""
     world.show(1, (1, 1))
     world.hear(1)

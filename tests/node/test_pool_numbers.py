@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.support.node_harness import NodeHarness
 
 
-def test_they_are_given_out_in_turn() -> None:
+def test_pool_numbers_are_assigned_in_turn() -> None:
     last, found = 0, []
     for _ in range(POOLS_MAX):
         number = next_number(last, {3})
@@ -28,7 +28,7 @@ def test_they_are_given_out_in_turn() -> None:
 
 
 @pytest.mark.parametrize(("kind", "again"), [("common", True), ("actor", False), ("gone", False)])
-def test_task_is_run_again_unless_its_pool_is_gone_or_an_actors(
+def test_lost_task_is_retried_unless_its_pool_is_closed_or_an_actor(
     make_node: Callable[..., NodeHarness], kind: str, again: bool
 ) -> None:
     node = make_node(alone=True)

@@ -39,7 +39,7 @@ class Network:
         self.questions.answered(host_id, ProbeResponse(probe.number))
 
 
-def test_the_quickest_counts_but_not_the_first() -> None:
+def test_fastest_probe_after_the_first_counts() -> None:
     network = Network()
     network.probing.begin([member(1)])
     for after_s in (1e-9, 4e-3, 1e-3, 2e-3):
@@ -51,7 +51,7 @@ def test_the_quickest_counts_but_not_the_first() -> None:
     assert not network.questions.open
 
 
-def test_some_are_asked_each_by_itself() -> None:
+def test_some_peers_are_probed_one_by_one() -> None:
     network = Network()
     network.probing.begin([member(n) for n in range(1, 30)])
     assert [host_id for host_id, _ in network.sent] == [1000 + n for n in range(30 - PEERS_MAX, 30)]
@@ -60,7 +60,7 @@ def test_some_are_asked_each_by_itself() -> None:
     assert len(network.told) == PEERS_MAX
 
 
-def test_a_node_that_goes_and_answers_that_nobody_waits_for() -> None:
+def test_lost_peer_and_unexpected_replies_are_ignored() -> None:
     network = Network()
     network.probing.begin([member(1), member(2)])
     network.questions.peer_lost(gone(1001))

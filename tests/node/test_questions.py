@@ -31,7 +31,7 @@ def questions(node: NodeHarness) -> Questions:
     return node.parts.questions
 
 
-def test_done_when_the_last_has_answered(node: NodeHarness, questions: Questions) -> None:
+def test_request_completes_with_the_last_reply(node: NodeHarness, questions: Questions) -> None:
     found: list[dict[int, Any]] = []
     questions.ask_all([1, 2], ClockQuery, found.append)
     (one, asked), (two, other) = node.sent
@@ -51,7 +51,7 @@ def test_done_when_the_last_has_answered(node: NodeHarness, questions: Questions
     assert len(found) == 1
 
 
-def test_without_patience_all_are_waited_for(node: NodeHarness, questions: Questions) -> None:
+def test_request_without_a_timeout_waits_for_all(node: NodeHarness, questions: Questions) -> None:
     """Each may be asked something of its own, and who answers late is told apart."""
     found: list[dict[int, Any]] = []
     makes = {host_id: partial(TraceReadRequest, trace=7, offset=host_id) for host_id in (1, 2)}
@@ -66,7 +66,9 @@ def test_without_patience_all_are_waited_for(node: NodeHarness, questions: Quest
     assert not questions.answered(2, DiagnosticsResponse(second.number))
 
 
-def test_who_is_silent_or_lost_is_not_waited_for(node: NodeHarness, questions: Questions) -> None:
+def test_request_completes_without_silent_or_lost_hosts(
+    node: NodeHarness, questions: Questions
+) -> None:
     found: list[dict[int, Any]] = []
     questions.ask_all([1, 2, 9], ClockQuery, found.append)  # nobody has host id 9
     questions.answered(1, DiagnosticsResponse(node.sent[0][1].number))
@@ -83,7 +85,9 @@ def test_who_is_silent_or_lost_is_not_waited_for(node: NodeHarness, questions: Q
     assert not questions.open
 
 
-def test_one_host_answers_or_is_lost(node: NodeHarness, questions: Questions) -> None:
+def test_single_request_completes_with_a_reply_or_a_loss(
+    node: NodeHarness, questions: Questions
+) -> None:
     """Without a deadline it is waited for as long as it lives."""
     found: list[Any] = []
     for host_id in (1, 2, 9):
@@ -99,7 +103,7 @@ def test_one_host_answers_or_is_lost(node: NodeHarness, questions: Questions) ->
     assert not questions.open
 
 
-def test_the_host_is_lost_while_it_is_asked(node: NodeHarness, questions: Questions) -> None:
+def test_host_lost_while_sending_completes_once(node: NodeHarness, questions: Questions) -> None:
     """The loss is told once, and the others are waited for."""
     found: list[dict[int, Any]] = []
     send = questions.send
@@ -116,14 +120,14 @@ def test_the_host_is_lost_while_it_is_asked(node: NodeHarness, questions: Questi
     assert [set(answers) for answers in found] == [{2}]
 
 
-def test_nobody_to_ask(questions: Questions) -> None:
+def test_request_to_no_host_completes_immediately(questions: Questions) -> None:
     found: list[dict[int, Any]] = []
     questions.ask_all([], ClockQuery, found.append)
     questions.ask_all([8, 9], ClockQuery, found.append)
     assert found == [{}, {}]
 
 
-def test_the_fastest_answer_says_most_about_a_clock() -> None:
+def test_fastest_reply_gives_the_clock_offset() -> None:
     """A clock that is 5 s ahead; ways of 100 and 300 us, then of 20 and 20."""
     ahead = 5_000_000_000
     slow = best_clock(None, 1_000_000, 1_400_000, 1_100_000 + ahead)
@@ -133,7 +137,7 @@ def test_the_fastest_answer_says_most_about_a_clock() -> None:
     assert best_clock(fast, 3_000_000, 3_100_000, 0) == fast
 
 
-def test_between_two_looks_a_clock_goes_evenly() -> None:
+def test_clock_offset_is_interpolated() -> None:
     """It was 1000 ns ahead at 10_000 and 3000 ns ahead at 30_000 of ours."""
     clocks = [(10_000, 1_000, 5), (30_000, 3_000, 5)]
     for ours, ahead in [(0, 1_000), (10_000, 1_000), (20_000, 2_000), (30_000, 3_000)]:

@@ -13,9 +13,7 @@ ADDED = st.lists(st.tuples(st.integers(0, SIZE - 1), st.integers(0, SIZE)), max_
 
 
 @given(ADDED, st.integers(0, SIZE), st.integers(0, SIZE))
-def test_what_is_there_and_what_is_missing(
-    added: list[tuple[int, int]], begin: int, end: int
-) -> None:
+def test_ranges_match_a_set_of_bytes(added: list[tuple[int, int]], begin: int, end: int) -> None:
     mine = Ranges()
     there: set[int] = set()
     for first, last in added:
@@ -39,7 +37,7 @@ def test_what_is_there_and_what_is_missing(
     assert all(first < last and first not in there for first, last in gaps)
 
 
-def test_many_gaps_are_filled_with_what_lies_behind_the_last() -> None:
+def test_gaps_beyond_the_maximum_are_merged() -> None:
     mine = Ranges()
     for byte in range(0, 100, 2):
         mine.add(byte, byte + 1)
@@ -48,7 +46,7 @@ def test_many_gaps_are_filled_with_what_lies_behind_the_last() -> None:
     assert gaps[-1] == (2 * growing_block.GAPS_MAX - 1, 100)
 
 
-def test_a_copy_is_another_one() -> None:
+def test_copy_of_ranges_is_independent() -> None:
     mine = Ranges()
     mine.add(0, 5)
     other = mine.copy()

@@ -45,7 +45,7 @@ def forget(side: Side, oid: int) -> None:
     side.party.collect()
 
 
-def test_a_lost_result_is_made_again_when_it_is_asked_for(network: Network, sender: Side) -> None:
+def test_lost_result_is_recomputed_on_demand(network: Network, sender: Side) -> None:
     oid, runner = submit_and_run(network, BIG)
     network.lose(runner)
     network.settle()
@@ -64,7 +64,7 @@ def test_a_lost_result_is_made_again_when_it_is_asked_for(network: Network, send
     assert_nothing_kept(network)
 
 
-def test_a_run_has_the_priority_of_the_task(
+def test_recomputation_has_the_priority_of_its_task(
     network: Network, sender: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And it is announced as every task of that pool is, by the rule that knows of priorities."""
@@ -86,9 +86,7 @@ def test_a_run_has_the_priority_of_the_task(
 
 
 @pytest.mark.parametrize("frees", [True, False])
-def test_there_is_no_room_for_what_is_made_again_elsewhere(
-    network: Network, sender: Side, frees: bool
-) -> None:
+def test_recomputed_result_waits_for_space(network: Network, sender: Side, frees: bool) -> None:
     """It is brought as soon as there is; without room for put_wait_s the task has failed, as any
     other does whose result has no room."""
     oid, runner = submit_and_run(network, BIG)
@@ -121,7 +119,7 @@ def test_there_is_no_room_for_what_is_made_again_elsewhere(
     assert_nothing_kept(network)
 
 
-def test_the_run_is_known_by_the_result_that_it_makes_again(network: Network, sender: Side) -> None:
+def test_recomputation_is_named_by_its_result(network: Network, sender: Side) -> None:
     """Wherever it runs: Groups must not take it for a task of which they have never heard."""
     oid, runner = submit_and_run(network, BIG)
     target = ids.pack_id(sender.host_id, oid)
@@ -146,7 +144,7 @@ def test_the_run_is_known_by_the_result_that_it_makes_again(network: Network, se
     assert_nothing_kept(network)
 
 
-def test_workers_of_this_host_make_it_again(network: Network, sender: Side) -> None:
+def test_lost_result_is_recomputed_by_local_workers(network: Network, sender: Side) -> None:
     oid, _ = submit_and_run(network, BIG)
     for side in list(network.living[1:]):
         network.lose(side)
@@ -159,7 +157,7 @@ def test_workers_of_this_host_make_it_again(network: Network, sender: Side) -> N
     assert_nothing_kept(network)
 
 
-def test_what_the_second_run_raises_is_the_result(network: Network, sender: Side) -> None:
+def test_error_of_a_recomputation_is_the_result(network: Network, sender: Side) -> None:
     oid, runner = submit_and_run(network, BIG)
     network.lose(runner)
     sender.remote_objects.want(oid, lambda: None)
@@ -172,9 +170,7 @@ def test_what_the_second_run_raises_is_the_result(network: Network, sender: Side
 
 
 @pytest.mark.parametrize("count", [1, 1000])
-def test_a_second_run_that_gives_refs_is_an_error(
-    network: Network, sender: Side, count: int
-) -> None:
+def test_recomputation_that_returns_refs_fails(network: Network, sender: Side, count: int) -> None:
     """Who would hold what they name is not asked a second time. Small values and large ones."""
     oid, runner = submit_and_run(network, BIG)
     network.lose(runner)
@@ -192,7 +188,7 @@ def test_a_second_run_that_gives_refs_is_an_error(
     assert_nothing_kept(network)
 
 
-def test_a_small_value_and_one_of_another_size(network: Network, sender: Side) -> None:
+def test_recomputed_value_may_have_another_size(network: Network, sender: Side) -> None:
     for again in ("small", np.ones(70_000)):
         oid, runner = submit_and_run(network, BIG)
         network.lose(runner)
@@ -206,7 +202,9 @@ def test_a_small_value_and_one_of_another_size(network: Network, sender: Side) -
 
 
 @pytest.mark.parametrize(("retries", "why"), [(0, "retries=0"), (1, "retries of f")])
-def test_retries_bound_how_often(network: Network, sender: Side, retries: int, why: str) -> None:
+def test_retries_limit_recomputations(
+    network: Network, sender: Side, retries: int, why: str
+) -> None:
     oid, runner = submit_and_run(network, BIG, retries=retries)
     network.lose(runner)
     for _ in range(retries):
@@ -227,7 +225,7 @@ def test_retries_bound_how_often(network: Network, sender: Side, retries: int, w
     assert_nothing_kept(network)
 
 
-def test_a_result_that_is_lost_twice(network: Network, sender: Side) -> None:
+def test_result_lost_twice_is_recomputed_twice(network: Network, sender: Side) -> None:
     """The second time before its bytes were here: each run counts."""
     oid, runner = submit_and_run(network, BIG, retries=2)
     network.lose(runner)
@@ -245,7 +243,7 @@ def test_a_result_that_is_lost_twice(network: Network, sender: Side) -> None:
     assert_nothing_kept(network)
 
 
-def test_what_a_run_is_tried_again_counts(network: Network, sender: Side) -> None:
+def test_retry_of_a_recomputation_counts(network: Network, sender: Side) -> None:
     """Its result is lost before its bytes were here: two runs were made of it."""
     oid, runner = submit_and_run(network, BIG, retries=2)
     network.lose(runner)
@@ -264,7 +262,9 @@ def test_what_a_run_is_tried_again_counts(network: Network, sender: Side) -> Non
 
 
 @pytest.mark.parametrize("count", [20_000, 80_000])
-def test_a_value_of_another_size(network: Network, sender: Side, count: int) -> None:
+def test_remote_reader_gets_a_recomputed_value_of_another_size(
+    network: Network, sender: Side, count: int
+) -> None:
     """A reader elsewhere knew the size of the first one."""
     oid, runner = submit_and_run(network, BIG)
     reader = next(side for side in network.living[1:] if side is not runner)
@@ -278,7 +278,7 @@ def test_a_value_of_another_size(network: Network, sender: Side, count: int) -> 
     assert (reader.read(hold) == np.ones(count)).all()
 
 
-def test_a_chain_keeps_names_and_no_bytes(network: Network, sender: Side) -> None:
+def test_chain_of_lost_results_is_recomputed_from_its_start(network: Network, sender: Side) -> None:
     """Steps that nobody holds but by what was made of them are made again from the first one on."""
     first, runner = submit_and_run(network, BIG)
     steps, runners = [first], {runner}
@@ -306,7 +306,7 @@ def test_a_chain_keeps_names_and_no_bytes(network: Network, sender: Side) -> Non
     assert_nothing_kept(network)
 
 
-def test_a_result_of_this_host_is_an_argument(network: Network, sender: Side) -> None:
+def test_local_result_is_an_argument_of_a_recomputation(network: Network, sender: Side) -> None:
     """A worker of this host has made it: its node learns of it by the block for a big result."""
     for side in network.living[1:]:
         sender.outbound_tasks.lose_runner(side.host_id)
@@ -338,7 +338,7 @@ def test_a_result_of_this_host_is_an_argument(network: Network, sender: Side) ->
     assert_nothing_kept(network)
 
 
-def test_a_long_chain_fails_without_depth() -> None:
+def test_long_chain_fails_without_recursion() -> None:
     """More steps than frames fit onto the stack, of which the first cannot be made again."""
     network = Network(2)
     sender, runner = network.nodes
@@ -367,7 +367,7 @@ def test_a_long_chain_fails_without_depth() -> None:
     network.close()
 
 
-def test_an_argument_that_was_put_goes_with_its_last_ref(network: Network, sender: Side) -> None:
+def test_freed_argument_fails_the_recomputation(network: Network, sender: Side) -> None:
     object_id, hold = sender.put(BIG)
     oid, runner = submit_and_run(network, BIG, ObjectRef(object_id, hold))
     del hold
@@ -382,7 +382,7 @@ def test_an_argument_that_was_put_goes_with_its_last_ref(network: Network, sende
     assert_nothing_kept(network)
 
 
-def test_what_is_kept_is_bounded(network: Network, sender: Side) -> None:
+def test_lineage_size_is_bounded(network: Network, sender: Side) -> None:
     lineage = sender.recovery.lineage
     lineage.bytes_max = 8 << 10
     oids = []
@@ -400,7 +400,7 @@ def test_what_is_kept_is_bounded(network: Network, sender: Side) -> None:
     assert_nothing_kept(network)
 
 
-def test_deleted_while_it_is_made_again(network: Network, sender: Side) -> None:
+def test_result_deleted_during_its_recomputation_is_dropped(network: Network, sender: Side) -> None:
     oid, runner = submit_and_run(network, BIG)
     network.lose(runner)
     heard: list[int] = []
@@ -414,7 +414,7 @@ def test_deleted_while_it_is_made_again(network: Network, sender: Side) -> None:
     assert_nothing_kept(network)
 
 
-def test_its_executor_is_closed(network: Network, sender: Side) -> None:
+def test_closed_executor_fails_the_recomputation(network: Network, sender: Side) -> None:
     oid, runner = submit_and_run(network, BIG)
     network.lose(runner)
     sender.parts.workers.close(0, False)

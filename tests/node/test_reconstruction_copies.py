@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["network", "sender"]  # fixtures
 
 
-def test_a_host_that_ran_the_task_and_reads_its_result_still_has_it(
-    network: Network, sender: Side
-) -> None:
+def test_runner_that_reads_its_result_keeps_a_copy(network: Network, sender: Side) -> None:
     """A process there has held it since before the task came, under a header of its own: the
     Release of the task's header is not the end of that copy, and a value that others have read must
     not be made a second time."""
@@ -49,7 +47,7 @@ def test_a_host_that_ran_the_task_and_reads_its_result_still_has_it(
     assert_nothing_kept(network)
 
 
-def test_a_copy_of_which_is_heard_too_late(network: Network, sender: Side) -> None:
+def test_late_report_of_a_copy_does_not_add_a_second_value(network: Network, sender: Side) -> None:
     """The task has been run again meanwhile, and gave another value: there is one all the same."""
     oid, runner = submit_and_run(network, BIG)
     reader = next(side for side in network.living[1:] if side is not runner)
@@ -67,7 +65,7 @@ def test_a_copy_of_which_is_heard_too_late(network: Network, sender: Side) -> No
     assert (sender.read(sender.submitted[oid][0]) == BIG).all()
 
 
-def test_another_host_asks(network: Network, sender: Side) -> None:
+def test_remote_request_recomputes_a_lost_result_once(network: Network, sender: Side) -> None:
     """It knows the result by a ref; its owner has it made again, once for all."""
     oid, runner = submit_and_run(network, BIG)
     readers = [side for side in network.living[1:] if side is not runner]
@@ -88,7 +86,7 @@ def test_another_host_asks(network: Network, sender: Side) -> None:
     assert_nothing_kept(network)
 
 
-def test_a_copy_elsewhere_is_found_before_anything_is_run(network: Network, sender: Side) -> None:
+def test_remote_copy_is_found_before_a_recomputation(network: Network, sender: Side) -> None:
     oid, runner = submit_and_run(network, BIG)
     object_id = ids.pack_id(sender.host_id, oid)
     other = next(side for side in network.living[1:] if side is not runner)
@@ -101,9 +99,7 @@ def test_a_copy_elsewhere_is_found_before_anything_is_run(network: Network, send
     assert_nothing_kept(network)
 
 
-def test_an_owner_is_asked_at_once_and_then_when_it_may_know_more(
-    network: Network, sender: Side
-) -> None:
+def test_owner_is_queried_again_after_a_membership_change(network: Network, sender: Side) -> None:
     """It may not have heard yet that the node which it names has died."""
     reconstruction, loop = sender.recovery.reconstruction, sender.loop
     object_id, mine = network.nodes[1].put(BIG)
@@ -125,7 +121,7 @@ def test_an_owner_is_asked_at_once_and_then_when_it_may_know_more(
     del mine
 
 
-def test_a_copy_is_found_however_often_others_have_come_and_gone(
+def test_remote_copy_is_found_after_other_copies_were_dropped(
     network: Network, sender: Side
 ) -> None:
     """The task may give another value, which those who had read the first one must never see."""

@@ -118,7 +118,7 @@ def same(found: list[Any], wanted: Any) -> bool:
         ("hypot", np.float64),
     ],
 )
-def test_the_bits_of_a_fold_from_left_to_right(
+def test_local_reduction_has_the_bits_of_a_left_fold(
     host: ShmHost, monkeypatch: pytest.MonkeyPatch, op: str, dtype: Any, orders: str, slices: int
 ) -> None:
     arrays = arrays_of(dtype, orders)
@@ -139,13 +139,13 @@ def test_fold_that_overflows_does_not_warn() -> None:
 
 
 @pytest.mark.parametrize("text", ["a", "abc"])
-def test_what_is_no_array_is_named(host: ShmHost, text: str) -> None:
+def test_source_that_is_not_an_array_is_named(host: ShmHost, text: str) -> None:
     reduction = Reduction(host, "sum", [np.ones(3), text])
     with pytest.raises(PlanError, match=r"source 1 .* is neither an array nor a number"):
         reduction.at_once()
 
 
-def test_a_rounding_that_keeps_the_kind_of_a_number() -> None:
+def test_bfloat16_rounding_keeps_nan_and_ties_to_even() -> None:
     """Half of a unit goes to the even one, and a NaN never becomes an infinity."""
     bits = np.array(
         [0x3F80_8000, 0x3F81_8000, 0x3F80_8001, 0x7F80_0000, 0x7F80_0001, 0xFFFF_FFFF], np.uint32

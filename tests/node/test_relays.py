@@ -46,7 +46,7 @@ def answer(node: NodeHarness, port: int) -> int:
     return host_id
 
 
-def test_second_node_that_is_asked_has_a_way(node: NodeHarness, found: list[list[Any]]) -> None:
+def test_second_queried_node_has_a_relay(node: NodeHarness, found: list[list[Any]]) -> None:
     find(node, found)
     find(node, found)  # somebody else waits for the same way
     assert [host_id for host_id, _ in node.sent] == [1001]
@@ -59,15 +59,13 @@ def test_second_node_that_is_asked_has_a_way(node: NodeHarness, found: list[list
     assert way(node) == []
 
 
-def test_way_that_nobody_has_is_empty(node: NodeHarness, found: list[list[Any]]) -> None:
+def test_search_without_a_relay_returns_nothing(node: NodeHarness, found: list[list[Any]]) -> None:
     find(node, found)
     assert [answer(node, 0) for _ in range(ASKED_MAX)] == [1001, 1002, 1003]
     assert found == [[]]
 
 
-def test_node_that_is_silent_or_lost_is_not_waited_for(
-    node: NodeHarness, found: list[list[Any]]
-) -> None:
+def test_silent_or_lost_node_is_skipped(node: NodeHarness, found: list[list[Any]]) -> None:
     find(node, found)
     _, late = node.sent[-1]
     node.loop.pass_time(ANSWER_S)
@@ -79,9 +77,7 @@ def test_node_that_is_silent_or_lost_is_not_waited_for(
     assert len(found[0]) == 1
 
 
-def test_search_ends_when_the_node_that_is_looked_for_is_lost(
-    node: NodeHarness, found: list[list[Any]]
-) -> None:
+def test_search_ends_when_its_target_is_lost(node: NodeHarness, found: list[list[Any]]) -> None:
     find(node, found)
     node.lose(9)
     assert found == [[]]
@@ -90,7 +86,7 @@ def test_search_ends_when_the_node_that_is_looked_for_is_lost(
     assert len(found) == 1
 
 
-def test_port_is_lent_once_to_all(node: NodeHarness) -> None:
+def test_relay_port_is_shared(node: NodeHarness) -> None:
     for asker, number in ((1001, 5), (1002, 6)):
         node.receive(asker, RelayRequest(number, REMOTE))
     node.loop.call_all()
@@ -100,7 +96,7 @@ def test_port_is_lent_once_to_all(node: NodeHarness) -> None:
     assert node.connections.lent == []
 
 
-def test_node_that_looks_for_a_way_itself_or_does_not_get_there_has_none(
+def test_node_without_a_connection_offers_no_relay(
     node: NodeHarness, found: list[list[Any]]
 ) -> None:
     node.connections.reaches = False

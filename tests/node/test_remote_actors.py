@@ -27,13 +27,13 @@ def node(make_node: Callable[..., NodeHarness]) -> NodeHarness:
     return make_node([member(1), member(2)])
 
 
-def test_identity_that_is_gone_takes_no_pool(node: NodeHarness) -> None:
+def test_ended_actor_gets_no_pool(node: NodeHarness) -> None:
     assert "ended" in node.answer(DRIVER_SLOT, BindActor(1 << 40, 3)).error
     assert list(node.parts.workers.pools) == [0]
 
 
 @pytest.mark.parametrize("asked", [False, True])
-def test_node_that_is_lost_cannot_begin_an_actor(node: NodeHarness, asked: bool) -> None:
+def test_lost_node_cannot_start_an_actor(node: NodeHarness, asked: bool) -> None:
     """Before it is asked, or before it has answered."""
     setup = node.process(DRIVER_SLOT).put("setup")
     if not asked:
@@ -50,12 +50,12 @@ def test_node_that_is_lost_cannot_begin_an_actor(node: NodeHarness, asked: bool)
     assert not node.parts.questions.open
 
 
-def test_what_is_wanted_travels_in_the_order_of_its_fields() -> None:
+def test_actor_request_has_the_fields_of_its_message() -> None:
     assert WantedActor._fields == StartRemoteActor.__struct_fields__[1:]
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_call_that_cannot_begin_holds_up_no_other(begun: bool) -> None:
+def test_call_that_cannot_start_does_not_block_the_next(begun: bool) -> None:
     """There is no header for it, or no queue: its caller is told, and the next one runs."""
     network = Network(2)
     caller, owner = network.nodes

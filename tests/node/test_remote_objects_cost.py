@@ -39,7 +39,7 @@ def network() -> Iterator[Network]:
     made.close()
 
 
-def test_what_was_freed_or_deleted_is_dropped_and_nothing_else_looked_at(network: Network) -> None:
+def test_only_freed_or_deleted_objects_are_visited(network: Network) -> None:
     """Results of a process here that are on another host: its headers, which the node never
     collects."""
     side = network.nodes[0]

@@ -134,7 +134,7 @@ def world(make_world: Callable[..., World]) -> World:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_pool_is_open_when_all_have_answered(world: World, exact: bool) -> None:
+def test_remote_pool_is_open_after_all_replies(world: World, exact: bool) -> None:
     world.open_remote(exact=exact)
     world.pool_opened(SECOND, 9)
     assert not world.replies()
@@ -146,7 +146,7 @@ def test_a_pool_is_open_when_all_have_answered(world: World, exact: bool) -> Non
     assert not world.far, "who does not read the reply has no use for the pool"
 
 
-def test_one_cannot_open_it(world: World) -> None:
+def test_remote_pool_fails_if_one_host_refuses(world: World) -> None:
     world.open_remote()
     world.pool_opened(FIRST, 0, "h1 can start no more workers")
     world.pool_opened(SECOND, 9)
@@ -157,7 +157,7 @@ def test_one_cannot_open_it(world: World) -> None:
 
 
 @pytest.mark.parametrize("answers", [False, True])
-def test_one_is_lost_before_it_is_open(world: World, answers: bool) -> None:
+def test_remote_pool_fails_if_a_host_is_lost_before_it_is_open(world: World, answers: bool) -> None:
     world.open_remote()
     if answers:
         world.pool_opened(SECOND, 9)
@@ -168,7 +168,7 @@ def test_one_is_lost_before_it_is_open(world: World, answers: bool) -> None:
     assert list(world.pools) == [0]
 
 
-def test_its_owner_dies_before_it_is_open(world: World) -> None:
+def test_remote_pool_of_a_dead_owner_is_closed(world: World) -> None:
     world.open_remote()
     world.pool_opened(FIRST, 8)
     workers = world.parts.workers
@@ -181,13 +181,13 @@ def test_its_owner_dies_before_it_is_open(world: World) -> None:
     assert 1 in world.pools
 
 
-def test_on_a_node_that_is_gone_already(world: World) -> None:
+def test_remote_pool_on_a_lost_node_fails(world: World) -> None:
     assert world.answer(DRIVER_SLOT, OpenPool(0, 0, 0, [(1, 3), (7, 4)])).value == "node h7 is gone"
     assert not world.taken()
     assert list(world.pools) == [0]
 
 
-def test_a_round_counts_the_workers_of_all(world: World) -> None:
+def test_worker_broadcast_counts_the_workers_of_all_hosts(world: World) -> None:
     world.open_round()
     world.round_opened(FIRST, 8, 3)
     assert not world.replies()
@@ -196,7 +196,7 @@ def test_a_round_counts_the_workers_of_all(world: World) -> None:
     assert not world.taken()
 
 
-def test_of_a_round_one_is_late(world: World) -> None:
+def test_worker_broadcast_timeout_releases_the_answered_hosts(world: World) -> None:
     """Those that have answered need not wait for the caller, who has given it up."""
     world.open_round(0.5)
     world.round_opened(FIRST, 8, 3)
@@ -209,7 +209,7 @@ def test_of_a_round_one_is_late(world: World) -> None:
     assert not world.replies()
 
 
-def test_the_caller_of_a_round_dies_while_it_is_opened(world: World) -> None:
+def test_worker_broadcast_of_a_dead_caller_is_closed(world: World) -> None:
     world.open_round()
     world.round_opened(FIRST, 8, 3)
     world.parts.workers.close(1, False)
@@ -219,7 +219,7 @@ def test_the_caller_of_a_round_dies_while_it_is_opened(world: World) -> None:
 
 
 @pytest.mark.parametrize("ends", ["answers", "lost", "silent"])
-def test_a_round_has_ended_when_all_know(world: World, ends: str) -> None:
+def test_worker_broadcast_ends_after_all_hosts_are_informed(world: World, ends: str) -> None:
     world.open_round()
     world.round_opened(FIRST, 8, 3)
     world.round_opened(SECOND, 9, 3)
@@ -240,7 +240,7 @@ def test_a_round_has_ended_when_all_know(world: World, ends: str) -> None:
     assert OpenRemoteBroadcast not in map(type, world.taken())
 
 
-def test_workers_are_called_to_a_round_of_another_node_until_they_have_come(
+def test_workers_are_called_to_a_remote_worker_broadcast_until_they_arrive(
     make_world: Callable[..., World],
 ) -> None:
     """One that is to retire is still told so; one that is retiring already does not take part."""
@@ -266,7 +266,7 @@ def test_workers_are_called_to_a_round_of_another_node_until_they_have_come(
     assert dict(flags) == {first: 0, second: RETIRE_ENDS}
 
 
-def test_peers_of_a_lost_host_go_where_fewest_are(world: World) -> None:
+def test_peers_of_a_lost_host_move_to_the_emptiest_host(world: World) -> None:
     pool = world.peers(2)
     world.busy()
     world.lost(3)
@@ -279,13 +279,13 @@ def test_peers_of_a_lost_host_go_where_fewest_are(world: World) -> None:
     assert world.asked_for() == [], "each task has a worker"
 
 
-def test_a_worker_that_is_free_is_enough(world: World) -> None:
+def test_idle_worker_replaces_a_lost_peer(world: World) -> None:
     world.peers(0)
     world.lost(2)
     assert world.asked_for() == []
 
 
-def test_another_host_is_asked_if_one_refuses_or_is_lost(world: World) -> None:
+def test_next_host_is_requested_after_a_refusal_or_loss(world: World) -> None:
     world.peers(0)
     world.busy()
     world.lost(1)
@@ -300,7 +300,7 @@ def test_another_host_is_asked_if_one_refuses_or_is_lost(world: World) -> None:
     assert world.asked_for() == [(FIRST, 1, True)]
 
 
-def test_each_host_is_asked_for_one_at_a_time(world: World) -> None:
+def test_each_host_is_requested_for_one_worker_at_a_time(world: World) -> None:
     """One of two may have room for one, although it has none for both."""
     world.peers(0, GPU)
     world.busy()
@@ -308,7 +308,7 @@ def test_each_host_is_asked_for_one_at_a_time(world: World) -> None:
     assert world.asked_for() == [(FIRST, 1, True), (FIRST, 1, True)]
 
 
-def test_while_resources_are_in_use_all_are_asked_again(
+def test_all_hosts_are_requested_again_while_resources_are_in_use(
     make_world: Callable[..., World],
 ) -> None:
     world = make_world(resources="gpu=6")
@@ -335,7 +335,7 @@ def test_while_resources_are_in_use_all_are_asked_again(
     assert pool.target == 6
 
 
-def test_they_are_asked_no_more_when_another_peer_has_ended(world: World) -> None:
+def test_requests_stop_when_another_peer_has_ended(world: World) -> None:
     world.peers(0, GPU)
     world.busy()
     world.lost(1)
@@ -356,7 +356,7 @@ def test_they_are_asked_no_more_when_another_peer_has_ended(world: World) -> Non
     assert not [due for due, *_ in world.loop.timers if due <= soon]
 
 
-def test_peers_without_a_place_of_their_own_go_anywhere(world: World) -> None:
+def test_unbound_peers_may_move_to_any_host(world: World) -> None:
     pool = world.peers(0, anywhere=True)
     world.parts.outbound_tasks.forget_pool(1)
     world.lost(4)
@@ -364,7 +364,7 @@ def test_peers_without_a_place_of_their_own_go_anywhere(world: World) -> None:
     assert world.asked_for() == [(FIRST, 1, True), (SECOND, 1, True), (FIRST, 1, True)]
 
 
-def test_a_host_without_workers_may_have_the_resources(make_world: Callable[..., World]) -> None:
+def test_host_without_workers_can_provide_the_resources(make_world: Callable[..., World]) -> None:
     world = make_world(member(1, 0, resources=GPU), workers=0, resources="gpu=1")
     world.peers(0, GPU, anywhere=True)
     world.parts.outbound_tasks.forget_pool(1)
@@ -399,7 +399,7 @@ def test_peers_of_named_hosts_fail_when_the_last_one_leaves(world: World) -> Non
     assert "no remaining host has the resources for it" in why
 
 
-def test_workers_of_an_executor_are_not_replaced(world: World) -> None:
+def test_executor_workers_are_not_replaced(world: World) -> None:
     world.open_remote(exact=False)
     world.pool_opened(FIRST, 8)
     world.pool_opened(SECOND, 9)

@@ -67,7 +67,7 @@ def after(rank: int, call: int, **about: Any) -> RepeatedPlans:
     return plans
 
 
-def test_the_plan_of_the_last_call_like_this_one_is_repeated() -> None:
+def test_last_plan_of_an_equal_call_is_repeated() -> None:
     for kind in ("allreduce", "broadcast", "allgather", "alltoall", "gather"):
         first = made(4, kind=kind)
         for rank in range(3):
@@ -96,7 +96,7 @@ def test_the_plan_of_the_last_call_like_this_one_is_repeated() -> None:
             assert len(set(others)) == len(others)  # what has come is counted by name
 
 
-def test_another_call_waits_for_a_plan() -> None:
+def test_different_call_waits_for_a_plan() -> None:
     plans = after(1, 4)
     others = [
         part(1, 5, nbytes=NBYTES + 8),
@@ -111,13 +111,13 @@ def test_another_call_waits_for_a_plan() -> None:
     assert plans.next(members(), part(1, 5)) is not None
 
 
-def test_a_plan_is_repeated_until_its_distance_has_no_room() -> None:
+def test_plan_is_repeated_up_to_the_maximum_distance() -> None:
     plans = after(0, 4)
     assert plans.next(members(), part(0, 4 + REPEATED - 1)) is not None
     assert plans.next(members(), msgspec.structs.replace(part(0, 5), call=4 + REPEATED)) is None
 
 
-def test_what_is_not_kept() -> None:
+def test_plans_of_changed_or_failed_calls_are_not_kept() -> None:
     plans = after(0, 4)
     plans.clear()  # the members have changed
     assert plans.next(members(), part(0, 5)) is None
@@ -142,7 +142,7 @@ def test_what_is_not_kept() -> None:
     assert plans.next(members(), part(0, 5)) is None
 
 
-def test_few_plans_are_kept() -> None:
+def test_number_of_kept_plans_is_bounded() -> None:
     plans = RepeatedPlans()
     for call in range(FORMS_MAX + 1):
         nbytes = NBYTES + 8 * call
@@ -152,7 +152,7 @@ def test_few_plans_are_kept() -> None:
     assert plans.next(members(), part(0, 20, nbytes=NBYTES + 8)) is not None
 
 
-def test_a_repeated_plan_stays_that_of_its_first_call() -> None:
+def test_repeated_plan_keeps_the_number_of_its_first_call() -> None:
     plans = after(0, 4)
     for call in (5, 6):
         found = plans.next(members(), part(0, call))
@@ -167,7 +167,7 @@ def test_a_repeated_plan_stays_that_of_its_first_call() -> None:
     assert found[0] == 7
 
 
-def test_all_nodes_have_to_name_the_same_plan() -> None:
+def test_plan_is_repeated_only_if_all_nodes_name_it() -> None:
     said = [msgspec.structs.replace(part(rank, 6), repeats=5) for rank in range(3)]
     assert named_by_all(members(), said)
     assert not named_by_all(members(VERSION + 1), said)
@@ -180,7 +180,7 @@ def test_all_nodes_have_to_name_the_same_plan() -> None:
     assert not named_by_all(members(), [part(rank, 6) for rank in range(3)])
 
 
-def test_a_plan_that_would_be_cut_in_another_way_is_repeated_for_the_last_time() -> None:
+def test_plan_with_outdated_stripes_is_repeated_once_more() -> None:
     given = {rank: part(rank, 6) for rank in range(3)}
     first = made(4)
     found = after(0, 4).next(members(), part(0, 6))
@@ -196,7 +196,7 @@ def test_a_plan_that_would_be_cut_in_another_way_is_repeated_for_the_last_time()
         assert outcome.commit(members(), 6, 1, 0).keeps == keeps
 
 
-def test_a_plan_without_a_newcomer_is_not_repeated_with_it() -> None:
+def test_plan_without_a_new_member_is_not_repeated() -> None:
     """A receiver of a scatter gives nothing, so what its node gives does not say who is there."""
 
     def scatter(rank: int, call: int, ranks: tuple[int, ...]) -> GroupPart:
@@ -223,7 +223,7 @@ def test_a_plan_without_a_newcomer_is_not_repeated_with_it() -> None:
 
 
 @pytest.mark.parametrize("planned", [True, False])
-def test_what_is_begun_in_vain_twice_is_not_begun_again(planned: bool) -> None:
+def test_plan_abandoned_twice_is_not_repeated(planned: bool) -> None:
     """Instead, the call went by a plan of its own, or was small on the one rank that gives."""
     plans = after(0, 4)
     call = 5
@@ -242,7 +242,7 @@ def test_what_is_begun_in_vain_twice_is_not_begun_again(planned: bool) -> None:
 
 
 @pytest.mark.parametrize(("every", "goes_on"), [(2, False), (3, True)])
-def test_plans_that_were_repeated_make_up_for_some_that_were_not(every: int, goes_on: bool) -> None:
+def test_successful_repeats_offset_abandoned_ones(every: int, goes_on: bool) -> None:
     plans = after(0, 4)
     for call in range(5, 60):
         found = plans.next(members(), part(0, call))
@@ -263,7 +263,7 @@ def steady(*calls: int) -> RepeatedPlans:
     return plans
 
 
-def test_one_in_so_many_calls_of_a_form_is_led() -> None:
+def test_every_nth_call_of_a_form_is_led() -> None:
     plans = steady(*range(4, 4 + LED_EVERY))
     assert plans.is_led
     plans.next(members(), part(1, 50, nbytes=NBYTES + 8))

@@ -41,7 +41,7 @@ def run_again(
     assert is_absent(sender, oid)
 
 
-def test_a_copy_of_which_is_heard_after_the_second_run(network: Network, sender: Side) -> None:
+def test_copy_reported_after_the_second_run_is_used(network: Network, sender: Side) -> None:
     """What that run gave is told to nobody before all hosts have said what they have."""
     oid, runner = submit_and_run(network, BIG)
     object_id = ids.pack_id(sender.host_id, oid)
@@ -58,7 +58,7 @@ def test_a_copy_of_which_is_heard_after_the_second_run(network: Network, sender:
     assert_nothing_kept(network)
 
 
-def test_a_host_that_has_not_said_what_it_has_dies(network: Network, sender: Side) -> None:
+def test_host_that_dies_before_its_report_is_not_awaited(network: Network, sender: Side) -> None:
     oid, runner = submit_and_run(network, BIG)
     silent, other = (side for side in network.living[1:] if side is not runner)
     run_again(network, sender, oid, runner, silent, other)
@@ -67,7 +67,7 @@ def test_a_host_that_has_not_said_what_it_has_dies(network: Network, sender: Sid
     assert (sender.read(sender.submitted[oid][0]) == BIG + 1).all()
 
 
-def test_parts_of_what_is_made_again_are_given_back(network: Network, sender: Side) -> None:
+def test_partial_copies_of_a_recomputed_object_are_dropped(network: Network, sender: Side) -> None:
     """They would go on with the bytes of the second value."""
     oid, runner = submit_and_run(network, BIG)
     object_id = ids.pack_id(sender.host_id, oid)
@@ -90,7 +90,7 @@ def test_parts_of_what_is_made_again_are_given_back(network: Network, sender: Si
     assert_nothing_kept(network)
 
 
-def test_the_one_who_has_it_is_lost_to_the_owner_alone(network: Network, sender: Side) -> None:
+def test_copy_on_a_host_lost_only_to_the_owner_is_used(network: Network, sender: Side) -> None:
     """It lives perhaps, and others may read from it: the manager decides before there is another
     value."""
     oid, runner = submit_and_run(network, BIG)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.support.node_hosts import Network
 
 
-def test_a_copy_that_is_placed_where_the_new_owner_will_be(network: Network) -> None:
+def test_replica_placed_on_the_new_owner_is_not_counted_twice(network: Network) -> None:
     """A collective ends on a host after it has noticed the death, and before it is named: what it
     has kept for the old owner is not kept any more when it counts itself."""
     owner, keeper, reader, _ = network.living
@@ -37,7 +37,7 @@ def test_a_copy_that_is_placed_where_the_new_owner_will_be(network: Network) -> 
 
 
 @pytest.mark.parametrize("end", ["nothing comes", "an error", "its task is cancelled"])
-def test_a_copy_that_was_to_come_and_does_not(network: Network, end: str) -> None:
+def test_expected_copy_that_does_not_arrive_is_dropped(network: Network, end: str) -> None:
     """A collective has expected it here and is over: nobody else wants it, and its owner does not
     know that it was expected."""
     owner, other, *_ = network.living

@@ -20,7 +20,7 @@ OTHER = member(1)
 
 
 @pytest.mark.parametrize("idle", [0, 1, 3])
-def test_tasks_that_wait_for_a_worker_here_are_counted(
+def test_tasks_waiting_for_a_local_worker_are_counted(
     make_node: Callable[..., NodeHarness], idle: int
 ) -> None:
     """Beside what runs here, and what waits elsewhere. A few may wait, for the next worker that is

@@ -39,7 +39,7 @@ def value(host: ShmHost, oid: int) -> Any:
     return _serialize.decode(mem, make_ref=lambda i: None)  # type: ignore[arg-type,return-value]
 
 
-def test_what_finds_no_room_is_replaced_by_what_needs_none(host: ShmHost) -> None:
+def test_result_without_space_is_replaced_by_a_small_error(host: ShmHost) -> None:
     """A value by another value, and an error by a short one."""
     host.store.limit = 0
     (one, _hold), (other, _other_hold) = new(host), new(host)
@@ -53,7 +53,7 @@ def test_what_finds_no_room_is_replaced_by_what_needs_none(host: ShmHost) -> Non
     assert isinstance(value(host, other), ValueError)
 
 
-def test_layouts_are_known_of_what_lies_on_disk_too(host: ShmHost) -> None:
+def test_layout_of_a_spilled_array_is_known(host: ShmHost) -> None:
     host.store.limit = MIB + MIB // 2
     layouts, holds = [], []
     for number in (3, 4):

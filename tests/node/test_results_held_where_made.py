@@ -66,7 +66,7 @@ def nothing_is_left(network: Network) -> None:
 
 @pytest.mark.parametrize("value", ["small", BIG], ids=["small", "big"])
 @pytest.mark.parametrize("early", [True, False])
-def test_a_result_that_the_runners_process_alone_holds(
+def test_result_held_only_on_its_runner_is_readable(
     network: Network, sides: list[Side], early: bool, value: Any
 ) -> None:
     """early: the process has the ref before the task has ended."""
@@ -94,9 +94,7 @@ def test_a_result_that_the_runners_process_alone_holds(
     nothing_is_left(network)
 
 
-def test_what_its_process_has_let_go_of_is_not_kept_for_ever(
-    network: Network, sides: list[Side]
-) -> None:
+def test_result_released_on_its_runner_is_freed(network: Network, sides: list[Side]) -> None:
     """The runner keeps a big result for the owner, and the owner keeps it for the runner."""
     sender, runner, _ = sides
     oid = sender.submit()
@@ -110,7 +108,7 @@ def test_what_its_process_has_let_go_of_is_not_kept_for_ever(
     nothing_is_left(network)
 
 
-def test_another_process_asks_after_the_first_one_has_let_go(
+def test_result_is_readable_by_a_second_process_after_a_release(
     network: Network, sides: list[Side]
 ) -> None:
     sender, runner, _ = sides
@@ -130,9 +128,7 @@ def test_another_process_asks_after_the_first_one_has_let_go(
     nothing_is_left(network)
 
 
-def test_a_later_task_of_the_owner_names_the_result_without_a_message(
-    network: Network, sides: list[Side]
-) -> None:
+def test_later_task_uses_a_result_without_a_message(network: Network, sides: list[Side]) -> None:
     """The runner has a big result, and the owner keeps it as long as the task runs."""
     sender, runner, _ = sides
     first = sender.submit()
@@ -159,7 +155,7 @@ def test_a_later_task_of_the_owner_names_the_result_without_a_message(
     nothing_is_left(network)
 
 
-def test_it_is_deleted_while_it_runs(network: Network, sides: list[Side]) -> None:
+def test_task_deleted_while_it_runs_leaves_nothing(network: Network, sides: list[Side]) -> None:
     """The owner says at once that the result is gone. The runner's header is its worker's until the
     worker has finished."""
     sender, runner, _ = sides
@@ -178,7 +174,7 @@ def test_it_is_deleted_while_it_runs(network: Network, sides: list[Side]) -> Non
     nothing_is_left(network)
 
 
-def test_it_is_recalled_after_a_process_there_has_asked(
+def test_recalled_task_with_a_waiting_process_is_counted_once(
     network: Network, sides: list[Side]
 ) -> None:
     """The owner counts one import, and lets go of it."""
@@ -216,7 +212,7 @@ def test_it_is_recalled_after_a_process_there_has_asked(
 
 
 @pytest.mark.parametrize("heard", [True, False])
-def test_it_is_deleted_and_then_recalled(network: Network, sides: list[Side], heard: bool) -> None:
+def test_deleted_task_can_be_recalled(network: Network, sides: list[Side], heard: bool) -> None:
     """Its readers end. heard: the runner knows that it is gone before the task goes back."""
     sender, runner, _ = sides
     oids = [sender.submit() for _ in range(3)]
@@ -239,7 +235,7 @@ def test_it_is_deleted_and_then_recalled(network: Network, sides: list[Side], he
     assert runner.node.state(holds[2].oid) != STATE["CLAIMED"]
 
 
-def test_a_replica_that_was_let_go_of_does_not_hide_it(network: Network, sides: list[Side]) -> None:
+def test_released_replica_does_not_hide_the_result(network: Network, sides: list[Side]) -> None:
     sender, runner, _ = sides
     oid = sender.submit()
     object_id = ids.pack_id(sender.host_id, oid)

@@ -56,7 +56,7 @@ def try_in_vain(node: NodeHarness, worker: HarnessProcess, pool: int, oid: int) 
 
 
 @pytest.mark.parametrize("delay", [(1.0, 1.0, 1.0), (0.5, 2.0, 3.0), (2.0, 1e30, 1e6)])
-def test_pauses_grow_by_the_factor_up_to_the_longest(
+def test_retry_delay_grows_up_to_its_maximum(
     node: NodeHarness,
     driver: HarnessProcess,
     worker: HarnessProcess,
@@ -81,7 +81,7 @@ def test_pauses_grow_by_the_factor_up_to_the_longest(
 
 
 @pytest.mark.parametrize("event", ["cancelled", "closed", "forgotten", "broken"])
-def test_end_of_a_task_or_its_pool_ends_the_delay(
+def test_end_of_a_task_or_pool_ends_the_retry_delay(
     node: NodeHarness, driver: HarnessProcess, worker: HarnessProcess, pool: int, event: str
 ) -> None:
     hold = driver.submit(pool, retries=TRIES, delay=(5.0, 1.0, 5.0))

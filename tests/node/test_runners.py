@@ -32,7 +32,7 @@ class Searched:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_choice_of_a_runner_is_that_of_a_search_through_all(seed: int) -> None:
+def test_chosen_runner_equals_a_full_search(seed: int) -> None:
     chance = random.Random(seed)
     runners, searched = Runners(), Searched(())
     ends = task = 0
@@ -77,7 +77,7 @@ def test_choice_of_a_runner_is_that_of_a_search_through_all(seed: int) -> None:
         assert len(runners) == len(searched.runners)
 
 
-def test_choice_among_many_runners_costs_a_few_steps() -> None:
+def test_choice_among_many_runners_visits_few() -> None:
     runners = Runners()
     some = [Runner(n, n, 4) for n in range(MANY)]
     for one in some:
@@ -98,7 +98,7 @@ def test_choice_among_many_runners_costs_a_few_steps() -> None:
     assert runners.visits <= VISITS_MAX * TASKS
 
 
-def test_runner_of_a_bound_pool_is_chosen_as_long_as_it_has_room() -> None:
+def test_runner_of_a_bound_pool_is_chosen_while_it_has_capacity() -> None:
     runner = Runner(1, 1, 1, ahead=1)
     bound = OneRunner(runner)
     for idle in (True, False):

@@ -56,7 +56,7 @@ def widths(stripes: Sequence[Stripe]) -> list[int]:
     return [stripe.end_share - stripe.begin_share for stripe in stripes]
 
 
-def test_hosts_that_have_called_own_equal_stripes() -> None:
+def test_early_call_gives_equal_stripes_to_present_hosts() -> None:
     found = speculative(4, [3, 0, 1])
     assert found is not None
     outcome, missing, _ = found
@@ -75,18 +75,18 @@ def test_hosts_that_have_called_own_equal_stripes() -> None:
     ("size", "there"),
     [(4, [0]), (4, [0, 1]), (2, [0]), (3, [1]), (8, [0, 1, 2, 3, 4, 5]), (4, [0, 1, 2, 3])],
 )
-def test_a_call_begins_early_only_without_its_last_host(size: int, there: list[int]) -> None:
+def test_call_starts_early_only_if_one_host_is_missing(size: int, there: list[int]) -> None:
     assert speculative(size, there) is None
 
 
-def test_with_unequal_links_only_those_that_are_there_own() -> None:
+def test_early_call_with_unequal_links_excludes_the_late_host() -> None:
     rates = {node: HostRates(rate, rate) for node, rate in enumerate((1e8, 1e8, 1e8, 2.5e7))}
     found = speculative(4, [0, 1, 2], rates=rates)
     assert owners(found) == [0, 1, 2]
     assert max(widths(stripes_of(found))) - min(widths(stripes_of(found))) <= 1
 
 
-def test_only_large_allreduces_wait() -> None:
+def test_only_large_allreduces_start_early() -> None:
     assert speculative(4, [0, 1, 2], kind="barrier") is None
     assert transfer_s(group_part(0, kind="reduce"), {}) is None
     assert transfer_s(group_part(0, count=100), {}) is None
@@ -95,7 +95,7 @@ def test_only_large_allreduces_wait() -> None:
     assert fast == slow / 100
 
 
-def test_what_was_taken_for_granted() -> None:
+def test_early_plan_checks_the_late_contribution() -> None:
     found = speculative(4, [0, 1, 3])
     assert found is not None
     (plan,) = found[0].plans

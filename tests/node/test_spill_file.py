@@ -37,7 +37,7 @@ def few_at_a_time(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
 
 
 @pytest.mark.parametrize("most", [1 << 30, 1000])
-def test_what_was_written_is_read(
+def test_spill_file_returns_written_bytes(
     file: SpillFile, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     few_at_a_time(monkeypatch, most)
@@ -49,7 +49,7 @@ def test_what_was_written_is_read(
         assert same
 
 
-def test_it_has_no_name_and_its_room_goes_back_to_the_disk(file: SpillFile, tmp_path: Path) -> None:
+def test_spill_file_has_no_name_and_frees_disk_blocks(file: SpillFile, tmp_path: Path) -> None:
     places = [file.write(memoryview(b"x" * 65536)) for _ in range(2)]
     assert list(tmp_path.iterdir()) == []
     blocks = os.fstat(file._fd).st_blocks
@@ -61,7 +61,7 @@ def test_it_has_no_name_and_its_room_goes_back_to_the_disk(file: SpillFile, tmp_
     assert file.write(memoryview(b"y" * 65536)) == places[0]
 
 
-def test_no_more_than_it_may_take(tmp_path: Path) -> None:
+def test_spill_file_respects_its_size_limit(tmp_path: Path) -> None:
     file = SpillFile(str(tmp_path), 1 << 17)
     assert file.write(memoryview(b"x" * (1 << 16))) is not None
     assert file.write(memoryview(b"x" * (1 << 17))) is None
@@ -69,7 +69,7 @@ def test_no_more_than_it_may_take(tmp_path: Path) -> None:
     file.close()
 
 
-def test_it_is_closed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spill_file_is_closed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would close what has its number then."""
     file = SpillFile(str(tmp_path), None)
     file.close()
@@ -84,7 +84,7 @@ def test_it_is_closed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     close(number)
 
 
-def test_a_write_that_fails_takes_no_room(file: SpillFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_takes_no_space(file: SpillFile, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "full")
 
@@ -95,7 +95,7 @@ def test_a_write_that_fails_takes_no_room(file: SpillFile, monkeypatch: pytest.M
     assert file.used == 0
 
 
-def test_a_directory_in_memory_is_no_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tmpfs_directory_is_detected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert is_tmpfs("/dev/shm")
     assert not is_tmpfs("/proc")
     assert is_tmpfs(str(tmp_path / "nowhere"))

@@ -39,7 +39,7 @@ def put(host: ShmHost) -> tuple[int, Any]:
     return oid, hold
 
 
-def test_what_was_brought_back_for_a_reader_stays_until_it_has_seen_it(host: ShmHost) -> None:
+def test_restored_object_stays_until_its_reader_has_seen_it(host: ShmHost) -> None:
     """Else two readers take the room from each other for ever."""
     (one, _first), (other, _second) = put(host), put(host)
     assert host.node.state(one) == STATE["SPILLED"]
@@ -53,14 +53,14 @@ def test_what_was_brought_back_for_a_reader_stays_until_it_has_seen_it(host: Shm
     assert host.node.state(one) == STATE["SPILLED"]
 
 
-def test_what_the_node_brings_back_for_itself_is_nobodys(host: ShmHost) -> None:
+def test_object_restored_for_the_node_may_be_spilled_again(host: ShmHost) -> None:
     (one, _first), (other, _second) = put(host), put(host)
     assert host.store.restore(one)
     assert host.store.restore(other)
     assert host.node.state(one) == STATE["SPILLED"]
 
 
-def test_a_reader_is_told_why_another_host_cannot_send(
+def test_reader_gets_the_reason_of_a_full_remote_store(
     make_node: Callable[..., NodeHarness],
 ) -> None:
     """That host has the object on its disk and no room to read it: the fetch goes on, and whoever

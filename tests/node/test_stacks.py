@@ -27,7 +27,7 @@ def ask(node: NodeHarness) -> list[Any]:
     return found
 
 
-def test_who_handles_the_signal_is_read_and_who_does_not_is_left_alone(
+def test_stacks_are_read_only_from_processes_with_a_handler(
     make_node: Callable[..., NodeHarness],
 ) -> None:
     node = make_node(workers=2)

@@ -26,7 +26,7 @@ def host() -> Iterator[ShmHost]:
     made.close()
 
 
-def test_errors_have_a_share_of_their_own_when_the_store_is_full(host: ShmHost) -> None:
+def test_full_store_has_a_reserve_for_errors(host: ShmHost) -> None:
     """What they take is given back with them."""
     store = host.store
     assert store.lease(MIB - HEAD, NODE_SLOT) is not None
@@ -42,7 +42,7 @@ def test_errors_have_a_share_of_their_own_when_the_store_is_full(host: ShmHost) 
     assert store.lease_error(nbytes, NODE_SLOT) is None
 
 
-def test_warm_pages_are_given_to_a_system_that_has_too_few(
+def test_free_pages_are_returned_to_a_system_without_memory(
     host: ShmHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = host.store
@@ -60,7 +60,7 @@ def test_warm_pages_are_given_to_a_system_that_has_too_few(
 
 
 @pytest.mark.parametrize("left", [0, 1, 2])
-def test_no_more_spans_are_taken_away_than_it_takes(host: ShmHost, left: int) -> None:
+def test_only_needed_spans_are_revoked(host: ShmHost, left: int) -> None:
     clients = [host.with_span() for _ in range(3)]
     spans = host.store.spans
     host.store.revoke_spans(lambda: len(spans) == left)
@@ -69,7 +69,7 @@ def test_no_more_spans_are_taken_away_than_it_takes(host: ShmHost, left: int) ->
 
 
 @pytest.mark.parametrize("untouched", [0, PAGE])
-def test_some_memory_is_left_to_the_rest_of_the_system(
+def test_store_leaves_memory_for_other_programs(
     host: ShmHost, monkeypatch: pytest.MonkeyPatch, untouched: int
 ) -> None:
     """Beside pages that are promised already; spans may take of it."""

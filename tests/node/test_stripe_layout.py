@@ -15,7 +15,7 @@ MEMBERS = (0, 1)
 
 @pytest.mark.parametrize("op", ["sum", "max", "mean", "min", "prod"])
 @pytest.mark.parametrize("dtype", ["<f4", "<i4"])
-def test_a_sum_is_not_yet_a_mean(op: str, dtype: str) -> None:
+def test_mean_does_not_share_the_memory_of_its_sum(op: str, dtype: str) -> None:
     """The quotient is made where a cell becomes final; all else is copied as it is, but into
     another dtype."""
     plan = m.ExecuteReduce(

@@ -31,7 +31,7 @@ def member(number: int) -> Member:
     return Member(number, 0, 100 + number, 1)
 
 
-def test_the_manager_says_so_too() -> None:
+def test_suspect_confirmed_by_the_manager_is_removed() -> None:
     stage = Stage()
     stage.suspects.add(member(3))
     stage.wait(COMPLAINT_S / 4)
@@ -41,7 +41,7 @@ def test_the_manager_says_so_too() -> None:
     assert not stage.suspects.members
 
 
-def test_the_manager_hears_both_and_must_choose() -> None:
+def test_unconfirmed_suspect_is_reported_to_the_manager() -> None:
     stage = Stage()
     stage.suspects.add(member(3))
     stage.wait(COMPLAINT_S - 0.01)
@@ -51,7 +51,7 @@ def test_the_manager_hears_both_and_must_choose() -> None:
     assert list(stage.suspects.members) == [3]  # until it has
 
 
-def test_the_next_manager_is_told_again() -> None:
+def test_suspect_is_reported_again_to_the_next_manager() -> None:
     """It may have died with that unread."""
     stage = Stage()
     stage.suspects.add(member(3))
@@ -64,7 +64,7 @@ def test_the_next_manager_is_told_again() -> None:
     assert len(stage.told) == 2
 
 
-def test_it_is_asked_whether_this_host_is_the_one_that_is_cut_off() -> None:
+def test_many_suspects_trigger_the_isolation_check() -> None:
     stage = Stage()
     for number in range(3):
         stage.suspects.add(member(number))

@@ -24,7 +24,7 @@ def host() -> Iterator[ShmHost]:
 
 @pytest.mark.parametrize("timed_out", [True, False])
 @pytest.mark.parametrize("retries", [0, 1])
-def test_a_task_that_ran_too_long_is_not_tried_again(
+def test_task_killed_by_its_timeout_is_not_retried(
     host: ShmHost, timed_out: bool, retries: int
 ) -> None:
     """And names its limit. Another death of its worker spends a try."""

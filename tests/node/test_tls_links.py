@@ -46,7 +46,7 @@ def ends() -> Iterator[Ends]:
     made.close()
 
 
-def test_bytes_come(ends: Ends) -> None:
+def test_tls_link_delivers_bytes(ends: Ends) -> None:
     source, target = bytearray(b"1234567" * 100_000), bytearray(700_000)
     key = (1, 2, 3, 4)
     ends.engines[0].cell(key, source, filled=True)
@@ -56,14 +56,14 @@ def test_bytes_come(ends: Ends) -> None:
     assert target == source
 
 
-def test_there_is_one_stream_in(ends: Ends) -> None:
+def test_tls_link_accepts_one_incoming_stream(ends: Ends) -> None:
     """Bytes of another connection would be taken for the next ones of the first."""
     for sock in socket.socketpair():
         with sock, pytest.raises(AssertionError):
             ends.links[0].receive_over(sock)
 
 
-def test_an_idle_end_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_link_detects_a_closed_idle_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The peer has closed what this side sends over, and nothing is sent: a pull that waits for
     an answer fails all the same."""
     monkeypatch.setattr(tls_links, "POLL_S", 0.05)

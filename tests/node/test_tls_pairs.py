@@ -192,7 +192,7 @@ def nodes() -> Iterator[list[NodeHarness]]:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 100))
-def test_they_come_to_rest(
+def test_tls_connections_in_both_directions_settle(
     first: int, nodes: list[NodeHarness], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(links_room, "TlsLink", Pairing)

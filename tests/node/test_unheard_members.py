@@ -64,7 +64,7 @@ V3 = shown(3, (0, 1, 2), (1, 2, 3), True, first=True)
 
 
 @pytest.mark.parametrize("since", [1, 3])
-def test_ranks_that_were_left_are_those_of_the_member_that_was_shown(since: int) -> None:
+def test_left_ranks_are_those_of_the_announced_member(since: int) -> None:
     """The next member of a rank here may be shown without a version between the two."""
     world = RequestingNode()
     world.from_manager(shown(1, (5, NUMBER), (1, 1), False))
@@ -76,7 +76,7 @@ def test_ranks_that_were_left_are_those_of_the_member_that_was_shown(since: int)
     world.close()
 
 
-def test_a_node_that_has_missed_that_the_group_is_whole(net: Net) -> None:
+def test_node_that_missed_the_formation_is_updated(net: Net) -> None:
     """And whose own member has died meanwhile."""
     net.tell(0, V1, V2, V3)
     net.tell(2, V3)
@@ -89,7 +89,7 @@ def test_a_node_that_has_missed_that_the_group_is_whole(net: Net) -> None:
     assert net.gone(2, 2) == 0b010
 
 
-def test_what_members_have_sent_who_left_unheard(net: Net) -> None:
+def test_messages_of_unannounced_members_are_awaited(net: Net) -> None:
     """A node that has missed that they came awaits what others have sent before."""
     net.tell(0, V1)
     net.tell(0, shown(4, (0, None, None), (1, 0, 0), True, (1,), True))
@@ -102,7 +102,7 @@ def test_what_members_have_sent_who_left_unheard(net: Net) -> None:
     assert (box.gone, [*box.arrived.values()]) == (0b110, [letter])
 
 
-def test_a_node_that_has_never_heard_of_the_group(net: Net) -> None:
+def test_node_that_missed_all_versions_is_updated(net: Net) -> None:
     net.tell(0, V1, V2, V3)
     net.tell(1, V2)
     v4 = shown(4, (0, 1, None), (1, 2, 0), True, (), True)
@@ -111,7 +111,7 @@ def test_a_node_that_has_never_heard_of_the_group(net: Net) -> None:
     assert net.gone(0, 0) == 0b100
 
 
-def test_one_of_two_members_of_a_node_that_has_never_heard(net: Net) -> None:
+def test_second_member_of_a_node_that_missed_all_versions_is_found(net: Net) -> None:
     """The other one was found by its request."""
     whole = shown(3, (0, 1, 1), (1, 2, 3), True, first=True)
     net.tell(0, V1, V2, whole)
@@ -121,7 +121,7 @@ def test_one_of_two_members_of_a_node_that_has_never_heard(net: Net) -> None:
     assert net.gone(0, 0) == 0b100
 
 
-def test_a_newcomer_of_whom_its_host_has_never_heard(net: Net) -> None:
+def test_new_member_missed_by_its_host_is_removed(net: Net) -> None:
     net.tell(0, V1, V2, V3)
     net.tell(1, V2, V3)
     net.tell(2, V3)
@@ -137,7 +137,7 @@ def test_a_newcomer_of_whom_its_host_has_never_heard(net: Net) -> None:
     assert net.gone(0, 0) == 0b100
 
 
-def test_a_node_that_no_later_version_names(net: Net) -> None:
+def test_node_absent_from_later_versions_is_updated(net: Net) -> None:
     """Only two hosts knew of the member on the third one, and that it has gone."""
     v4, v5 = (
         shown(at, (0, 1, None), (1, 2, 0), True, former) for at, former in ((4, (2,)), (5, ()))
@@ -149,7 +149,7 @@ def test_a_node_that_no_later_version_names(net: Net) -> None:
     assert net.gone(0, 0) == 0b100
 
 
-def test_a_node_that_has_missed_two_versions_between(net: Net) -> None:
+def test_node_that_missed_two_versions_is_updated(net: Net) -> None:
     """Its other member is there as before."""
     early = shown(2, (0, 1, None), (1, 2, 0), False)
     whole = shown(3, (0, 1, 1), (1, 2, 3), True, first=True)
@@ -161,7 +161,7 @@ def test_a_node_that_has_missed_two_versions_between(net: Net) -> None:
     assert net.gone(0, 0) == 0b100
 
 
-def test_a_node_that_has_missed_versions_does_not_end_members_of_others(net: Net) -> None:
+def test_node_that_missed_versions_does_not_end_other_members(net: Net) -> None:
     net.tell(0, V1, V2, V3)
     net.tell(2, V3)
     net.tell(1, V2)
@@ -174,9 +174,7 @@ def test_a_node_that_has_missed_versions_does_not_end_members_of_others(net: Net
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_what_a_lost_node_has_sent_in_a_group_that_it_alone_had_heard_of(
-    net: Net, lost: bool
-) -> None:
+def test_messages_of_an_unknown_group_are_dropped_with_their_node(net: Net, lost: bool) -> None:
     """The number of that group is given again to the next one, and its messages are not for it."""
     first, node, _ = net.nodes
     object_id = ids.pack_id(first.host_id, 1 << 33)
@@ -188,7 +186,9 @@ def test_what_a_lost_node_has_sent_in_a_group_that_it_alone_had_heard_of(
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_what_a_lost_node_has_given_to_a_call_of_such_a_group(net: Net, lost: bool) -> None:
+def test_contributions_to_an_unknown_group_are_dropped_with_their_node(
+    net: Net, lost: bool
+) -> None:
     first, node, _ = net.nodes
     node.receive(first.host_id, GroupPart(GENERATION, 2, 0, (1,), "barrier", "", 0, ()))
     if lost:

@@ -29,7 +29,7 @@ def timers(node: NodeHarness) -> list[float]:
     return sorted(at for at, *_ in node.loop.timers)
 
 
-def test_each_deadline_is_met(node: NodeHarness) -> None:
+def test_all_task_deadlines_are_met(node: NodeHarness) -> None:
     """Also a later one that is set when the one before has passed, and an earlier one at once."""
     pid = node.worker_started(FIRST_SLOT)
     worker = _tasks.ConcurrentSlots(node.process(FIRST_SLOT).tasks)
@@ -46,7 +46,9 @@ def test_each_deadline_is_met(node: NodeHarness) -> None:
 
 
 @pytest.mark.parametrize("blocked", [False, True])
-def test_surplus_and_standstill_are_looked_at_again_soon(node: NodeHarness, blocked: bool) -> None:
+def test_surplus_and_blocked_workers_are_checked_again_later(
+    node: NodeHarness, blocked: bool
+) -> None:
     """Not at once: that would be again and again."""
     assert min(SURPLUS_PATIENCE_S, STUCK_PATIENCE_S) > POLL_AGAIN_S
     if blocked:
@@ -77,7 +79,7 @@ def abort(node: NodeHarness, worker: HarnessProcess) -> int:
 
 
 @pytest.mark.parametrize("then", ["runs", "ended", "replaced"])
-def test_worker_is_killed_only_for_a_task_that_goes_on(node: NodeHarness, then: str) -> None:
+def test_worker_is_killed_only_if_its_task_continues(node: NodeHarness, then: str) -> None:
     pid, worker, processes = (
         node.worker_started(FIRST_SLOT),
         node.process(FIRST_SLOT),
@@ -99,7 +101,7 @@ def test_worker_is_killed_only_for_a_task_that_goes_on(node: NodeHarness, then: 
     assert (len(processes.interrupted) > told) == (then == "runs")
 
 
-def test_task_whose_worker_has_no_pid_yet_is_interrupted_when_it_has(node: NodeHarness) -> None:
+def test_task_is_interrupted_when_its_worker_has_a_pid(node: NodeHarness) -> None:
     abort(node, node.process(FIRST_SLOT))
     assert not node.processes.interrupted
     pid = node.worker_started(FIRST_SLOT)
@@ -108,7 +110,7 @@ def test_task_whose_worker_has_no_pid_yet_is_interrupted_when_it_has(node: NodeH
 
 
 @pytest.mark.parametrize("event", ["another waits", "promoted", "replaced", "closed"])
-def test_stand_in_that_sleeps_for_tasks_is_woken_at_once(
+def test_sleeping_substitute_worker_is_woken_immediately(
     make_node: Callable[..., NodeHarness], event: str
 ) -> None:
     """On the word on which it sleeps: nothing ends its sleep but that wake-up."""
