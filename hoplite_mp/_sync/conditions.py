@@ -32,15 +32,15 @@ class Condition(Handle):
     """A condition variable for processes on all hosts; `with condition:`, `async with condition:`.
 
     It has the methods of `multiprocessing.Condition`. If a waiting call is interrupted, or its
-    process dies, the call does not consume a notification: another waiter is notified instead. If
-    the process that holds the lock dies, the lock is released.
+    process dies, the call does not consume a notification: another waiting call is notified
+    instead. If the process that holds the lock dies, the lock is released.
 
     Parameters
     ----------
     lock : Lock or RLock, optional
         The lock that protects the condition. Default: a new RLock.
     name, node, detached
-        As for `Queue`. If the condition has a name, the new lock has a name, too.
+        As for `Queue`. If the condition has a name, the new RLock gets a name, too.
 
     Examples
     --------
@@ -263,8 +263,8 @@ class Condition(Handle):
         return found
 
     def _waiting(self, timeout: float | None, number: int) -> Steps[bool]:
-        """Steps of `wait`. Registers for notifications before the lock is released, so that none is
-        missed."""
+        """The steps of `wait`. Registers for notifications before it releases the lock, so that no
+        notification is missed."""
         _, deadline = waits(True, timeout)
         ticket, lock = self._ticket(), self._lock
         released: Future[Any] | None = None
@@ -289,15 +289,15 @@ class Condition(Handle):
         return answer is CallAnswer.DONE
 
     def _acquiring_again(self, number: int, times: int) -> Steps[None]:
-        """Acquires the lock as many times as it was released. The cancellation of an `await` is
-        raised afterwards, as in asyncio; Ctrl-C interrupts this method."""
+        """Acquires the lock as many times as it was released. If the `await` is cancelled
+        meanwhile, this is raised afterwards, as in asyncio. Ctrl-C interrupts this method."""
         lock = self._lock
         ticket = lock._ticket()
-        asked = lock._call("acquire_again", ticket, number, times)
+        request = lock._call("acquire_again", ticket, number, times)
         cancelled: BaseException | None = None
         while True:
             try:
-                code, promised = yield asked
+                code, promised = yield request
                 if code == CallAnswer.WAIT:
                     yield from lock._until(promised, FOREVER_NS)
                 break
@@ -320,7 +320,7 @@ class Barrier(Handle):
     When `parties` calls to `wait` have arrived, all of them return, and the next call begins a new
     round. If a waiting call times out, or its process or host dies, the barrier is broken: all
     calls raise `threading.BrokenBarrierError` until `reset()`. An interrupted or cancelled call
-    leaves the round, and the other calls wait for another call instead.
+    leaves the round, and the other calls wait for a call that replaces it.
 
     Parameters
     ----------
@@ -424,7 +424,7 @@ class Barrier(Handle):
                 kept = yield from self._kept(promised, deadline)
                 if kept is None:
                     code = yield self._call("give_up", ticket)
-                    if code == CallAnswer.DONE:  # it was answered before the timeout
+                    if code == CallAnswer.DONE:  # the call was answered before the timeout
                         kept = yield from self._kept(promised, FOREVER_NS)
                 if kept is not None:
                     code, found = kept

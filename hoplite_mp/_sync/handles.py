@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Handle", "Read", "Until", "run", "run_async"]
 
-# The same code for threads, which may block, and for event loops, which must not block.
+# The same code runs in threads, which may block, and in event loops, which must not block.
 #
 # Each method of a queue or a lock consists of a few calls to an actor, with waits between them.
-# Ctrl-C or a cancelled `await` may interrupt each of these. A method is written once, as a
-# generator that yields the objects to wait for: `run` blocks until these objects are done, and
+# Ctrl-C or a cancelled `await` may interrupt each call and each wait. A method is written once, as
+# a generator that yields the objects to wait for: `run` blocks until these objects are done, and
 # `run_async` awaits them.
 
 
@@ -42,8 +42,8 @@ T = TypeVar("T")
 
 
 class Until(NamedTuple):
-    """Waits until the object is done, or until the deadline (by the monotonic clock). The result is
-    whether the object is done."""
+    """A step that waits until the object is done, or until the deadline (in nanoseconds of the
+    monotonic clock). Its result is whether the object is done."""
 
     runtime: Runtime
     ref: ObjectRef[Any]
@@ -65,7 +65,7 @@ class Until(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Reads the value of the object."""
+    """A step that reads the value of the object."""
 
     runtime: Runtime
     ref: ObjectRef[Any]
@@ -124,7 +124,7 @@ KNOWN_MAX = 4096  # maximum number of actors recorded as having received this pr
 
 
 class Handle:
-    """The base class of the handles."""
+    """The base class of the handles. A subclass sets `_served`, the class of its actor's object."""
 
     __slots__ = ("__weakref__", "_actor")
 
@@ -132,7 +132,7 @@ class Handle:
     _actor: Actor
 
     def _make(self, args: tuple[Any, ...], name: str | None, node: Any, detached: bool) -> None:
-        """Creates an actor. If the name is taken, this becomes a handle for the existing actor."""
+        """Creates the actor, or opens the existing actor with this name."""
         options = {"node": node, "name": name, "detached": detached, "get_if_exists": bool(name)}
         given = {key: value for key, value in options.items() if value is not None}
         self._actor = current().options(**given).actor(self._served, *args)
@@ -188,8 +188,8 @@ class Handle:
         return future
 
     def _process(self) -> bytes:
-        """The name of this process. The first use makes the actor detect the death of the
-        process."""
+        """Returns the bytes that identify this process. The first call registers the process with
+        the actor, so that the actor detects its death."""
         life = life_of(self._runtime)
         identity = _identity_of(self._actor)._id
         if identity not in life.known_to:
@@ -215,20 +215,20 @@ class Handle:
     def _kept(
         self, promised: ObjectRef[Any], deadline: int
     ) -> Generator[Future[Any] | Until | Read, Any, Any]:
-        """Waits for a promise, and returns its value; None at the deadline. ActorLostError: the
-        actor has ended."""
+        """Waits for a promise. Returns its value, or None at the deadline. Raises ActorLostError if
+        the actor has ended."""
         runtime = self._runtime
         if not (yield Until(runtime, promised, deadline)):
             return None
         try:
             return (yield Read(runtime, promised, False))
         except ObjectLostError as lost:
-            yield self._call("ping")  # raises the reason
+            yield self._call("ping")  # raises ActorLostError with the reason, if there is one
             raise errors.ActorLostError(f"the actor of {self!r} has lost its state") from lost
 
 
 def _arrived(kind: type[H], actor: Actor, extras: tuple[Any, ...]) -> H:
-    """Unpickles a handle. Pickles refer to this function by name."""
+    """Unpickles a handle. Pickles contain the name of this function."""
     handle = kind.__new__(kind)
     handle._actor = actor
     handle._take_extras(*extras)
@@ -236,6 +236,6 @@ def _arrived(kind: type[H], actor: Actor, extras: tuple[Any, ...]) -> H:
 
 
 def waits(block: bool, timeout: float | None) -> tuple[bool, int]:
-    """(whether a call with these arguments waits, its deadline in nanoseconds)."""
+    """Returns whether a call with these arguments waits, and its deadline in nanoseconds."""
     check_timeout(timeout)
     return block and (timeout is None or timeout > 0), deadline_ns(timeout)

@@ -29,13 +29,13 @@ _counter = itertools.count(1)
 
 
 def owner() -> int:
-    """The number that identifies this thread as the owner of a recursive lock. Numbers are never
-    reused."""
+    """Returns the number that identifies this thread as the owner of a recursive lock. Numbers are
+    never reused."""
     return _numbers.setdefault(threading.current_thread(), next(_counter))
 
 
 def task_owner() -> int:
-    """The number that identifies the running asyncio task as an owner."""
+    """Returns the number that identifies the running asyncio task as an owner."""
     import asyncio
 
     task = asyncio.current_task()
@@ -48,7 +48,7 @@ class _Acquired(Handle):
     __slots__ = ()
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Acquires the lock, or a permit, for this process. Waits until it is free.
+        """Acquires the lock or a permit for this process. Waits until one is free.
 
         Parameters
         ----------
@@ -60,7 +60,7 @@ class _Acquired(Handle):
         Returns
         -------
         bool
-            Whether it was acquired.
+            Whether the lock or a permit was acquired.
 
         Examples
         --------
@@ -95,12 +95,12 @@ class _Acquired(Handle):
         return answer is CallAnswer.DONE
 
     def release(self) -> None:
-        """Releases the lock or permit, which goes to the process that has waited the longest.
+        """Releases the lock or a permit. The process that has waited the longest acquires it.
 
         Raises
         ------
         ValueError
-            No process holds the lock or a permit (except for `Semaphore`).
+            No process holds the lock or a permit. `Semaphore` adds a permit instead.
 
         Examples
         --------
@@ -190,7 +190,7 @@ class Semaphore(_Acquired):
     `acquire`; additional calls add permits. `release` frees a permit held by the calling process.
     If that process holds none, `release` frees the permit that another process has held the
     longest; if no process holds a permit, one is added. When a process or its host dies, its
-    permits go to the processes that have waited the longest.
+    permits are passed to the processes that have waited the longest.
 
     Parameters
     ----------
@@ -322,7 +322,7 @@ class RLock(_Acquired):
         Returns
         -------
         bool
-            Whether it was acquired.
+            Whether the lock was acquired.
 
         Examples
         --------
@@ -378,7 +378,7 @@ class RLock(_Acquired):
 
 
 class Event(Handle):
-    """A flag that processes on all hosts can wait for. Initially it is not set.
+    """A flag that processes on all hosts can wait for. The flag is initially not set.
 
     Parameters
     ----------

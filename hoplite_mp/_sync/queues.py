@@ -1,7 +1,8 @@
 """Queue: a first-in, first-out queue for all processes in a cluster.
 
-The package's docstring describes the design. Items are opaque to the actor. Small items are bytes
-inside the calls. Larger items are objects in the store, and the queue holds refs to them.
+The package's docstring describes the design. The queue's actor does not unpickle items. Small items
+are sent as bytes inside the calls. Larger items are objects in the store, and the queue holds refs
+to them.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ T = TypeVar("T")
 
 
 class ShutDown(ClosedError, getattr(queue, "ShutDown", Exception)):  # type: ignore[misc]
-    """The queue was shut down. Since Python 3.13, this is also a `queue.ShutDown`."""
+    """The queue was shut down. In Python 3.13 and later, this is also a `queue.ShutDown`."""
 
 
 _ShutDown = ShutDown
-# Interrupted calls by this process whose items may have to be given back: (identity of the queue's
-# actor, call). A list, because each change is a single C call.
+# The interrupted calls by this process whose items may have to be given back: (identity of the
+# queue's actor, call). Threads need no lock, because each change of a list is a single C call.
 _interrupted: list[tuple[bytes, Future[Any]]] = []
 
 
@@ -47,10 +48,10 @@ class Queue(Handle, Generic[T]):
     """A first-in, first-out queue for processes on all hosts.
 
     `Queue()` creates an actor in the current cluster (`hoplite_mp.current()`). The handle is passed
-    to tasks, actors and other drivers like any argument, and the queue ends with its last handle.
-    The methods block, like the methods of `queue.Queue`. For each method that may wait, there is
-    also a coroutine function for event loops, such as `get_async`. The errors are the standard
-    library's `queue.Empty` and `queue.Full`.
+    to tasks, actors and other drivers like any argument. The queue is deleted when its last handle
+    is gone. The methods block, like the methods of `queue.Queue`. For each method that may wait,
+    there is also a coroutine function for event loops, such as `get_async`. The errors are the
+    standard library's `queue.Empty` and `queue.Full`.
 
     Parameters
     ----------
@@ -59,8 +60,8 @@ class Queue(Handle, Generic[T]):
         queue with this name; otherwise no limit.
     name : str, optional
         `Queue(name="jobs")` is the same queue in every process in the cluster. The first call
-        creates it. A later call with a different `maxsize` raises ValueError; its `node` and
-        `detached` have no effect.
+        creates it. In later calls, `node` and `detached` have no effect, and a different `maxsize`
+        raises ValueError.
     node : Node or str, optional
         The node that runs the queue's actor. Default: this host's node.
     detached : bool, optional
@@ -205,7 +206,7 @@ class Queue(Handle, Generic[T]):
                 if answer is None:
                     answer = CallAnswer((yield self._call("stop_putting", ticket)))
         except BaseException:  # Ctrl-C, a signal handler's error, or a cancelled await
-            self._say("stop_putting", ticket)
+            self._post("stop_putting", ticket)
             raise
         if answer is CallAnswer.ENDED:
             raise _ShutDown(f"{self!r} was shut down: no more items can be put")
@@ -269,24 +270,24 @@ class Queue(Handle, Generic[T]):
     async def get_async(self, block: bool = True, timeout: float | None = None) -> T:
         """Like `get`, but does not block the event loop while it waits.
 
-        A cancelled call has not taken an item. To keep items in order, other calls wait for the
-        next item until this call has returned, but at most `UNCERTAIN_S` (0.5) seconds."""
+        A cancelled call does not remove an item. To keep items in order, other calls do not take
+        the next item until this call has returned, but wait for at most 0.5 seconds."""
         return await run_async(self._getting(block, timeout, True))
 
     def _getting(
         self, block: bool, timeout: float | None, cancellable: bool = False
     ) -> Generator[Future[Any] | Until | Read, Any, T]:
-        """Steps of `get`. cancellable: whether the call may be cancelled at any time, and may give
-        its item back."""
+        """The steps of `get`. `cancellable`: whether the call may be cancelled at any time, and
+        would then give its item back."""
         may_wait, deadline = waits(block, timeout)
         yield from self._all_given_back()
         ticket = self._ticket()
-        asked: Future[Any] | None = None
+        call: Future[Any] | None = None
         try:
             while True:
-                asked = self._call("take", *ticket, may_wait, *([True] if cancellable else ()))
-                code, *found = yield asked
-                asked = None
+                call = self._call("take", *ticket, may_wait, *([True] if cancellable else ()))
+                code, *found = yield call
+                call = None
                 if code == CallAnswer.BUSY:
                     yield from self._until(found[0], deadline_ns(sync_actors.UNCERTAIN_S))
                     continue
@@ -295,10 +296,10 @@ class Queue(Handle, Generic[T]):
                 # After the deadline, there is one more attempt without waiting.
                 may_wait = (yield from self._until(found[0], deadline)) is not None
         except BaseException:  # Ctrl-C, a signal handler's error, or a cancelled await
-            self._say("stop_taking", ticket)
-            if asked is not None:
-                _interrupted.append((self._key, asked))
-                asked.add_done_callback(self._give_back)
+            self._post("stop_taking", ticket)
+            if call is not None:
+                _interrupted.append((self._key, call))
+                call.add_done_callback(self._give_back)
             raise
         if code == CallAnswer.ENDED:
             raise _ShutDown(f"{self!r} was shut down, and has no items left")
@@ -313,13 +314,13 @@ class Queue(Handle, Generic[T]):
                     memoryview(value), lambda: f"an item of {self!r}", self._copy
                 )
             if cancellable:
-                self._say("keep_item", *ticket)
+                self._post("keep_item", *ticket)
             return read  # type: ignore[no-any-return]
         except BaseException as error:
             if _is_interrupt(error):  # the item was taken, but the caller does not receive it
-                self._say("give_back", ticket[0], found[0], by_ref(value))
+                self._post("give_back", ticket[0], found[0], by_ref(value))
             elif cancellable:
-                self._say("keep_item", *ticket)
+                self._post("keep_item", *ticket)
             raise
 
     @property
@@ -329,25 +330,25 @@ class Queue(Handle, Generic[T]):
     def _all_given_back(self) -> Generator[Future[Any], None, None]:
         """Waits until interrupted calls by this process have given back their items. Otherwise a
         later call could take later items first."""
-        while calls := [one for key, one in _interrupted.copy() if key == self._key]:
-            one = calls[0]
+        while calls := [call for key, call in _interrupted.copy() if key == self._key]:
+            call = calls[0]
             with contextlib.suppress(Exception):  # the call has failed
-                yield one
-            self._give_back(one)
+                yield call
+            self._give_back(call)
 
-    def _give_back(self, asked: Any) -> None:
-        """Gives back an interrupted call's item, unless another thread does so."""
+    def _give_back(self, call: Any) -> None:
+        """Gives back the item of an interrupted call, unless another thread does so."""
         with contextlib.suppress(ValueError):
-            _interrupted.remove((self._key, asked))
-            self._say_back(asked)
+            _interrupted.remove((self._key, call))
+            self._return_item(call)
 
-    def _say_back(self, asked: Any) -> None:
+    def _return_item(self, call: Any) -> None:
         with contextlib.suppress(Exception):  # the call has failed
-            code, *found = asked.result(0)
+            code, *found = call.result(0)
             if code == CallAnswer.DONE:
-                self._say("give_back", self._process(), found[0], by_ref(found[1]))
+                self._post("give_back", self._process(), found[0], by_ref(found[1]))
 
-    def _say(self, method: str, *args: Any) -> None:
+    def _post(self, method: str, *args: Any) -> None:
         """Makes a call without waiting for its result."""
         with contextlib.suppress(HopliteError):
             self._call(method, *args)
@@ -464,8 +465,8 @@ class Queue(Handle, Generic[T]):
     def shutdown(self, immediate: bool = False) -> None:
         """Shuts down the queue: no more items can be put, and `get` fails once the queue is empty.
 
-        Such calls, including calls that are already waiting, raise `Queue.ShutDown`. On every
-        Python version, this works like `queue.Queue.shutdown` in Python 3.13.
+        These calls raise `Queue.ShutDown`, even if they are already waiting. On every Python
+        version, this works like `queue.Queue.shutdown` in Python 3.13.
 
         Parameters
         ----------

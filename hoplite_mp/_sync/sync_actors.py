@@ -1,10 +1,10 @@
 """The objects in the actors' processes: one for each synchronization object.
 
-A table (`waiting`) makes the decisions. This module manages the promises for waiting calls, and the
-*lives* of the calling processes (promises that are never fulfilled, see below). When a process or
-its host dies, its life fails; its locks are then released, and its waiting calls removed. Any
-thread may detect a death, so a lock protects the table. If the lock is taken, the thread that holds
-it handles the death.
+A table (see `waiting`) makes the decisions. This module manages the promises for waiting calls, and
+the *lives* of the calling processes (promises that are never fulfilled, see below). When a process
+or its host dies, its life fails; its locks are then released, and its waiting calls are removed.
+Any thread may detect a death, so a lock protects the table. If the lock is taken, the thread that
+holds it handles the death.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ __all__ = [
 ]
 
 
-# The reply to a call: a CallAnswer as a number, and for CallAnswer.WAIT a promise to wait for.
+# The reply to a call: (a CallAnswer as a number, a promise to wait for if the answer is WAIT).
 Reply = tuple[int, Any]
 _JOINED = "joined"
 # How long other calls wait for an item that a cancelled caller may give back. With a higher value,
-# items stay in order even if the caller's event loop is busy. With a lower value, other calls wait
-# less.
+# items stay in order even if the caller's event loop is busy. With a lower value, the other calls
+# return sooner.
 UNCERTAIN_S = 0.5
 
 
 class Served:
-    """The base class of these objects. Fulfils promises, and handles the deaths of processes."""
+    """The base class of the objects. Fulfils promises, and handles the deaths of processes."""
 
     def __init__(self, table: Any = None) -> None:
         self._table = table
@@ -78,8 +78,8 @@ class Served:
         self._deaths: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def enter(self, process: bytes, life: ObjectRef[Any]) -> None:
-        """The first call by each process. After this call, the actor detects the death of the
-        process."""
+        """Registers a process, and is its first call. After this call, the actor detects the death
+        of the process."""
         if process in self._lives:
             return
         self._lives[process] = life
@@ -87,7 +87,7 @@ class Served:
             if life._hold is None:
                 raise ObjectLostError("the process has died meanwhile")
             oid = self._runtime.memory.local_id(life)
-            watch(self._runtime.submitter, oid, functools.partial(self._tell, process, oid))
+            watch(self._runtime.submitter, oid, functools.partial(self._life_failed, process, oid))
         except ObjectLostError:
             self._deaths.put(process)
             self._look()
@@ -102,8 +102,8 @@ class Served:
 
     @contextlib.contextmanager
     def _alone(self, process: bytes | None = None) -> Iterator[Any]:
-        """A context manager around a call's access to the table. Holds the lock, and wakes other
-        calls at the end."""
+        """A context manager around a call's access to the table. Holds the lock, and at the end
+        fulfils the promises for woken calls."""
         try:
             with self._lock:
                 if process is not None and process not in self._lives:
@@ -139,10 +139,10 @@ class Served:
 
     # -- deaths --------------------------------------------------------------------------------
 
-    def _tell(self, process: bytes, oid: int) -> None:
+    def _life_failed(self, process: bytes, oid: int) -> None:
         """Called when a life has failed, because its process or host has died. May run in any
         thread, even during a call."""
-        if self._runtime.tasks.done(oid):  # otherwise this cluster has ended
+        if self._runtime.tasks.done(oid):  # otherwise this process has lost its cluster
             self._deaths.put(process)
             self._look()
 
@@ -152,11 +152,11 @@ class Served:
         while not self._deaths.empty() and self._lock.acquire(blocking=False):
             try:
                 with contextlib.suppress(queue.Empty):
-                    self._bury(self._deaths.get_nowait())
+                    self._remove_process(self._deaths.get_nowait())
             finally:
                 self._lock.release()
 
-    def _bury(self, process: bytes) -> None:
+    def _remove_process(self, process: bytes) -> None:
         if self._lives.pop(process, None) is None:
             return
         self._table.died(process)
@@ -170,12 +170,12 @@ class QueueActor(Served):
 
     def __init__(self, size_max: int) -> None:
         super().__init__(QueueTable(size_max))
-        self._decided_by = 0.0  # time at which the wait for an item that may be given back ends
+        self._decided_by = 0.0  # latest time for the decision on an item that may be given back
         self.size_max = size_max
 
     def put(self, process: bytes, turn: int, value: Any, waits: bool) -> Reply:
-        """Puts an item. The arguments, and the reply of `take`, are flat, because flat messages are
-        the fastest."""
+        """Puts an item. The arguments, and the reply of `take`, are not nested, because messages
+        without nested values are the fastest."""
         ticket = process, turn
         with self._alone(process) as table:
             answer = table.put(ticket, value, waits)
@@ -194,7 +194,7 @@ class QueueActor(Served):
         ticket = process, turn
         with self._alone(process) as table:
             if table.uncertain is not None and clock.monotonic() >= self._decided_by:
-                table.decide()  # the event loop of the uncertain caller is busy
+                table.decide()  # the caller has not confirmed the item, as its event loop is busy
             found = table.take(ticket, waits, uncertain)
             if isinstance(found, Item):
                 if uncertain:
@@ -281,7 +281,7 @@ class LockActor(SemaphoreActor):
     def __init__(self) -> None:
         super().__init__(1, True)
 
-    # Methods for a condition. `number` distinguishes the owners of a recursive lock.
+    # Methods for a condition. `number` is the owner's number, which only a recursive lock uses.
 
     def is_held(self, process: bytes, number: int) -> bool:
         return process in self._table.held
@@ -442,10 +442,10 @@ class EventActor(Served):
 # Promises: objects that stay pending until the process that created them fulfils them, or dies.
 #
 # A process may have to wait for an action by another process. A promise is an object that its
-# creator has claimed. Any process on any host with a ref to the promise can wait for it as for any
-# object. When the creator or its host dies, the promise fails, like every object that is being
-# written. So a wait for a promise also ends when its creator dies. If other processes must detect
-# the death of a process, that process creates a promise that it never fulfils, its *life*.
+# creator has claimed. Any process on any host with a ref to the promise can wait for it like for
+# any other object. When the creator or its host dies, the promise fails, like every object that is
+# being written. So a wait for a promise also ends when its creator dies. If other processes must
+# detect the death of a process, that process creates a promise that it never fulfils, its *life*.
 
 
 PROCESS_BYTES = 8
@@ -453,14 +453,14 @@ _lock = locks.lock("sync.first_life")
 
 
 def promise(runtime: Runtime) -> ObjectRef[Any]:
-    """A new promise by this process."""
+    """Creates a promise, which this process is to fulfil."""
     client = runtime.client
     oid = client.new(KIND_PUT, STATE["CLAIMED"], client.slot, 0)
     return runtime.memory.own_ref(oid)
 
 
 def keep(runtime: Runtime, promised: ObjectRef[Any], value: Any) -> None:
-    """Fulfils a promise by this process: seals it with a small value without refs."""
+    """Fulfils a promise of this process: seals the object with a small value without refs."""
     oid = runtime.memory.local_id(promised)
     runtime.submitter.store_result(oid, _serialize.encode(value), False)
 
@@ -473,7 +473,7 @@ class PromiseLife:
         self.promise = promise(runtime)
         self.turns = itertools.count(1)
         self.lock = locks.rlock("sync.life")
-        self.known_to: set[bytes] = set()  # identities of the actors that have received it
+        self.known_to: set[bytes] = set()  # identities of the actors that have received the promise
 
 
 def life_of(runtime: Runtime) -> PromiseLife:

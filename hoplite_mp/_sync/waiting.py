@@ -1,9 +1,9 @@
 """The tables of the synchronization objects: which calls wait, and which call continues next.
 
 The tables make all decisions for `hoplite_mp.Queue`, `Lock`, `Semaphore`, `RLock`, `Condition` and
-`Barrier`, one after the other, in one process. A *ticket* identifies one call: it consists of the
-calling process and a number that this process uses once. Each method returns the caller's answer,
-and appends the tickets of woken calls to `woken`.
+`Barrier`, one at a time, in one process. A *ticket* identifies one call: it consists of the calling
+process and a number that this process uses once. Each method returns the answer to its caller, and
+appends the tickets of woken calls to `woken`.
 
 Invariants of a queue: no call waits for an item while there is an item that is not reserved for a
 woken getter, and no call waits for space while there is space. An item leaves the table only as the
@@ -42,7 +42,7 @@ class CallAnswer(enum.IntEnum):
     WAIT = 2  # the ticket will be in `woken` later
     ENDED = 3  # the queue was shut down, or the barrier is broken
     ACT = 4  # all parties have arrived, and this call runs the barrier's action
-    BUSY = 5  # an item may be given back; the ticket will be in `woken` when this is decided
+    BUSY = 5  # another call may give its item back; the ticket will be in `woken` afterwards
 
 
 class Item(NamedTuple):
@@ -56,21 +56,21 @@ class QueueTable:
     """The table for one queue."""
 
     def __init__(self, size_max: int) -> None:
-        """size_max: 0 means no limit."""
+        """`size_max`: the maximum number of items; 0 means no limit."""
         self.size_max = size_max
         self.items: deque[Item] = deque()
         self.getters: Tickets = OrderedDict()  # calls that are waiting for an item
         self.called: set[Ticket] = set()  # woken getters; an item is reserved for each
         self.putters: Tickets = OrderedDict()  # call that is waiting for space -> its value
-        self.turned_away: set[Ticket] = set()  # putters that waited when the queue was shut down
+        self.turned_away: set[Ticket] = set()  # putters that were waiting at the queue's shutdown
         self.woken: list[tuple[Ticket, CallAnswer]] = []
-        # (call, item number) of the call that may give its item back.
+        # The call that has taken an item and may give it back, and the item's number.
         self.uncertain: tuple[Ticket, int] | None = None
-        self.busy: Tickets = OrderedDict()  # calls that are waiting for this decision
-        self.turn: Ticket | None = None  # the call in `busy` that was woken, and will call again
+        self.busy: Tickets = OrderedDict()  # calls that are waiting until `uncertain` is None
+        self.turn: Ticket | None = None  # a woken call from `busy`, which will call again
         self.unfinished = 0  # number of items for which task_done has not been called
-        # For each living process, the number of these items that it has taken and not handed over
-        # to another process, as far as `finish_one` can determine.
+        # For each living process, the number of unfinished items that it has taken and not handed
+        # over to another process, as far as `finish_one` can determine.
         self.taken: dict[bytes, int] = {}
         self.lost = 0  # number of unfinished items that dead processes had taken
         self.ended = False
@@ -91,8 +91,8 @@ class QueueTable:
         return CallAnswer.WAIT
 
     def stop_putting(self, ticket: Ticket) -> CallAnswer:
-        """Ends a call's wait. DONE: the value was put before. ENDED: the queue was shut down
-        before, and does not contain the value."""
+        """Ends a call's wait. DONE: the value is already in the queue. ENDED: the queue has been
+        shut down, and does not contain the value."""
         if ticket in self.turned_away:
             self.turned_away.discard(ticket)
             return CallAnswer.ENDED
@@ -113,9 +113,9 @@ class QueueTable:
     # -- taking --------------------------------------------------------------------------------
 
     def take(self, ticket: Ticket, waits: bool, uncertain: bool = False) -> Item | CallAnswer:
-        """Takes the oldest item. A woken getter calls again with the same ticket, and gets its
-        reserved item. uncertain: whether the caller will confirm the item with `keep_item`, or give
-        it back."""
+        """Takes the oldest item. A woken getter calls again with the same ticket, and receives its
+        reserved item. `uncertain`: whether the caller will either confirm the item with
+        `keep_item` or give it back."""
         if ticket == self.turn:
             self.turn = None
         if self.uncertain is not None:
@@ -147,18 +147,19 @@ class QueueTable:
         return CallAnswer.WAIT
 
     def keep_item(self, ticket: Ticket) -> None:
-        """Confirms that the caller has received the item of that call."""
+        """Confirms that the caller has received its item."""
         if self.uncertain is not None and self.uncertain[0] == ticket:
             self.decide()
 
     def decide(self) -> None:
-        """Ends the uncertainty about an item, which was given back or never will be."""
+        """Ends the uncertainty about an item: it was given back, or will not be given back."""
         self.uncertain = None
         self._wake_busy()
         self._wake_getters()
 
     def _wake_busy(self) -> None:
-        """Wakes one call in `busy`. Its item may be uncertain again. It wakes the next call."""
+        """Wakes one call in `busy`. The next call is woken only when this call has taken its item
+        or stopped waiting, because that item may be uncertain again."""
         if self.busy and self.turn is None and self.uncertain is None:
             self.turn, _ = self.busy.popitem(last=False)
             self.woken.append((self.turn, CallAnswer.DONE))
@@ -178,8 +179,8 @@ class QueueTable:
             self._wake_busy()
 
     def give_back(self, process: bytes, item: Item) -> None:
-        """Puts an item back in its place, because the call was interrupted before the caller
-        received the item. If the other items were dropped meanwhile, this item is dropped, too."""
+        """Puts an item back in its place, because a call was interrupted before its caller received
+        the item. If the queue's items were dropped meanwhile, this item is dropped, too."""
         decides = self.uncertain is not None and self.uncertain[1] == item.number
         if self._dropped:
             self.finish_one(process)
@@ -196,8 +197,8 @@ class QueueTable:
         self._wake_getters()
 
     def _wake_getters(self) -> None:
-        """Wakes getters, even while an item may be given back. They then wait at most
-        UNCERTAIN_S."""
+        """Wakes getters, even while another call may give its item back. The woken calls then wait
+        in `busy`, for at most `sync_actors.UNCERTAIN_S`."""
         while self.getters and len(self.items) > len(self.called):
             ticket, _ = self.getters.popitem(last=False)
             self.called.add(ticket)
@@ -235,16 +236,16 @@ class QueueTable:
         return count > 0
 
     def join(self) -> CallAnswer:
-        """The answer to `join`. REFUSED: processes that have died had taken all unfinished
-        items."""
+        """The answer to `join`. REFUSED: all unfinished items had been taken by processes that have
+        died."""
         if not self.unfinished:
             return CallAnswer.DONE
         return CallAnswer.REFUSED if self.unfinished <= self.lost else CallAnswer.WAIT
 
-    # -- ends ----------------------------------------------------------------------------------
+    # -- shutdown and deaths -------------------------------------------------------------------
 
     def end(self, at_once: bool) -> None:
-        """Shuts down the queue: no more items can be put. at_once: whether its items are
+        """Shuts down the queue: no more items can be put. `at_once`: whether its items are
         dropped."""
         self.ended = True
         if at_once:
@@ -280,7 +281,7 @@ class Permits:
     """The table for a semaphore, or for a lock, which has one permit."""
 
     def __init__(self, free: int, bounded: bool) -> None:
-        """bounded: whether a release is refused if no permit is held."""
+        """`bounded`: whether a release is refused if no permit is held."""
         self.free = free
         self.bounded = bounded
         self.held: OrderedDict[bytes, Tickets] = OrderedDict()  # by process, longest holder first
@@ -297,8 +298,8 @@ class Permits:
         return CallAnswer.WAIT
 
     def stop_waiting(self, ticket: Ticket, keep: bool) -> CallAnswer:
-        """Ends a call's wait. DONE: the call was granted a permit before, and keeps it if `keep` is
-        True."""
+        """Ends a call's wait. DONE: the call had already been granted a permit, and keeps it if
+        `keep` is True."""
         if ticket in self.waiting:
             del self.waiting[ticket]
             return CallAnswer.REFUSED
@@ -430,8 +431,8 @@ class Notifications:
             self.woken.append((ticket, CallAnswer.DONE))
 
     def stop_waiting(self, ticket: Ticket, keep: bool) -> CallAnswer:
-        """Ends a call's wait. DONE: the call was notified before. If `keep` is False, another call
-        is notified in its place."""
+        """Ends a call's wait. DONE: the call had already been notified. If `keep` is False, another
+        call is notified in its place."""
         if ticket in self.waiting:
             del self.waiting[ticket]
             return CallAnswer.REFUSED
@@ -470,7 +471,7 @@ class Gathering:
         self.indices: dict[Ticket, int] = {}
 
     def arrive(self, ticket: Ticket, waits: bool, acts: bool) -> CallAnswer:
-        """Adds a call to the round. acts: whether the barrier has an action. The index of a call
+        """Adds a call to the round. `acts`: whether the barrier has an action. The index of a call
         that completes a round is `parties - 1`."""
         if self.broken:
             return CallAnswer.ENDED
@@ -507,7 +508,8 @@ class Gathering:
         return True
 
     def give_up(self, ticket: Ticket) -> CallAnswer:
-        """Breaks the barrier because a call has timed out. DONE: the call was answered before."""
+        """Breaks the barrier because a call has timed out. DONE: the call was already answered, and
+        the barrier is not broken."""
         if ticket in self.waiting or ticket in self.round:
             self.abort()
             return CallAnswer.ENDED
