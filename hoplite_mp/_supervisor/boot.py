@@ -1,6 +1,6 @@
 """The script that starts the supervisor and workers that are not forks.
 
-The process must import the same package that has started it, regardless of sys.path.
+The new process must import the same copy of the package as its parent, regardless of sys.path.
 """
 
 from __future__ import annotations
@@ -76,6 +76,6 @@ def boot(fd: int, fresh: bool) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the program handles Ctrl-C
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     boot(int(sys.argv[1]), len(sys.argv) > 2)

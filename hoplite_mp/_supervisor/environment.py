@@ -50,10 +50,10 @@ def record_user_settings() -> None:
 def blas_environment(
     chosen: int | None, cores: int, processes: int, given: dict[str, str] | None = None
 ) -> dict[str, str]:
-    """Variables for each process in a pool. The number of threads is Config.blas_threads
-    (`chosen`), otherwise the user's setting, otherwise cores / processes. processes: the number of
-    the pool's processes on this host; 0 for one thread each. given: the user's variables; None for
-    those recorded by record_user_settings()."""
+    """The variables for each process in a pool. The number of threads is Config.blas_threads
+    (`chosen`), otherwise the user's setting, otherwise cores / processes. `processes`: the number
+    of the pool's processes on this host; 0 for one thread each. `given`: the user's variables;
+    None: the variables recorded by record_user_settings()."""
     count = str(chosen or max(1, cores // processes if processes else 1))
     given = _user_blas if given is None else given
     shares = {TBB_SHARES: os.environ.get(TBB_SHARES, "1")}
@@ -65,7 +65,7 @@ def blas_environment(
 
 
 def limit_blas(environment: dict[str, str]) -> None:
-    """Raises the number of threads in NumPy's OpenBLAS, which was loaded with one thread."""
+    """Raises the number of threads in NumPy's OpenBLAS, which was loaded with a single thread."""
     first = environment["OPENBLAS_NUM_THREADS"].split(",")[0].strip()  # OpenMP allows a list
     threads = int(first) if first.isdecimal() else 1
     if threads > 1:
@@ -103,13 +103,14 @@ def _functions_of_openblas(name: str) -> Iterator[Any]:
                     yield function
 
 
-DEVICES = {"gpu": "CUDA_VISIBLE_DEVICES"}  # resource -> the variable that names its indices
+DEVICES = {"gpu": "CUDA_VISIBLE_DEVICES"}  # resource -> the variable that lists its devices
 
 
 def device_environment(assigned: dict[str, list[int]]) -> dict[str, str]:
-    """The variables for a worker. assigned: for each resource, the indices of the devices that the
-    worker has as long as it runs. If this process may use only some devices, the indices refer to
-    these. A fraction of a device has no index, and leaves the variable unchanged."""
+    """The variables for a worker. `assigned`: for each resource, the indices of the devices that
+    are assigned to the worker as long as it runs. If this process may use only some devices, the
+    indices refer to the list of these devices. A fraction of a device has no index, and leaves the
+    variable unchanged."""
     found = {}
     for name, variable in DEVICES.items():
         given = [

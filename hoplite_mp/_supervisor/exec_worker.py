@@ -2,7 +2,7 @@
 
 Libraries read environment variables when they are imported or loaded: OpenBLAS for its number of
 threads, NumPy for its CPU features, CUDA for its devices, the C library for its allocator. The
-template has already imported NumPy, so a process with `options(env=)` executes the interpreter
+template has already imported NumPy, so a worker with `options(env=)` executes the interpreter
 again, with that environment. This takes as long as importing NumPy (0.15 s).
 """
 
@@ -54,9 +54,9 @@ class _Arguments(msgspec.Struct, frozen=True, array_like=True):
 def environment_of(
     here: dict[str, str], own: dict[str, str], changes: Environment
 ) -> dict[str, str]:
-    """The template's environment, overridden by the worker's own variables `own` (threads,
-    devices), which are overridden by `changes`. OMP_NUM_THREADS in `changes` applies to every BLAS
-    whose own variable is not in `changes`."""
+    """The environment of the worker: the template's environment `here`, updated with the worker's
+    variables for threads and devices (`own`), and then with `changes`. OMP_NUM_THREADS in `changes`
+    applies to every BLAS whose own variable is not in `changes`."""
     found = {**here, **own}
     named = dict(changes)
     if EVERY_BLAS in named:
@@ -95,7 +95,7 @@ def exec_interpreter(
     for fd in (start.control_fd, start.store_fd, start.event_fd, rpc_fd, *inherited):
         os.set_inheritable(fd, True)
     boot = os.path.join(os.path.dirname(os.path.abspath(__file__)), "boot.py")
-    import subprocess  # only for these workers
+    import subprocess  # imported here, because other workers do not need it
 
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     os.execve(

@@ -1,9 +1,9 @@
 """The supervisor: a single-threaded template process that forks and reaps a host's processes.
 
 The template has imported NumPy, so forking a worker takes 1 ms. It runs no user code and holds no
-lock, so it can always fork, wait and kill. The node requests forks of workers, and gets a report of
-every exit. The supervisor shuts down the host at the driver's request, when the driver or the node
-has exited, and when a manager has exited and is not restarted.
+lock, so it can always fork, wait and kill. The node process requests workers, and receives a report
+of every exit. The supervisor shuts down the host at the driver's request, when the driver or the
+node has exited, and when the manager has exited and is not restarted.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ PACKET_BYTES_MAX = 1 << 16
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 ENDING_POLL_MS = 20
 NODE_PATIENCE_S = 1.0
-UNKILLABLE_TIMEOUT_S = 5.0  # for processes that belong to other users or hang in the kernel
+UNKILLABLE_TIMEOUT_S = 5.0  # for killed processes that belong to other users or hang in the kernel
 EXIT_TIMEOUT_S = 1.0  # for the manager to inform other hosts, and for the node to exit
-WORKER_FDS = 3  # number of a worker's own descriptors: rpc, stdout and stderr
+WORKER_FDS = 3  # number of descriptors that each worker needs: rpc, stdout and stderr
 FDS_MAX = 253  # the kernel's limit for one message, including inherited descriptors
 FIRST_SLOT = 2  # client slots 0 and 1 are the node's and the driver's
 
@@ -92,8 +92,9 @@ class Supervisor:
     def fork(
         self, name: bytes, entry: tuple[str, str], args: tuple[Any, ...], close: list[Any]
     ) -> int:
-        """Forks a child in a new session. The child is killed when this process exits. name: the
-        process name for ps and top, at most 15 bytes."""
+        """Forks a child in a new session. The child is killed when this process exits. `name`: the
+        process name for ps and top, at most 15 bytes. `entry`: the module and the name of the
+        function that the child calls. `close`: the descriptors that the child closes first."""
         parent = os.getpid()
         pid = os.fork()
         if pid:
@@ -112,7 +113,7 @@ class Supervisor:
                 thing.close() if hasattr(thing, "close") else os.close(thing)
             module, main_of = entry
             run = getattr(importlib.import_module(module), main_of)
-            gc.freeze()  # collections need not scan the modules
+            gc.freeze()  # the garbage collector need not scan the imported modules
             gc.enable()
             code = run(*args) or 0
         except SystemExit as error:
@@ -242,14 +243,14 @@ class Supervisor:
                 return
             if pid in self.workers:
                 slot, _ = self.workers.pop(pid)
-                kill_group(pid)  # processes that tasks have started, except in other sessions
+                kill_group(pid)  # kills processes that tasks have started, except in new sessions
                 self.send_node(Exited(slot, pid, os.waitstatus_to_exitcode(status)))
             elif pid in (self.node_pid, self.manager_process.pid):
                 self.record_exit(pid, status)
                 if pid == self.manager_process.pid:
                     self.manager_process.pid = 0
                     if self.manager_process.standby is not None and not status:
-                        continue  # the cluster has ended, and the node knows this
+                        continue  # the cluster was shut down, and the node was informed
                     # Status 0: the manager has exited because the node has exited.
                     if not self.ending and self.node_pid and status and not self.given_up:
                         self.manager_process.restart()
@@ -294,12 +295,12 @@ class Supervisor:
                 elif fd == self.driver.fileno():
                     data = self.driver.recv(PACKET_BYTES_MAX)
                     if data and isinstance(decoder.decode(data), Shutdown):
-                        self.orderly = True  # workers know this, and may clean up
+                        self.orderly = True  # workers are informed separately, and may clean up
                     self.ending = True
                 elif fd == self.node.fileno():
                     try:
                         data, fds, flags, _ = socket.recv_fds(self.node, PACKET_BYTES_MAX, FDS_MAX)
-                    except OSError:  # the node died with unread data
+                    except OSError:  # the node died before it had read all data
                         data, fds, flags = b"", [], 0
                     if not data:
                         self.await_node()
@@ -353,7 +354,7 @@ class Supervisor:
                 self.kill(pid)
         deadline = clock.monotonic() + UNKILLABLE_TIMEOUT_S
         while clock.monotonic() < deadline:
-            # Includes adopted children, because processes started by tasks end with the host.
+            # These include adopted children: processes that tasks have started are killed, too.
             for pid in children():
                 self.kill(pid)
             try:
@@ -372,13 +373,13 @@ class Supervisor:
         exited."""
         deadline = clock.monotonic() + NODE_PATIENCE_S
         with contextlib.suppress(OSError):
-            self.node.shutdown(socket.SHUT_WR)  # after the reports of exits
+            self.node.shutdown(socket.SHUT_WR)  # all exits have been reported
         while self.node_pid and clock.monotonic() < deadline:
             self.wait_and_reap()
 
     def let_manager_end_cluster(self) -> None:
-        """Lets the manager inform other hosts of the shutdown. They would otherwise wait for the
-        next manager. Does nothing after a failure if a standby can take over."""
+        """Lets the manager inform other hosts of the shutdown; otherwise they would wait for a new
+        manager. Does nothing after a failure if a standby can take over."""
         lan = self.start.lan
         if not self.manager_process.pid or lan is None or (lan.standby and not self.orderly):
             return
@@ -391,7 +392,7 @@ class Supervisor:
 
     def kill(self, pid: int) -> None:
         kill_group(pid)
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # another user's, after sudo
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # runs as root, after sudo
             os.kill(pid, signal.SIGKILL)
 
 
@@ -400,7 +401,7 @@ def _run_in_child(run: Any) -> int:
 
 
 def _start_children(supervisor: Supervisor) -> bool:
-    """Imports the children's common modules, and starts the node, the manager and the first
+    """Imports the modules that the children share, and starts the node, the manager and the first
     workers. Returns False if the process limit is reached."""
     for name in BLAS_VARIABLES:
         os.environ[name] = "1"  # NumPy's BLAS must not start threads, which a fork would lose
@@ -408,7 +409,7 @@ def _start_children(supervisor: Supervisor) -> bool:
         importlib.import_module(module)
     try:
         supervisor.start_services()
-    except BlockingIOError:  # EAGAIN: the limit was reached after the check
+    except BlockingIOError:  # EAGAIN: the limit was reached after the driver had checked it
         print_error(
             "cannot start node and manager: this user's process limit is reached (ulimit -u)"
         )

@@ -1,8 +1,8 @@
 """The process of a host's manager or standby, which is restarted when it dies.
 
-A host survives the death of its manager, because nodes report their state to the next manager. If
-the system has no process or descriptor for the restart, the supervisor's loop retries it, and
-meanwhile reaps children, starts workers and serves the driver.
+A host survives the death of its manager, because nodes report their state to the next manager. If a
+restart fails because the system is out of processes or descriptors, the supervisor's loop retries
+it, and meanwhile reaps children, starts workers and serves the driver.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ MANAGER_MAIN = ("hoplite_mp._manager.main", "main")
 STANDBY_MAIN = ("hoplite_mp._manager.standby", "main")
 # A manager that exits after STARTS_MAX starts within STARTS_S is not restarted.
 STARTS_MAX, STARTS_S = 10, 10.0
-# How long a start may wait for a free process or descriptor. Must be less than the time for which
-# nodes wait for a manager (MANAGER_ABSENT_S in _node/manager_link/connection.py). With a higher
-# value, a host survives a longer shortage. With a lower value, a host that has permanently run out
-# of resources is shut down sooner.
+# How long a failed start is retried. Must be less than the time for which nodes wait for a manager
+# (MANAGER_ABSENT_S in _node/manager_link/connection.py). With a higher value, a host survives a
+# longer shortage of processes or descriptors. With a lower value, a host with a permanent shortage
+# is shut down sooner.
 PATIENCE_S = 7.0
 RETRY_MS = 50  # maximum time between two attempts
 
 
 class ManagerHost(Protocol):
-    """The supervisor's interface for this module."""
+    """The part of the supervisor's interface that this module uses."""
 
     start: Start
     node: socket.socket
@@ -46,10 +46,10 @@ class ManagerHost(Protocol):
     def fork(
         self, name: bytes, entry: tuple[str, str], args: tuple[Any, ...], close: list[Any]
     ) -> int:
-        """Forks a child. OSError: the system has no process for it."""
+        """Forks a child. Raises OSError if the system cannot create a process."""
 
     def own_descriptors(self) -> list[Any]:
-        """Descriptors and sockets that children must close."""
+        """The descriptors and sockets that children must close."""
 
 
 class ManagerProcess:
@@ -61,14 +61,14 @@ class ManagerProcess:
         # If this host has a standby instead of a manager: (the standby's parameters, the number of
         # this host's node).
         self.standby: tuple[LanStart, int] | None = None
-        self.due: Callable[[], None] | None = None  # a start that failed for lack of resources
+        self.due: Callable[[], None] | None = None  # a failed start that is to be retried
         self._due_until = 0.0
         self._starts: list[float] = []  # start times, the latest last
 
     def begin(self, end: socket.socket, *nodes_end: socket.socket) -> None:
         """Starts a manager with its end of the connection to the node. The listening socket also
-        stays open in this process, so that connections wait for a restarted manager. nodes_end: the
-        node's end, unless this is the first manager."""
+        stays open in this process, so that connections wait for a restarted manager. `nodes_end`:
+        the node's end, unless this is the first manager."""
         host, s = self.host, self.host.start
         fds = [s.control_fd, s.store_fd, s.event_fd, *self._of_first_workers()]
         if not nodes_end:
@@ -82,7 +82,7 @@ class ManagerProcess:
         self._starts.append(clock.monotonic())
 
     def restart(self) -> None:
-        """Restarts the manager or standby. Nodes return to it, and report their state."""
+        """Restarts the manager or standby. Nodes reconnect to it, and report their state."""
         name = "manager" if self.standby is None else "standby"
         self._starts = self._starts[-STARTS_MAX:]
         if len(self._starts) == STARTS_MAX and clock.monotonic() - self._starts[0] < STARTS_S:

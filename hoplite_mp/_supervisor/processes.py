@@ -1,4 +1,4 @@
-"""Functions for processes: limits, children, exits."""
+"""Functions for processes: descriptor limits, children, exits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def descriptors(lan: LanStart | None, *names: str) -> list[int]:
 
 
 def leave(code: int) -> None:
-    """Exits from a child. Runs exit handlers and flushes output, but does not finalize the
+    """Exits from a child process. Runs exit handlers and flushes output, but does not finalize the
     interpreter, which is a copy of the template's."""
     import atexit
     import threading
@@ -68,8 +68,8 @@ def leave(code: int) -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """Raises the soft limit of descriptors. The node has a connection and two pipes for each
-    worker, so about 170 workers use 1024 descriptors."""
+    """Raises the soft limit on descriptors. A starting worker takes six of them (both ends of a
+    connection and of two pipes), so 1024 descriptors suffice for about 170 workers."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:
