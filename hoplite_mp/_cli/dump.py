@@ -1,7 +1,7 @@
 """`hoplite-mp dump`: all waits in a running cluster, with their causes, as text or JSON.
 
-Each node reports its own waits. Together the reports also show which nodes have not reported for a
-collective.
+Each node reports its own waits. Together, the reports also show which nodes have not finished their
+part of a collective.
 """
 
 from __future__ import annotations
@@ -65,9 +65,8 @@ def dump(arguments: argparse.Namespace) -> int:
 
 
 def collect(cluster: Cluster, stacks: bool = False) -> dict[str, Any]:
-    """Returns {"nodes": the nodes' reports, "silent": the nodes that did not answer in time}. In
-    the reports, each collective also has "not_reported": the nodes that have not reported for
-    it."""
+    """Returns {"nodes": the nodes' reports, "silent": the nodes that did not answer in time}. Adds
+    "not_reported" to each collective: the nodes that have not reported the end of their part."""
     channel = cluster._runtime.channel
     sizes, silent = channel.call(Dump(stacks)).value
     nodes = []
@@ -95,8 +94,8 @@ def collect(cluster: Cluster, stacks: bool = False) -> dict[str, Any]:
     for report in nodes:
         for operation in report["collectives"]["first"]:
             key = operation["operation"], operation["epoch"]
-            # A node that lists no such part has not reported, either. (The plan of a single node
-            # has no parts, but that node's report completes the plan.)
+            # A node that does not list its part has not reported it, either. (A plan for a single
+            # node has no parts, and ends with that node's report.)
             operation["not_reported"] = [
                 node_id(node)
                 for node in operation["waits_for"]

@@ -1,4 +1,4 @@
-"""The command `hoplite-mp`."""
+"""The command `hoplite-mp`: parses its arguments and runs the subcommands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEMO_NEEDS = {"sklearn": "scikit-learn", "rich": "rich", "matplotlib": "matplotl
 # Limits for `top --interval`. At shorter intervals `top` would mostly show its own load.
 INTERVAL_S_MIN, INTERVAL_S_MAX = 0.1, 3600.0
 TOP_NEEDS = {"rich": "rich"}
-"""The same for the extra `top`."""
+"""Modules of the extra `top`, and the packages that provide them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _warnings_printed() -> Iterator[None]:
-    """Prints this package's log messages to stderr in the format of commands."""
+    """Prints this package's log messages to stderr in the same format as the commands' errors."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("hoplite-mp: %(message)s"))
     logger = logging.getLogger("hoplite_mp")
@@ -80,7 +80,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _lazy(module: str, function: str) -> Callable[[argparse.Namespace], int]:
-    """A command whose module is imported when it runs."""
+    """Returns a function that runs a command. Its module is imported at the call."""
 
     def run(arguments: argparse.Namespace) -> int:
         code: int = getattr(importlib.import_module(module), function)(arguments)
@@ -172,11 +172,11 @@ def _add_simulate(commands: Commands) -> None:
         "node. Without faults: the time of each operation, a lower bound, and the cost for the "
         "manager. With --faults random: random clusters, workloads and faults, with every value "
         "checked; exit code 1 if a check fails. The same seed gives the same run. With --topology: "
-        "the time of an allreduce on interconnects other than a star, for several plans.",
+        "the time of an allreduce on interconnects other than a star, with each plan in --plan.",
     )
     simulate.set_defaults(run=_lazy("hoplite_mp._cli.simulate", "simulate"))
     simulate.add_argument(
-        "--nodes", metavar="N", help='default: 8; several as "8,64,1000"; with faults: random'
+        "--nodes", metavar="N", help='one number, or several, as in "8,64"; default: 8, or random'
     )
     simulate.add_argument(
         "--seed", type=_count, default=0, metavar="S", help="first seed; default: %(default)s"
@@ -197,8 +197,8 @@ def _add_simulate(commands: Commands) -> None:
     simulate.add_argument(
         "--topology",
         metavar="NAMES",
-        help="comma-separated list of torus:RxC, mesh:RxC, fattree:N, star:N; all links have "
-        "--rate, and each step takes --latency in addition",
+        help="comma-separated list of torus:RxC, mesh:RxC, fattree:N, star:N; --rate applies to "
+        "all links, and --latency is added to each step",
     )
     simulate.add_argument(
         "--plan",
@@ -229,7 +229,7 @@ def _add_predict(commands: Commands) -> None:
         "node and planner, in virtual time. Shows steps per second, the percentiles of single "
         "steps, and the share of time in which links and cores are busy, the bottleneck first. "
         "In synchronous training, the traced worker calls a Group of size 1. In asynchronous "
-        "training, it calls an actor, which gets the first host to itself.",
+        "training, it calls an actor, which then runs alone on the first host.",
     )
     predict.set_defaults(run=_lazy("hoplite_mp._cli.predict", "predict"))
     predict.add_argument(
@@ -242,8 +242,8 @@ def _add_predict(commands: Commands) -> None:
     predict.add_argument(
         "--server",
         metavar="NAME",
-        help="name or class of the actor that has the parameters; default: the only actor, if "
-        "there are no Group calls",
+        help="name or class of the actor that holds the model's parameters; default: the only "
+        "actor, if there are no Group calls",
     )
     predict.add_argument(
         "--calls-per-step",
@@ -256,7 +256,7 @@ def _add_predict(commands: Commands) -> None:
         type=_positive,
         default=20,
         metavar="N",
-        help="steps that each worker makes; default: %(default)s",
+        help="number of steps for each worker; default: %(default)s",
     )
     predict.add_argument(
         "--seed", type=_count, default=0, metavar="S", help="for the choice of recorded steps"
@@ -414,7 +414,7 @@ def _add_checks(commands: Commands) -> list[argparse.ArgumentParser]:
         "doctor",
         help="check this host",
         description="Checks software, kernel, CPUs, limits, memory, disk, addresses and token of "
-        "this host; then starts two workers and tests them. With HOST:PORT also tests the "
+        "this host; then starts two workers and tests them. With HOST:PORT, also tests the "
         "connections to that cluster and each of its nodes. Exit code 1 if there is a problem.",
     )
     doctor.set_defaults(run=_lazy("hoplite_mp._cli.doctor.main", "doctor"))
@@ -450,7 +450,7 @@ def _add_checks(commands: Commands) -> list[argparse.ArgumentParser]:
 
 
 class _Once(argparse.Action):
-    """An option that may be given once; by default argparse silently uses the last value."""
+    """An option that may be given only once; argparse itself would silently use the last value."""
 
     def __call__(
         self,

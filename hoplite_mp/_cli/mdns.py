@@ -1,4 +1,4 @@
-"""Announcements of clusters on this network: by `hoplite-mp up`, for `hoplite-mp join`.
+"""Announcements of clusters on this network, from `hoplite-mp up` to `hoplite-mp join`.
 
 They use multicast DNS (RFC 6762, RFC 6763) through the optional package zeroconf. An announcement
 is only a hint: it contains no secret, any host on the network can send or read one, and joining
@@ -71,7 +71,7 @@ def announced(address: str, tls: bool) -> Iterator[bool]:
 
 
 def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The IP address for other hosts, or None if only this host can reach the address."""
+    """The IP address at which other hosts can connect; None if only this host can reach it."""
     for endpoint in resolve(parse_address(address)):
         ip = ipaddress.ip_address(endpoint.sockaddr[0].partition("%")[0])
         if not ip.is_loopback and not ip.is_unspecified:

@@ -41,7 +41,7 @@ __all__ = ["payload_rate", "predict", "show"]
 # Simulated hosts run in one process, with real shared memory.
 HOSTS_MAX = 64
 LATENCY_MAX_S = 0.5  # above this, simulated hosts would declare each other dead
-# The share of TCP payload in a full Ethernet frame, including the preamble and the gap after it.
+# The share of TCP payload in a full Ethernet frame, with its preamble and the gap between frames.
 PAYLOAD_SHARE = 1448 / 1538
 INTERRUPTED = 130  # the exit code that shells use
 
@@ -60,7 +60,7 @@ def predict(arguments: argparse.Namespace) -> int:
 
 
 def payload_rate(option: str, text: str) -> float:
-    """The payload bytes per second of a link whose nominal bandwidth is given in the option."""
+    """Parses an option with a nominal bandwidth, and returns the payload bytes per second."""
     return bandwidth(option, text) * PAYLOAD_SHARE
 
 
@@ -69,7 +69,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     rate = payload_rate("bandwidth", arguments.bandwidth)
     latency_s = duration("latency", arguments.latency)
     if latency_s > LATENCY_MAX_S:
-        raise ConfigError(f"--latency={arguments.latency!r} is not allowed: at most 500ms")
+        raise ConfigError(f"--latency={arguments.latency!r} is not allowed: use at most 500ms")
     recording = read(arguments.trace, arguments.server or "", arguments.calls_per_step or 0)
     for hosts in counts:
         _check_memory(recording, hosts)
@@ -108,7 +108,7 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """A context manager inside which nodes log no warnings, because they are simulated."""
+    """A context manager inside which no warnings are logged, because the nodes are simulated."""
     logger = logging.getLogger("hoplite_mp")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["promote"]
 
-ANSWER_S = 10.0  # how long the standby may take to collect votes and to answer
+ANSWER_S = 10.0  # timeout for the answer, for which the standby must collect votes
 # How long to repeat the request while the answer may change, because the lease of the lost manager
 # has not expired. Higher: slower hosts have more time. Lower: a refusal is reported sooner.
 RETRY_S = 5.0
@@ -35,7 +35,7 @@ RETRY_PAUSE_S = 0.3
 
 
 def promote(arguments: argparse.Namespace) -> int:
-    """Requests that the standby become the manager. Returns the exit code: 0 if it does."""
+    """Asks the standby to become the manager. Returns the exit code: 0 if it has."""
     deadline = clock.monotonic() + RETRY_S
     try:
         answer = _ask(arguments)

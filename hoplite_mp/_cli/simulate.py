@@ -32,7 +32,7 @@ __all__ = ["DEFAULT_NODES", "bandwidth", "duration", "host_counts", "simulate"]
 DEFAULT_NODES = "8"
 DEFAULT_OPERATIONS = "broadcast,get,reduce,allreduce,reduce_scatter"
 DEFAULT_BYTES, DEFAULT_RATE, DEFAULT_LATENCY = "64MiB", "1Gbit", "100us"
-# A plan's streams take some hundred megabytes per thousand nodes.
+# Limited by memory: the streams of a plan take some hundred megabytes per thousand nodes.
 SCALE_NODES_MAX = 20_000
 NODES_MIN = 2
 FAULTS_NODES_MAX = 32  # runs with faults use real nodes
@@ -71,12 +71,12 @@ def _faults(arguments: argparse.Namespace) -> int:
 
     for name in ("operations", "bytes", "rate", "latency", "block", "json"):
         if getattr(arguments, name) is not None:
-            raise ConfigError(f"--{name} is not allowed with --faults random, which draws it")
+            raise ConfigError(f"--{name} is not allowed with --faults random, which chooses it")
     nodes = None
     if arguments.nodes is not None:
         (nodes, *more) = host_counts("nodes", arguments.nodes, NODES_MIN, FAULTS_NODES_MAX)
         if more:
-            raise ConfigError("--faults random takes at most one number of --nodes")
+            raise ConfigError("--faults random allows only one number in --nodes")
     outcomes: list[RunOutcome] = []
     failed = 0
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
@@ -241,7 +241,7 @@ def _topologies(arguments: argparse.Namespace) -> int:
 def topology_rows(
     network: Interconnect, plans: Sequence[str], nbytes: int, rate: float, latency_s: float
 ) -> list[TopologyRow]:
-    """The rows of the plans on one interconnect."""
+    """A row for each plan on one interconnect."""
     seconds: dict[str, float] = {}
     schedules = {}
     for plan in dict.fromkeys(("ring", "two-way-ring", *plans)):
@@ -306,12 +306,12 @@ def _interconnects(text: str) -> list[Interconnect]:
 
 
 def host_counts(option: str, text: str, least: int, most: int) -> list[int]:
-    """The numbers of hosts in an option."""
+    """Parses an option with a list of numbers of hosts."""
     found = []
     for word in text.split(","):
         if not word.strip().isdecimal() or not least <= int(word) <= most:
             raise ConfigError(
-                f"--{option}={text!r} is not allowed: whole numbers from {least} to {most}, "
+                f"--{option}={text!r} is not allowed: use whole numbers from {least} to {most}, "
                 "separated by commas"
             )
         found.append(int(word))
@@ -335,12 +335,12 @@ def _bytes(name: str, text: str, least: int) -> int:
     except ConfigError as error:
         raise ConfigError(f"--{name}: {error}") from None
     if nbytes < least:
-        raise ConfigError(f"--{name}={text!r} is not allowed: at least {least} bytes")
+        raise ConfigError(f"--{name}={text!r} is not allowed: use at least {least} bytes")
     return nbytes
 
 
 def bandwidth(option: str, text: str) -> float:
-    """The rate in an option, in bytes per second."""
+    """Parses an option with a rate, and returns bytes per second."""
     match = _RATE.fullmatch(text.strip())
     rate = math.nan
     if match is not None:
@@ -348,14 +348,14 @@ def bandwidth(option: str, text: str) -> float:
         rate = _number(number) * 1000 ** " KMG".index(unit.upper() or " ") / 8
     if not 1 <= rate < math.inf:
         raise ConfigError(
-            f"--{option}={text!r} is not allowed: bits per second with a unit, such as "
+            f"--{option}={text!r} is not allowed: use bits per second with a unit, such as "
             '"100Mbit" or "10Gbit"'
         )
     return rate
 
 
 def duration(option: str, text: str) -> float:
-    """The time in an option, in seconds."""
+    """Parses an option with a time, and returns seconds."""
     match = _SECONDS.fullmatch(text.strip())
     seconds = math.nan
     if match is not None:
@@ -363,7 +363,8 @@ def duration(option: str, text: str) -> float:
         seconds = _number(number) * {"us": 1e-6, "µs": 1e-6, "ms": 1e-3}.get(unit, 1.0)
     if not 0 <= seconds <= 60:
         raise ConfigError(
-            f'--{option}={text!r} is not allowed: up to a minute, such as "100us", "1ms" or "0.05s"'
+            f"--{option}={text!r} is not allowed: use a time up to a minute, such as "
+            '"100us", "1ms" or "0.05s"'
         )
     return seconds
 

@@ -58,7 +58,7 @@ def actor_rows(reports: dict[str, Any]) -> list[tuple[str, ...]]:
     for node in reports["nodes"]:
         actors = node.get("actors", {"first": (), "count": 0})
         more = actors["count"] - len(actors["first"])
-        if more:  # a node lists only some of them
+        if more:  # a node lists only some of its actors
             rows.append(("...", f"{more} more", node_id(node["node"]), *[""] * 5))
     return rows
 
@@ -95,7 +95,7 @@ def status(arguments: argparse.Namespace) -> int:
 
 def gone(cluster: Cluster) -> list[dict[str, Any]]:
     """A dict with "id", "host", "seconds" and "how" for each host that has left or was lost, as
-    recorded by this host's node. A node started for this command has no records."""
+    recorded by this host's node. A node that was started for this command has no records."""
     here = {node.id for node in cluster.nodes}
     return [
         {"id": name, "host": host, "seconds": seconds, "how": "left" if left else "lost"}
@@ -116,8 +116,8 @@ def ago(seconds: float) -> str:
 
 
 def standby(cluster: Cluster) -> list[str]:
-    """A line about the standby: its host and whether it leads, or that no manager is running. An
-    empty list in a cluster without a standby."""
+    """A list with one line about the standby: its host, whether it is the manager, and whether any
+    manager is running. Empty in a cluster without a standby."""
     addresses, node, leads, managed = standby_of(cluster._runtime)
     if not addresses:
         return []

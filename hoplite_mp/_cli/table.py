@@ -12,8 +12,8 @@ __all__ = ["table"]
 
 
 def table(rows: Iterable[Sequence[str]], right: Container[int] = ()) -> list[str]:
-    """The lines of a table, with columns two spaces apart. right: the indices of the right-aligned
-    columns. Cells may have several lines."""
+    """The lines of a table, with columns two spaces apart. `right`: the indices of the
+    right-aligned columns. Cells may have several lines."""
     lines = [line for row in rows for line in zip_longest(*map(str.splitlines, row), fillvalue="")]
     columns = []
     for at, column in enumerate(zip(*lines, strict=True)):

@@ -1,8 +1,8 @@
 """`hoplite-mp top`: the activity of a running cluster, updated periodically.
 
-Nodes count from their start; a rate is the difference between the counters in two polls, divided
-by the time between the polls. Nodes that do not answer are shown without numbers. The command
-needs rich (extra `top`). If stdout is not a terminal, it prints plain tables.
+Nodes count from their start; a rate is the difference between a counter's values in two polls,
+divided by the time between the polls. Nodes that do not answer are shown without numbers. The
+command needs rich (extra `top`). If stdout is not a terminal, it prints plain tables.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ INTERRUPTED = 130  # the exit code that shells use
 class TopSnapshot:
     """The state at one time: the nodes, and the counters of nodes that have answered."""
 
-    at: float  # seconds of a clock
+    at: float  # seconds of the monotonic clock
     nodes: tuple[Node, ...]
     counts: dict[str, dict[str, int]]  # by node id
     actors: tuple[tuple[str, ...], ...] = ()  # rows of _cli/status.py
@@ -135,8 +135,8 @@ def _cells(counts: dict[str, int], rates: dict[str, float]) -> tuple[str, ...]:
 
 
 def _rates(now: TopSnapshot, before: TopSnapshot | None, node: str) -> dict[str, float]:
-    """Rates per second since the previous poll; empty without a previous poll of this node, or if
-    its counters have restarted."""
+    """The rates per second since the previous poll. Empty if there was no previous poll of this
+    node, or if the node has restarted its counters."""
     if before is None or node not in before.counts or now.at <= before.at:
         return {}
     new, old, seconds = now.counts[node], before.counts[node], now.at - before.at
@@ -146,7 +146,7 @@ def _rates(now: TopSnapshot, before: TopSnapshot | None, node: str) -> dict[str,
 
 
 def _poll(cluster: Cluster) -> TopSnapshot:
-    """Queries the counters of all nodes, then their waits; each query has a timeout of some
+    """Queries all nodes for their counters, then for their waits; each query has a timeout of a few
     seconds. Excludes a node that this process has started for the command."""
     runtime = cluster._runtime
     counted = {node_id(number): counts for number, counts in counters(runtime).items()}
@@ -169,7 +169,7 @@ def _poll(cluster: Cluster) -> TopSnapshot:
 
 
 def _drawn(title: str, now: TopSnapshot, before: TopSnapshot | None, width: int) -> Group:
-    """The table of nodes, then the gone hosts and the actors."""
+    """The table of nodes, the hosts that are gone, and the table of actors."""
     shown = [name not in LEAST or width >= NARROW_COLUMNS for name in COLUMNS]
     rows = [tuple(compress(row, shown)) for row in (COLUMNS, *lines(now, before))]
     texts = [(title, "italic")]
@@ -193,14 +193,14 @@ class _EndRequest:
     """Waits for the signals and keys that stop the command; they interrupt `sleep`."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._keys = -1  # the terminal's descriptor, if keys are read
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     @contextlib.contextmanager
     def watch(self, keys: bool) -> Iterator[None]:
-        """A context manager inside which signals set `asked`; with `keys`, the terminal is
-        unbuffered."""
+        """A context manager inside which signals set `requested`. `keys`: whether keys are read,
+        for which the terminal is set to unbuffered input."""
         numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         old = {number: signal.signal(number, self._signalled) for number in numbers}
         woken = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
@@ -222,14 +222,14 @@ class _EndRequest:
                 os.close(fd)
 
     def _signalled(self, *_: object) -> None:
-        if self.asked:  # this is the second signal: the command may be waiting for a node
+        if self.requested:  # this is the second signal: the command may be waiting for a node
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
 
     def sleep(self, seconds: float) -> None:
         """Sleeps for the given time, or until the command must stop."""
         end = clock.monotonic() + seconds
-        while not self.asked and (left := end - clock.monotonic()) > 0:
+        while not self.requested and (left := end - clock.monotonic()) > 0:
             watched = [self._read, *([self._keys] if self._keys >= 0 else [])]
             ready, _, _ = select.select(watched, [], [], left)
             if self._read in ready:
@@ -243,7 +243,7 @@ class _EndRequest:
         except OSError:
             pressed = b""
         # No bytes mean the end of the input, because the terminal is gone.
-        self.asked = self.asked or not pressed or any(key in QUIT_KEYS for key in pressed)
+        self.requested = self.requested or not pressed or any(key in QUIT_KEYS for key in pressed)
 
 
 def top(arguments: argparse.Namespace) -> int:
@@ -282,7 +282,7 @@ def _tables(
     immediately."""
     before: TopSnapshot | None = None
     left = arguments.count
-    while not ending.asked and left != 0:
+    while not ending.requested and left != 0:
         now = _poll(cluster)
         if before is not None or console.is_terminal:
             title = f"{arguments.address}  {time.strftime('%H:%M:%S')}"

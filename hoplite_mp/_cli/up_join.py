@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["join", "up"]
 
-# As --token-file: the token is the first line of stdin, and the node stops at the end of stdin.
+# With this --token-file, the token is the first line of stdin, and the node stops at the end of
+# stdin.
 FROM_STDIN = "-"
 # How long a host that was declared lost tries to rejoin. Higher: it survives longer network
 # failures.
@@ -52,14 +53,14 @@ class HostCluster(Cluster):
     _stays = True
 
     def __init__(self, *, standby: tuple[str, ...] = (), **options: Any) -> None:
-        """standby: with listen=, the address of the standby; with address=, further addresses of
-        the manager. options: as for Cluster."""
+        """`standby`: with listen=, the address of the standby; with address=, other addresses at
+        which the manager may be. `options`: as for Cluster."""
         self._standby = standby
         super().__init__(**options)
 
 
 def up(arguments: argparse.Namespace) -> int:
-    """Runs a cluster that other hosts can join, until a signal. Returns the exit code."""
+    """Runs a cluster that other hosts can join, until a signal arrives. Returns the exit code."""
     ending = _on_signals()
     standby = () if arguments.standby is None else (arguments.standby,)
     try:
@@ -85,7 +86,7 @@ def up(arguments: argparse.Namespace) -> int:
 def _announce(cluster: Cluster, address: str, no_tls: bool) -> None:
     """Prints the command for other hosts to stdout, and an explanation to stderr."""
     file = cluster.token_file
-    # The path on the joining host; omitted if it is the default.
+    # The path of the token file on the joining host; omitted if it is the default.
     named = file is not None and file != default_path()
     option = f" --token-file {shlex.quote(str(file))}" if named else ""
     if file is None:
@@ -156,7 +157,7 @@ def _list_clusters() -> int:
 
 def _await_token(path: Path, deadline: float, ending: StopRequest) -> None:
     """Waits until the file exists, the deadline has passed, or this process must exit. Prints a
-    line if it waits."""
+    line if it has to wait."""
     printed = False
     while _is_missing(path) and clock.monotonic() < deadline and not ending.is_set():
         if not printed:
@@ -192,7 +193,7 @@ def _run_member(
     again: bool = False,
 ) -> int:
     """Joins the cluster, and rejoins after each loss of this host, until the cluster shuts down.
-    again: the first join is a rejoin. Returns the exit code."""
+    `again`: whether the first join is already a rejoin. Returns the exit code."""
     tries = REJOINS_MAX
     if common["workers"] is None:
         common["workers"] = min(cpu_count(), WORKERS_MAX)
@@ -248,8 +249,8 @@ def _join(
     left: float,
     again: bool,
 ) -> HostCluster | HopliteError:
-    """Joins the cluster once. Returns the Cluster, or the error if it fails. If a standby may take
-    over, the addresses are tried until the deadline."""
+    """Joins the cluster once. Returns the Cluster, or the error if it fails. A rejoin to a cluster
+    with a standby, which may still be taking over, is retried for `left` seconds."""
     deadline = clock.monotonic() + left
     while True:
         left = max(POLL_S, deadline - clock.monotonic())
@@ -302,7 +303,7 @@ def _end_with_stdin() -> None:
 
 
 def _on_signals() -> StopRequest:
-    """A request that is set by SIGTERM and SIGINT."""
+    """Returns a request that is set by SIGTERM and SIGINT."""
     ending = StopRequest()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, ending.signalled)

@@ -131,7 +131,7 @@ def test_what_does_not_hold_is_shown() -> None:
         (["--nodes", "1"], "whole numbers from 2 to 20000"),
         (["--nodes", "8,x"], "whole numbers from 2"),
         (["--nodes", "33", "--faults", "random"], "whole numbers from 2 to 32"),
-        (["--nodes", "4,8", "--faults", "random"], "at most one number of --nodes"),
+        (["--nodes", "4,8", "--faults", "random"], "allows only one number in --nodes"),
         (["--operations", "scan"], "'scan' is not one of broadcast"),
         (["--bytes", "some"], "--bytes: invalid size 'some'"),
         (["--bytes", "3"], "at least 64 bytes"),

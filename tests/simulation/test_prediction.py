@@ -352,7 +352,7 @@ def test_predict_command_prints_and_writes_a_table(
         (["--hosts", "1"], "--hosts='1' is not allowed"),
         (["--bandwidth", "fast"], "--bandwidth='fast' is not allowed"),
         (["--latency", "1h"], "--latency='1h' is not allowed"),
-        (["--latency", "5"], "--latency='5' is not allowed: at most 500ms"),
+        (["--latency", "5"], "--latency='5' is not allowed: use at most 500ms"),
         (["--server", "weights"], "no calls of the actor 'weights'"),
     ],
 )

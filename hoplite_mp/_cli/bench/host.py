@@ -45,7 +45,7 @@ SOURCES, SOURCE_BYTES = 8, 16 * MIB
 WORKERS_MIN = 2
 # More workers do not make single calls faster, and take a long time to start.
 WORKERS_MAX = 16
-CALLS = 50  # consecutive calls of one contestant
+CALLS = 50  # number of consecutive calls by one contestant
 QUEUED = 1000
 # Timeout of one wait. On a healthy host, waits take less than a hundredth of this.
 WAIT_S_MAX = 60.0
@@ -55,9 +55,9 @@ POOL = "ProcessPoolExecutor"
 SHARES = {"call": 0.2, "queue": 0.2, "objects": 0.2, "arguments": 0.25, "reduce": 0.15}
 
 
-def workers_of(asked: int | None) -> int:
+def workers_of(requested: int | None) -> int:
     """The number of workers in the cluster and in the pool."""
-    return min(max(cpu_count(), WORKERS_MIN), WORKERS_MAX) if asked is None else asked
+    return min(max(cpu_count(), WORKERS_MIN), WORKERS_MAX) if requested is None else requested
 
 
 def host_rows(effort: Effort, workers: int) -> Iterator[BenchRow]:
@@ -87,7 +87,7 @@ def _warm_up(executor: Any, workers: int) -> None:
 
 
 class _Fresh:
-    """An array that gets new contents for each use, in the same warm memory."""
+    """An array with new contents for each use, always in the same memory, which stays mapped."""
 
     def __init__(self) -> None:
         size = BLOCK_BYTES // 4
@@ -247,7 +247,7 @@ def _reduce(effort: Effort, cluster: Cluster) -> BenchRow:
 
 # -- the command `hoplite-mp bench` ----------------------------------------------------------------
 
-# These exclude the start and the warm-up; the minimum number of rounds may take longer.
+# The times exclude the start and the warm-up. The minimum number of rounds may take longer.
 WHOLE, QUICK = Effort(15.0, 3), Effort(1.0, 1)
 INTERRUPTED = 130  # the exit code that shells use
 
@@ -310,7 +310,7 @@ def _shown(value: float, unit: str) -> str:
 
 
 def _write(path: Path, rows: Sequence[BenchRow], conditions: Mapping[str, Any]) -> None:
-    """Writes a JSON file with the rows, and with the machine and software on which they were
+    """Writes a JSON file with the rows, and with the machine and the software versions that were
     measured."""
     content = {
         "hoplite_mp": __version__,

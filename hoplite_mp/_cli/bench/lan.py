@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["cluster_rows"]
 
 BLOCK_BYTES = 64 * MIB
-CALLS = 20  # consecutive calls on one node
+CALLS = 20  # number of consecutive calls on one node
 WAIT_S_MAX = 120.0  # timeout of one wait; 64 MiB take 5.4 s at 100 Mbit/s
 SHARES = {"call": 0.2, "move": 0.4, "allreduce": 0.4}
 
@@ -120,7 +120,7 @@ def _allreduce(effort: Effort, cluster: Cluster, nodes: list[Node]) -> list[Benc
         return seconds
 
     (times,) = in_turns(effort, allreduce)
-    # The lower bound for the bytes on each link in each direction: 2 (n - 1) / n of the array.
+    # On each link, at least 2 (n - 1) / n of the array's bytes must be sent in each direction.
     moved = 2 * (len(nodes) - 1) / len(nodes) * BLOCK_BYTES
     title = f"allreduce of 64 MiB over {len(nodes)} nodes"
     return [

@@ -1,8 +1,8 @@
 """Common parts of the benchmarks: rows, turns, and the tasks of the workers.
 
-All rows are measured in turns. "ratio" is the speed of this library divided by that of the
-reference. Spawned workers, including those of the standard library, import the tasks by name, so
-this module imports little.
+This library and the reference are measured in turns. "ratio" is this library's speed divided by the
+reference's speed. All workers, including those of the standard library, import the tasks from this
+module, so it imports few other modules.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STRIDE = 4099  # every STRIDE-th element is checked, at almost no cost
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One row of the results. unit: "s", "1/s" or "B/s"; reference: the name of the reference."""
+    """One row of the results. `unit`: one of UNITS. `reference`: the name of the reference."""
 
     title: str
     value: float
@@ -44,7 +44,7 @@ class BenchRow:
 
     @property
     def ratio(self) -> float | None:
-        """The speed divided by that of the reference; None without a reference."""
+        """This library's speed divided by the reference's speed; None without a reference."""
         if self.reference_value is None:
             return None
         if self.unit in SMALLER_IS_FASTER:
@@ -70,8 +70,8 @@ class Effort:
 
 def in_turns(effort: Effort, *contestants: Callable[[], float]) -> list[list[float]]:
     """The seconds that each contestant returns in each round. The contestants take turns, so that
-    other activity on the host affects all of them alike. The first round is a warm-up and is
-    discarded."""
+    other activity on the host affects all of them alike. The first round is a warm-up, and its
+    times are discarded."""
     for contestant in contestants:
         contestant()
     times: list[list[float]] = [[] for _ in contestants]

@@ -59,7 +59,7 @@ def train(plan: TrainingPlan, digits: Digits, progress: Callable[[int], None]) -
             cluster.submit(gradient, shared, plan, slot, x, y) for slot in range(plan.workers)
         ]
         submitted = plan.workers
-        born = [0] * plan.workers  # slot -> the step of its parameters
+        born = [0] * plan.workers  # slot -> the step in which its parameters were sent
         killed_pid = None
         for step in range(plan.steps):
             if step == plan.kill_step:

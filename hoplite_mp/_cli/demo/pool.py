@@ -1,7 +1,7 @@
 """The same training on concurrent.futures.ProcessPoolExecutor, for comparison.
 
-It is as fast as a pool allows: the initialiser sends the examples once to each worker, workers use
-one BLAS thread, and tasks send only parameters and gradients.
+It is as fast as such a pool allows: the initialiser sends the examples to each worker once, workers
+use one BLAS thread, and only parameters and gradients are sent with the tasks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _initialise(plan: TrainingPlan, digits: Digits) -> None:
 
 
 def gradient(params: Floats, number: int) -> Floats:
-    """The task. Its parameters and its gradient are sent through pipes."""
+    """The task. The parameters and the gradient are sent through pipes."""
     out = np.empty_like(params)
     loss_and_gradient(params, *minibatch(_plan, number, _digits.train_x, _digits.train_y), out)
     return out
@@ -65,7 +65,7 @@ def gradient(params: Floats, number: int) -> Floats:
 
 @contextlib.contextmanager
 def _quiet_start() -> Iterator[None]:
-    """A context manager: child processes started inside it use one BLAS thread and ignore
+    """A context manager. Child processes that are started inside it use one BLAS thread, and ignore
     Ctrl-C."""
     saved = {name: os.environ.get(name) for name in _BLAS_THREADS}
     os.environ.update(dict.fromkeys(_BLAS_THREADS, "1"))
@@ -84,7 +84,7 @@ def _quiet_start() -> Iterator[None]:
 
 
 class _Pool:
-    """A replaceable pool, with the gradients in flight."""
+    """A pool that can be replaced, and the futures of the gradients in flight."""
 
     def __init__(self, plan: TrainingPlan, digits: Digits) -> None:
         self._plan = plan
@@ -141,7 +141,7 @@ class _Pool:
         return total
 
     def ages(self, slots: list[int], step: int) -> list[int]:
-        """The age, in steps, of the parameters of these slots' gradients."""
+        """For the gradient in each slot, the age of its parameters in steps."""
         return [step - self._born[slot] for slot in slots]
 
     def resubmit(self, slots: list[int], params: Floats, step: int) -> None:
@@ -170,7 +170,7 @@ class _Pool:
         for pid in self._pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        # The pool's reader sees the end of file only if this process's write end is also closed.
+        # The pool's reader reaches the end of file only if this process's write end is also closed.
         results: Any = getattr(self._executor, "_result_queue")  # noqa: B009
         results._writer.close()
 
@@ -182,7 +182,8 @@ class _Pool:
 
 
 def train(plan: TrainingPlan, digits: Digits, progress: Callable[[int], None]) -> TrainingRun:
-    """Starts a pool, trains on it, kills one of its workers halfway, continues with a new pool."""
+    """Starts a pool, trains on it, kills one of its workers halfway, and continues with a new
+    pool."""
     params = start_parameters(plan)
     optimiser = Momentum(params, plan.rate, plan.momentum)
     record = Record(plan, digits)

@@ -1,7 +1,7 @@
 """The common part of both runs of the demo: network, data, optimiser, settings and results.
 
-Two layers (64 -> hidden -> 10, ReLU, softmax) with all parameters in one flat float32 array, so
-that sharing them and summing gradients are operations on a single array.
+The network has two layers (64 -> hidden -> 10, ReLU, softmax). All its parameters are in one flat
+float32 array, so that sharing them and summing gradients are operations on a single array.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HIDDEN = 14_000
 """Hidden units: (64 + 1 + 10) * 14 000 + 10 parameters are 4.2 MB."""
 
 KILL_WINDOW = 10
-"""The longest of the first KILL_WINDOW steps after the kill counts as the step of the kill."""
+"""Number of steps after the kill, the longest of which shows how much time was lost."""
 
 
 ROSTER_SECONDS = 20.0
@@ -95,9 +95,9 @@ class TrainingRun:
     """Seconds from the start, one for each snapshot."""
     accuracies: list[float]
     contributors: list[int]
-    """For each slot, how often its gradient was among the first."""
+    """For each slot (a task in flight), the number of steps that used its gradient."""
     staleness: list[int]
-    """The age of each applied gradient's parameters, in steps."""
+    """For each applied gradient, the age of its parameters in steps."""
     bytes_moved: dict[str, int]
     kill_step: int | None = None
     killed_pid: int | None = None
@@ -232,7 +232,7 @@ class Momentum:
         self._velocity = np.zeros_like(params)
 
     def apply(self, gradient: Floats) -> None:
-        """Makes one step."""
+        """Makes one step with this gradient."""
         self._velocity *= self._momentum
         self._velocity += gradient
         self.params -= self._rate * self._velocity
@@ -258,7 +258,7 @@ class Record:
         self._start = self._last = time.perf_counter()
 
     def step(self, params: Floats, slots: Sequence[int], ages: Sequence[int]) -> None:
-        """Records a step with the gradients of `slots`, whose parameters are `ages` steps old."""
+        """Records a step with the gradients in `slots`, whose parameters are `ages` steps old."""
         for slot in slots:
             self.contributors[slot] += 1
         self.staleness.extend(ages)
@@ -270,7 +270,8 @@ class Record:
             self.times.append(now - self._start)
 
     def finish(self, name: str, startup_seconds: float, bytes_moved: dict[str, int]) -> TrainingRun:
-        """Evaluates the snapshots. The clock has stopped at the last step."""
+        """Evaluates the snapshots, which is not included in the time: the last step has stopped the
+        clock."""
         test_x, test_y = self._digits.test_x, self._digits.test_y
         return TrainingRun(
             name=name,
@@ -286,15 +287,16 @@ class Record:
 
 
 def report_pid(pause: float) -> int:
-    """A task that returns its worker's pid, after a pause in which other workers take tasks."""
+    """A task that returns its worker's pid, after a pause in which the other workers begin other
+    tasks."""
     time.sleep(pause)
     return os.getpid()
 
 
-def roster(ask: Callable[[float, int], Iterable[int]], workers: int) -> list[int]:
-    """The pids of all workers. `ask(pause, count)` runs `report_pid` in `count` tasks."""
+def roster(run_tasks: Callable[[float, int], Iterable[int]], workers: int) -> list[int]:
+    """The pids of all workers. `run_tasks(pause, count)` runs `report_pid` in `count` tasks."""
     pids: set[int] = set()
     deadline = time.monotonic() + ROSTER_SECONDS
     while len(pids) < workers and time.monotonic() < deadline:
-        pids.update(ask(0.02, 2 * workers))
+        pids.update(run_tasks(0.02, 2 * workers))
     return sorted(pids)

@@ -1,7 +1,7 @@
 """Checks of CPUs, limits of open files and processes, memory and disk.
 
-A shortage shows late, and looks like another problem: workers that compete for cores, a slow
-network, an extra worker that cannot be started.
+A shortage becomes visible late, and looks like another problem: workers that compete for cores, a
+slow network, an extra worker that cannot be started.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ __all__ = ["CHECKS"]
 PROC = Path("/proc")
 PROCESSES_OF_HOST = 3  # supervisor, node, manager
 THREADS_OF_NODE = 4  # excluding the threads for reductions
-DESCRIPTORS_OF_NODE = 32  # excluding those for workers: 10, plus some for links to nodes
+DESCRIPTORS_OF_NODE = 32  # excluding those for workers: 10, plus some for links to other nodes
 DESCRIPTORS_OF_WORKER = 6  # both ends of a connection and of two pipes, while the worker starts
-# The bytes with which a rate is measured in a short time. A TLS record has 16 KiB.
+# Size and number of records that are processed to measure a rate. A TLS record has 16 KiB.
 RECORD_BYTES, RECORDS = 16 << 10, 256
-# Code that does not use special instructions is slower than this; then one core limits a fast
-# link.
+# Rates below these show that the code does not use special instructions. One core is then too slow
+# for a fast link.
 CRC_SLOW_BYTES_PER_S = 1.5e9
 AES_SLOW_BYTES_PER_S = 0.5e9
 # Flags in /proc/cpuinfo, and the library's use of these instructions.

@@ -33,7 +33,7 @@ OBSERVATION_CHARS_MIN = 30  # minimum width of the observation, even on a narrow
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a check. subject: one or two words."""
+    """The result of a check. `subject`: one or two words."""
 
     level: Level
     subject: str
@@ -42,7 +42,7 @@ class Finding:
 
 
 def ok(subject: str, observation: str) -> Finding:
-    """The subject is as it should be."""
+    """The subject has no problem."""
     return Finding("ok", subject, observation)
 
 
@@ -110,8 +110,8 @@ PREFIX = "HOPLITE_MP_"
 
 
 def limits() -> Config:
-    """The limits from the environment. If they are invalid, which `_settings` reports, the
-    defaults."""
+    """The limits from the environment or, if they are invalid, the defaults. (`_settings` reports
+    invalid limits.)"""
     try:
         return Config.from_environment()
     except ConfigError:
@@ -119,7 +119,7 @@ def limits() -> Config:
 
 
 def _settings() -> Iterator[Finding]:
-    """The environment variables with this library's prefix: their values, and those that are
+    """Reports the environment variables with this library's prefix, and those among them that are
     invalid or have no effect."""
     fields = {PREFIX + field.name.upper() for field in dataclasses.fields(Config)}
     secret = {VARIABLE}

@@ -58,7 +58,7 @@ REMEDIES = {
 
 
 def host_checks(token_file: Path | None, needed: bool) -> list[Check]:
-    """The checks of this host. needed: whether a token is required."""
+    """The checks of this host. `needed`: whether a token is required."""
 
     def token() -> Iterator[Finding]:
         return _token(token_file, needed)
@@ -87,7 +87,8 @@ def _addresses() -> Iterator[Finding]:
 
 
 def _neighbours() -> Iterator[Finding]:
-    """Whether the kernel's neighbour table can hold all hosts of this host's networks."""
+    """Whether the kernel's neighbour table is large enough for all hosts on this host's
+    networks."""
     try:
         limit = int(NEIGHBOURS_MAX.read_text())
         known = len(NEIGHBOURS.read_text().splitlines()) - 1  # without the heading
@@ -107,8 +108,8 @@ def _neighbours() -> Iterator[Finding]:
 
 
 def _hosts_of(address: str) -> int:
-    """The maximum number of hosts in the network of one of this host's IPv4 addresses. 0 if
-    unknown, and for IPv6, which has a separate table, and whose prefixes do not limit the number
+    """The maximum number of hosts in the network of one of this host's IPv4 addresses; 0 if it is
+    unknown. Also 0 for IPv6, which has a separate table, and whose prefixes do not limit the number
     of hosts."""
     for entries in psutil.net_if_addrs().values():
         for entry in entries:

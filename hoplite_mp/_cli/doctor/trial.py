@@ -1,6 +1,6 @@
 """Trials: starting a cluster on this host, and joining a running one.
 
-Some problems only show when processes start, tasks run and data is transferred. A trial runs in a
+Some problems appear only when processes start, tasks run and data is transferred. A trial runs in a
 separate process, which prints each step before the step begins, and each finding. So a hanging
 trial can be killed, a crash does not stop the command, and in both cases the failing step is
 known.
@@ -44,10 +44,10 @@ __all__ = ["trial_of_cluster", "trial_of_host"]
 TRIAL_S_MAX = 45.0
 STEP_S_MAX = 30.0  # timeout of a wait inside a trial
 AFTER_KILL_S = 5.0
-ANSWER_S_MAX = 8.0  # timeout for the answers of all nodes; an attempt takes two seconds
+ANSWER_S_MAX = 8.0  # timeout for the answers of all nodes; each attempt may take two seconds
 WORKERS = 2
 OBJECT_BYTES = 64 * MIB
-STORE_PART = 4  # the object takes at most this fraction of the store
+STORE_PART = 4  # the object takes at most 1 / STORE_PART of the store
 CALLS, CALLS_REMOTE = 200, 20
 # Limits for warnings, far from the values on an idle host (60 us for a call; 14 ms for 64 MiB).
 CALL_SLOW_S = 5e-3
@@ -68,7 +68,7 @@ def trial_of_cluster(address: str, token_file: Path | None, tls: bool) -> Check:
     """A check that joins without workers, queries all nodes, and runs tasks on each node with
     workers."""
     environment = dict(os.environ)
-    if token_file is not None:  # passed by the environment, where VARIABLE takes precedence
+    if token_file is not None:  # passed in the environment, where VARIABLE takes precedence
         environment.pop(VARIABLE, None)
         environment[FILE_VARIABLE] = str(token_file)
 
@@ -191,8 +191,8 @@ def _objects(cluster: Cluster) -> None:
     wanted, size = int(np.bitwise_xor.reduce(array)), format_bytes(nbytes)
     _print(step=f"storing {size}")
     times = []
-    for _ in range(4):  # the first put gets its memory from the system
-        ref = None  # the next put can use the memory of the previous object
+    for _ in range(4):  # the first put must get memory from the system, and is not counted
+        ref = None  # lets the next put reuse the memory of the previous object
         began = time.perf_counter()
         ref = cluster.put(array)
         times.append(_since(began))
