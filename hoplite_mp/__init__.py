@@ -6,17 +6,17 @@ command line nor a program that only imports the package has to wait until every
 
 The packages whose names begin with an underscore may change at any time:
 
-    _api         what the public names do: clusters, executors, actors, refs, collectives on refs
-    _group       Groups: collective calls of processes, and messages between them
+    _api         the public classes: clusters, executors, actors; collectives on refs
+    _group       Groups: collective calls by several processes, and messages between them
     _sync        queues, locks, semaphores, events, conditions, barriers
     _cli         the command `hoplite-mp`
     _client      each process's access to the cluster: the store, tasks, its host's node
-    _serialize   how values become bytes, and come back without a copy
+    _serialize   converts values to bytes, and reads them back without a copy
     _worker      the process that runs tasks
-    _supervisor  the template process, from which all other processes of a host are forked
+    _supervisor  the template process, from which all other processes on a host are forked
     _node        one process per host, which owns the store and exchanges objects with other hosts
     _manager     one process per cluster: the event loop around the planner
-    _planner     pure decisions: which host takes part in which operation, and how
+    _planner     decides, without any I/O, which host takes part in which operation, and how
     _protocol    the messages between these processes
     _transport   authenticated connections between hosts
     _simulation  the real planner and the real node on a virtual network, in virtual time
@@ -133,7 +133,7 @@ else:
                 raise ImportError(
                     f"the compiled modules of {__name__} are missing in {__path__[0]}: run `make "
                     "build` there, or install the package (pip install hoplite_mp); if it is "
-                    "installed, run Python in another directory: this one shadows it"
+                    "installed, run Python in another directory: this one hides it"
                 ) from error
             raise
 

@@ -1,8 +1,8 @@
-"""Streams of bulk bytes between hosts, reduced on the way, without the GIL.
+"""The engine streams large data between hosts, and reduces it on the way, without the GIL.
 
-`cext/engine_state.h` describes the engine, `cext/engine_frames.h` the frames. Every method may be
-called from any thread. In a forked child, and after stop(), all raise RuntimeError. Unknown numbers
-of cells and links raise KeyError.
+`cext/engine_state.h` describes the engine, and `cext/engine_frames.h` the frames. Every method may
+be called from any thread. In a forked child, and after stop(), all methods raise RuntimeError. The
+numbers of cells and links that do not exist raise KeyError.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias, final
 from numpy.typing import NDArray
 from typing_extensions import Buffer, disjoint_base
 
-# Any buffer; before Python 3.12 arrays do not declare the buffer protocol.
+# Any buffer. Before Python 3.12, arrays do not declare the buffer protocol.
 _Bytes: TypeAlias = Buffer | NDArray[Any]
 _Key: TypeAlias = tuple[int, int, int, int]
 

@@ -1,8 +1,8 @@
-"""Reduction kernels op × dtype, and codes of compressed arrays, without the GIL.
+"""Reduction kernels for each operation and dtype, and codes of compressed arrays, without the GIL.
 `cext/reduce_kernels.h` and `cext/reduce_codes.h` define the operations.
 
-`op`: one of OPS. `dtype`: one of DTYPES, the names of NumPy and "bfloat16" (its 16 bits in
-memory order). A pair without a kernel raises ValueError.
+`op`: one of OPS. `dtype`: one of DTYPES, which are NumPy's names and "bfloat16" (16 bits in memory
+order). A pair without a kernel raises ValueError.
 """
 
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from typing import Any, TypeAlias
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
-# Any buffer; before Python 3.12 arrays do not declare the buffer protocol.
+# Any buffer. Before Python 3.12, arrays do not declare the buffer protocol.
 _Bytes: TypeAlias = Buffer | NDArray[Any]
 
-# By number.
+# The names of operations and dtypes, by number.
 OPS: tuple[str, ...]
 DTYPES: tuple[str, ...]
 

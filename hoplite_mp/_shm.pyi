@@ -1,7 +1,7 @@
 """The shared memory of one host, for clients: headers, holders, blocks, views.
 
-`cext/shm_layout.h` has the layout, docs/architecture.md the state tables. An `oid` is a local
-id, a `payload` the offset of a block's bytes in the store.
+`cext/shm_layout.h` defines the layout, and docs/architecture.md contains the state tables. An `oid`
+is the local id of an object; a `payload` is the offset of a block's bytes in the store.
 """
 
 from collections.abc import Callable, Container

@@ -1,6 +1,6 @@
 """Tasks in shared memory: records, claims, hints, completions, waits; and Group boards.
 
-`cext/shm_tasks.h` has the queues and the waits. Times are those of `time.monotonic_ns()`.
+`cext/shm_tasks.h` defines the queues and the waits. Times are values of `time.monotonic_ns()`.
 """
 
 from collections.abc import Callable

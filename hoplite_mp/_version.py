@@ -1,7 +1,7 @@
 """The version of the package, and the check that it can run on this platform.
 
-The package's `__init__` imports this module first, so that on a wrong platform the user sees one
-clear line instead of a failure deep inside.
+The package's `__init__` imports this module first, so that on an unsupported platform the user
+sees a clear message instead of an error from an internal module.
 """
 
 import sys
@@ -20,14 +20,13 @@ if sys.version_info < (3, 11):  # noqa: UP036 - pip checks it too, a copied sour
 
 
 def _check_gil() -> None:
-    """Warns if the interpreter runs without a GIL; ImportError if that cannot change. CPython turns
-    the GIL on when it loads the first compiled module that needs it; `PYTHON_GIL=0` prevents
-    that."""
+    """Warns if the interpreter runs without a GIL. Raises ImportError if the GIL will stay off:
+    CPython turns it on for the first compiled module that needs it, except with `PYTHON_GIL=0`."""
     if getattr(sys, "_is_gil_enabled", lambda: True)():
         return
     if getattr(sys.flags, "gil", None) == 0:
         raise ImportError(
-            "hoplite_mp cannot run without the GIL: unset PYTHON_GIL=0 (or -X gil=0), which keeps "
+            "hoplite_mp cannot run without the GIL: remove PYTHON_GIL=0 (or -X gil=0), which keeps "
             "it off."
         )
     warnings.warn(

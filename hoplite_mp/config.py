@@ -28,9 +28,9 @@ GIB = 1 << 30
 
 SPAN_BYTES_MIN = 64 * KIB
 
-# Number of objects and results whose latest plans the manager keeps for `Cluster.explain`. With a
-# higher value, older transfers can be explained. A plan costs about 1 KiB, or 100 KiB for a
-# thousand nodes.
+# Number of objects and results whose latest plans (lists of transfers) the manager keeps for
+# `Cluster.explain`. With a higher value, older transfers can be explained. A plan takes about
+# 1 KiB, or 100 KiB for a thousand nodes.
 PLAN_RECORDS_MAX = 256
 
 # Types of fields. Error messages are derived from the constraints in these annotations.
@@ -85,7 +85,7 @@ MOVED = {"foreign_hold_s": "ref_hold_s", "beside_idle_s": "node_idle_s"}
 
 def _warn_moved(old: str, name: str, value: object, *, stacklevel: int) -> float:
     """Warns about a field that became an argument. Returns its checked value."""
-    text = f"{name} has become {MOVED[old]}= of init() of integrations.ray and integrations.dask"
+    text = f"{name} has become {MOVED[old]}= of init() in integrations.ray and integrations.dask"
     warnings.warn(
         f"{text}; the old name works until hoplite_mp 0.2",
         DeprecationWarning,
@@ -95,16 +95,17 @@ def _warn_moved(old: str, name: str, value: object, *, stacklevel: int) -> float
 
 
 def check_seconds(name: str, value: object) -> float:
-    """The value as a float. ConfigError, with `name`: it is not finite, or less than 0."""
+    """Returns the value as a float. Raises ConfigError unless it is finite and at least 0. `name`:
+    the name of the setting, for the message."""
     plain = _plain(value)
     if isinstance(plain, (int, float)) and not isinstance(value, bool) and 0 <= plain <= _FINITE:
         return float(plain)
-    raise ConfigError(f"{name}={value!r} is not allowed: a finite number from 0")
+    raise ConfigError(f"{name}={value!r} is not allowed: use a finite number from 0")
 
 
 def _warn_renamed(old: str, prefix: str = "", *, stacklevel: int) -> str:
-    """Warns about an old name. Returns the new name. stacklevel: the stack level of the caller's
-    caller."""
+    """Warns about an old name. Returns the new name. `stacklevel`: as for `warnings.warn`, counted
+    from the caller of this function."""
     new = RENAMED[old]
     names = (prefix + name.upper() for name in (old, new)) if prefix else (old, new)
     text = "{} is now called {}; the old name works until hoplite_mp 0.2".format(*names)
@@ -129,8 +130,8 @@ class _ConfigMeta(type):
 
     @property
     def __signature__(cls) -> Any:
-        """The signature of `__init__` without constraints. Otherwise `inspect.signature` would show
-        the signature of `__call__`."""
+        """The signature of `__init__`, without the constraints in its annotations. If this property
+        were missing, `inspect.signature` would show the signature of `__call__`."""
         import inspect
 
         own = inspect.signature(cls.__init__)  # type: ignore[misc]
@@ -204,25 +205,25 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     Lower: less waste, but every larger object costs one round trip to the node."""
 
     span_bytes: Annotated[int, Meta(ge=SPAN_BYTES_MIN)] = 1 * MIB
-    """Size of a span for small objects, which is leased to one client at a time. Spans are smaller
-    if spans of this size for all processes would take more than half of the store.
+    """Size of a span, a block for small objects that is leased to one client at a time. Spans are
+    smaller if spans of this size for all processes would take more than half of the store.
     Higher: fewer leases per second. Lower: less memory tied up by clients that put few objects."""
 
     captured_array_bytes_min: Count = 1 * MIB
-    """Arrays of at least this size that are captured by a function sent by value (globals, closure,
-    defaults) are stored as objects: they are sent again only after a change. A warning names
-    captured globals. Higher: more arrays are serialized with each task that uses them.
+    """If a function is sent by value, arrays of at least this size in its globals, closure and
+    defaults are stored as objects, which are sent again only after a change. A warning lists such
+    globals. Higher: more arrays are serialized with each task that uses them.
     Lower: more objects; each is checked at every submit, which takes about 5 microseconds."""
 
     stream_bytes_max: Count = 128 * MIB
-    """Bytes of unread items after which the generator of a stream pauses, unless
-    options(buffersize=) limits the number of items. Each item counts at least 4 KiB.
+    """Number of bytes in unread items at which a stream's generator pauses, unless
+    options(buffersize=) limits the number of items. Each item counts as at least 4 KiB.
     Higher: generator and reader wait for each other less often. Lower: each stream takes less of
     the store."""
 
     queue_item_bytes_max: Count = 16 * KIB
-    """Items of a Queue up to this size are sent inside its messages and kept in its actor's memory;
-    larger items are objects in the store of the host that puts them.
+    """Items of a Queue up to this size are sent inside messages and kept in the memory of the
+    queue's actor; larger items are objects in the store of the host that puts them.
     Higher: fewer objects, and fewer items are lost with a host. Lower: less data passes through
     the actor, which copies it twice and blocks all users of the queue meanwhile."""
 
@@ -231,10 +232,10 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     Higher: short bursts succeed. Lower: a program that leaks refs fails sooner."""
 
     error_reserve_bytes: Count = 1 * MIB
-    """Space for errors beyond the limit of a full store, at most a sixteenth of that limit, so that
-    a task can report its failure. Each error takes at least 4 KiB.
-    Higher: more errors are stored completely. Lower: less memory beyond memory=; an error without
-    space keeps its type and the beginning of its text."""
+    """Extra space for errors when the store is full, so that a task can report its failure; at most
+    a sixteenth of the store's limit. Each error takes at least 4 KiB.
+    Higher: more errors are stored completely. Lower: less memory is used beyond memory=. An error
+    for which there is no space keeps its type and the beginning of its text."""
 
     error_bytes_max: Annotated[int, Meta(ge=4 * KIB)] = 64 * KIB
     """Maximum size of an exception, with its traceback, that is stored in the reserve. A larger
@@ -278,7 +279,8 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     every wait costs a system call and a wake-up."""
 
     drain_interval_s: Annotated[float, Meta(gt=0, le=60)] = 0.25
-    """Interval at which the owner of a table collects freed and finished entries without a wake-up.
+    """Interval at which a process collects the freed and finished entries of its tables in shared
+    memory if nothing wakes it.
     Higher: less background work. Lower: memory is freed sooner in a process that only waits."""
 
     connect_timeout_s: Seconds = 10.0
@@ -290,8 +292,8 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     Higher: slow disks and loaded machines succeed. Lower: a broken installation fails sooner."""
 
     shutdown_timeout_s: Seconds = 5.0
-    """Grace period for processes at shutdown before they are killed. Before that, unread results
-    are read from the spill file for at most this time, so that they stay readable.
+    """Grace period for processes at shutdown before they are killed. Before this period, unread
+    results are loaded from the spill file for at most the same time, so that they stay readable.
     Higher: results and output are complete. Lower: shutdown is fast even if a process hangs."""
 
     # -- tasks ---------------------------------------------------------------------------------
@@ -303,9 +305,9 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     Higher: work survives an unstable host. Lower: a task that kills its worker fails sooner."""
 
     lineage_bytes_max: Count = 64 * MIB
-    """Several hosts: memory on each host for the lineage of results, which is functions and
-    arguments by value (in the store), and 1 KiB for each result above 64 KiB that a process holds.
-    Beyond the limit, the oldest entries are dropped; a lost result without lineage cannot be
+    """Several hosts: memory on each host for the lineage of results. Lineage consists of functions
+    and by-value arguments (in the store), and of 1 KiB for each result above 64 KiB that a process
+    holds. Beyond the limit, the oldest entries are dropped; a lost result without lineage cannot be
     reconstructed.
     Higher: longer chains of tasks and larger arguments survive the death of a host. Lower: less of
     the store is used; 0: no result is reconstructed."""
@@ -317,8 +319,8 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     reason."""
 
     restart_pause_s: Above0 = 0.1
-    """Pause before the third consecutive attempt to start a worker (the second has none). It
-    doubles with each further attempt, up to restart_pause_s_max.
+    """Pause before the third consecutive attempt to start a worker; there is none before the
+    second. It doubles with each further attempt, up to restart_pause_s_max.
     Higher: less load from workers that die at start. Lower: faster recovery from a short
     problem."""
 
@@ -361,9 +363,9 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     Higher: long lines stay in one piece. Lower: less memory per worker in the node."""
 
     output_wait_s: Seconds = 10.0
-    """Several hosts: how long workers' output is kept for a driver that does not read. Then the
-    output is dropped, and a line reports the number of dropped lines. On one host there is no such
-    limit.
+    """Several hosts: how long workers' output is kept for a driver that does not read it. After
+    this time the output is dropped, and a line reports the number of dropped lines. On one host
+    there is no such limit.
     Higher: a suspended driver misses nothing. Lower: workers with a lot of output are free for
     other programs sooner."""
 
@@ -403,8 +405,7 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     Lower: a wrong size is refused before it fills the host with waiting workers."""
 
     group_late_calls_max: Annotated[int, Meta(ge=1)] = 4
-    """Number of calls with a deadline by which a rank may be late before the other ranks wait for
-    it.
+    """How many calls with a deadline a rank may fall behind before the other ranks wait for it.
     Higher: ranks may be late for longer, but each rank keeps the results of that many calls."""
 
     group_buffer_bytes_max: Count = 8 * MIB
@@ -494,7 +495,7 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     def from_environment(cls, **overrides: Any) -> "Config":
         """Returns the limits from `overrides`, then ``HOPLITE_MP_<FIELD>``, then the defaults.
 
-        In the environment "none" means None, and sizes may have a unit:
+        In environment variables, "none" means None, and sizes may have a unit:
         `HOPLITE_MP_MEMORY_BYTES=2GiB`.
 
         Parameters
@@ -505,7 +506,7 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
         Raises
         ------
         ConfigError
-            A value is not allowed. The message contains the field or the variable.
+            A value is not allowed. The message names the field or the variable.
         TypeError
             A field does not exist.
 
@@ -557,7 +558,7 @@ def _plain(value: object) -> object:
 
 
 def _constraints(name: str) -> tuple[type, Meta, bool]:
-    """(type, constraints, whether None is allowed) of a field."""
+    """Returns the type of a field, its constraints, and whether None is allowed."""
     first, *others = get_args(_TYPES[name])
     if isinstance(others[0], Meta):
         return first, others[0], False
@@ -573,16 +574,16 @@ def _refused(name: str, value: object, variable: str = "") -> ConfigError:
         what += "" if meta.le in (None, _FINITE) else f" up to {meta.le}"
         what += ", a power of two" if name == "span_bytes" else ""
         what += ", or None" if optional else ""
-    return ConfigError(f"{variable or name}={value!r} is not allowed: {what}")
+    return ConfigError(f"{variable or name}={value!r} is not allowed: use {what}")
 
 
 def _parse(name: str, variable: str) -> object:
-    """The value of an environment variable, converted to the type of its field."""
+    """Returns the value of an environment variable, converted to the type of its field."""
     text = os.environ[variable].strip()
     kind, _, optional = _constraints(name)
     if optional and text.lower() == "none":
         return None
     try:
         return parse_size(text) if "_bytes" in name else kind(text)
-    except ValueError as error:  # ConfigError is one
+    except ValueError as error:  # includes ConfigError
         raise _refused(name, text, variable) from error

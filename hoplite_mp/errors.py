@@ -71,12 +71,12 @@ class ConfigError(HopliteError, ValueError):
     >>> hoplite_mp.Config(retries=-1)
     Traceback (most recent call last):
         ...
-    hoplite_mp.ConfigError: retries=-1 is not allowed: a whole number from 0 ...
+    hoplite_mp.ConfigError: retries=-1 is not allowed: use a whole number from 0 ...
     """
 
 
 class TaskError(HopliteError, RuntimeError):
-    """A task raised an exception that cannot be raised here; this error has its text.
+    """A task raised an exception that cannot be raised here; this error contains its text.
 
     Either the exception cannot be pickled, or it is a SystemExit, KeyboardInterrupt or
     GeneratorExit, which would end the program that reads the result. In the second case, the
@@ -120,7 +120,7 @@ class PeerLostError(HopliteError, ConnectionError):
     ...     g = hoplite_mp.current().group("peers", 2, rank)
     ...     g.barrier()
     ...     if rank == 1:
-    ...         g.recv(source=0)  # which leaves without sending
+    ...         g.recv(source=0)  # rank 0 leaves without sending
     >>> c.spmd(peer, 2)[1].result()
     Traceback (most recent call last):
         ...
@@ -144,7 +144,7 @@ class ManagerLostError(HopliteError, ConnectionError):
 
 
 class StoreFullError(HopliteError, MemoryError):
-    """The store is too small for the bytes, or had no free space for them in time.
+    """The value is larger than the store, or the store had no space for it in time.
 
     The message lists how the memory is used. Free arrays and refs, or raise the limit.
 
@@ -245,8 +245,8 @@ LOST = {
         "",
         """A worker died while it ran the task, and the task's retries are used up.
 
-    This is a BrokenProcessPool, but the pool continues with another worker. The cause is outside
-    the program (a kill, lack of memory) or in the task (a crash in compiled code).
+    It is a subclass of BrokenProcessPool, but the pool continues with another worker. The cause is
+    outside the program (a kill, lack of memory) or in the task (a crash in compiled code).
 
     Examples
     --------
@@ -290,8 +290,8 @@ def _make_lost() -> dict[str, type[HopliteError]]:
     try:
         from concurrent.futures.process import BrokenProcessPool as Broken
     except (ImportError, OSError):
-        # No descriptor is free, or the interpreter is shutting down. Other processes unpickle the
-        # class by name, so they use their own class.
+        # No descriptor is free, or the interpreter is shutting down. A pickled error contains only
+        # the name of its class, so other processes use their own class.
         from concurrent.futures import BrokenExecutor as Broken  # type: ignore[assignment]
 
     made: dict[str, type[HopliteError]] = {}

@@ -45,7 +45,7 @@ def test_positional_arguments_are_refused() -> None:
 def test_a_bad_value_is_named_with_what_is_allowed(name: str, value: object) -> None:
     with pytest.raises(ConfigError) as caught:
         Config(**{name: value})
-    assert str(caught.value).startswith(f"{name}={value!r} is not allowed: a ")
+    assert str(caught.value).startswith(f"{name}={value!r} is not allowed: use a ")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_bad_value_is_named_with_what_is_allowed(name: str, value: object) -> 
 def test_messages(name: str, value: object, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Config(**{name: value})
-    assert f"{name}={value!r} is not allowed: {says}" in str(caught.value)
+    assert f"{name}={value!r} is not allowed: use {says}" in str(caught.value)
 
 
 def test_sizes_must_fit_each_other() -> None:
@@ -101,7 +101,7 @@ def test_the_environment_knows_units_none_and_paths(monkeypatch: pytest.MonkeyPa
 )
 def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
     monkeypatch.setenv(f"HOPLITE_MP_{name}", text)
-    with pytest.raises(ConfigError, match=f"HOPLITE_MP_{name}='{text}' is not allowed: a "):
+    with pytest.raises(ConfigError, match=f"HOPLITE_MP_{name}='{text}' is not allowed: use a "):
         Config.from_environment()
 
 
@@ -204,7 +204,7 @@ def test_field_that_has_become_an_argument_of_front_ends_reaches_their_place(
     assert not hasattr(config, old)
     with (
         pytest.warns(DeprecationWarning, match=old),
-        pytest.raises(ConfigError, match=rf"{old}=-1 is not allowed: a finite number"),
+        pytest.raises(ConfigError, match=rf"{old}=-1 is not allowed: use a finite number"),
     ):
         Config(**{old: -1})  # type: ignore[arg-type]
     monkeypatch.setenv(f"HOPLITE_MP_{old.upper()}", "9")

@@ -39,7 +39,7 @@ __all__ = ["Actor", "ActorCalls", "ActorMethod"]
 
 class ActorMethod:
     """A method of an actor, as an attribute of a handle. Calling it submits a task, and returns a
-    Future. It can be given other options, and sent to other processes."""
+    Future. `options` changes the options of its calls. It can be sent to other processes."""
 
     __slots__ = (
         *("_about", "_buffersize", "_copy", "_flags", "_identity", "_label", "_method"),
@@ -172,7 +172,7 @@ class ActorMethod:
 def _method_arrived(
     identity: ObjectRef[Any], about: tuple[Any, ...], method: str, options: dict[str, Any]
 ) -> ActorMethod:
-    """Unpickles a method; pickles refer to this function by name."""
+    """Unpickles a method. Pickles contain the name of this function."""
     return ActorMethod(identity, ActorInfo.of(about), method).options(**options)
 
 
@@ -274,7 +274,7 @@ class Actor:
         return _arrived, (_identity_of(self), _about_of(self).plain)
 
     def __del__(self) -> None:
-        # Finished calls hold the actor until this process has processed their completions.
+        # Finished calls keep the actor alive until this process has processed their completions.
         with contextlib.suppress(Exception):  # an incomplete handle, or the interpreter is exiting
             runtime_of(_identity_of(self)).actors.handle_dropped()
 
@@ -282,7 +282,7 @@ class Actor:
     def close(handle: Actor) -> None:
         """Closes the actor after the calls made so far; later calls raise ActorLostError.
 
-        Returns immediately. Has no effect on an actor that has ended.
+        Returns immediately. Has no effect if the actor has already ended.
 
         Parameters
         ----------
@@ -356,7 +356,7 @@ _set_cluster = Actor.__dict__["_cluster"].__set__
 
 
 def _checked(handle: Any) -> ObjectRef[Any]:
-    """The identity in an actor's handle. Raises TypeError for any other object."""
+    """Returns the identity in an actor's handle. Raises TypeError for any other object."""
     if not isinstance(handle, Actor):
         raise TypeError(f"expected the handle of an actor, not {handle!r:.80}")
     return _identity_of(handle)  # type: ignore[no-any-return]
@@ -367,14 +367,14 @@ def _handle(identity: ObjectRef[Any], about: ActorInfo) -> Actor:
     _set_identity(handle, identity)
     _set_about(handle, about)
     _set_methods(handle, {})
-    with contextlib.suppress(ClosedError, ObjectLostError):  # unpickled where there is no cluster
+    with contextlib.suppress(ClosedError, ObjectLostError):  # this process has no cluster
         face = runtime_of(identity).face
         _set_cluster(handle, None if face is None else face())
     return handle
 
 
 def _arrived(identity: ObjectRef[Any], about: tuple[Any, ...]) -> Actor:
-    """Unpickles a handle; pickles refer to this function by name."""
+    """Unpickles a handle. Pickles contain the name of this function."""
     return _handle(identity, ActorInfo.of(about))
 
 
@@ -448,14 +448,14 @@ class ActorCalls:
             called, or the cluster shuts down.
         restarts : int
             Maximum number of restarts after the death of the process, on another host if the
-            actor's host is lost. After a restart the constructor runs again, then the calls that
-            had not begun. The call that was running raises ActorLostError unless `retries` is
+            actor's host is lost. After a restart, the constructor runs again, followed by the calls
+            that had not begun. The call that was running raises ActorLostError unless `retries` is
             given.
         checkpoint : int
-            After every `checkpoint` calls the actor's pickled state is stored on two hosts. A
+            After every `checkpoint` calls, the actor's pickled state is stored on two hosts. A
             restarted actor continues from this state, and a retried call changes the state only
-            once. With 1, no result is returned before the state after the call is stored. If there
-            is no space for the state, the call raises StateNotSavedError, although it has changed
+            once. With 1, a call returns its result only after the new state is stored. If there is
+            no space for the state, the call raises StateNotSavedError, even though it has changed
             the actor.
         timeout, copy
             Defaults for the actor's calls, as in `options`.
@@ -519,8 +519,9 @@ class ActorCalls:
         )
 
     def _actor_places(self) -> Iterator[int]:
-        """Yields the nodes to try for an actor. With node=, these nodes, in rotation. Without
-        node=, this node and then, in case it is leaving, all nodes with workers."""
+        """Yields the nodes to try for an actor. With node=, these are the given nodes, beginning
+        with a different one each time. Otherwise, they are this node and then, in case it is
+        leaving, all other nodes with workers."""
         runtime, named = self._runtime, self._options.node
         if named:
             first = next(_turns) % len(named)

@@ -1,8 +1,8 @@
 """connect: opens and closes a Cluster in an event loop.
 
 Opening a cluster starts processes or contacts other hosts, and closing a cluster waits for tasks.
-Both would block the loop, so they are done in a thread. Even if the loop is closed in the
-meantime, no cluster stays open without a reference in the program.
+Both would block the loop, so they are done in a thread. If the loop is closed meanwhile, a cluster
+that the program has not received is closed, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Connecting:
-    """The result of `connect`, which opens a Cluster when it is awaited or entered."""
+    """The result of `connect`. Opens a Cluster when it is awaited or entered."""
 
     def __init__(self, make: Callable[[], Cluster]) -> None:
         self._make: Callable[[], Cluster] | None = make
@@ -55,7 +55,7 @@ class Connecting:
         make, self._make = self._make, None
         if make is None:
             raise RuntimeError(
-                "the result of this connect() was used before: call hoplite_mp.connect(...) again"
+                "the result of connect() can be used only once: call hoplite_mp.connect(...) again"
             )
         return await in_own_thread(make, Cluster._abort)
 
@@ -63,8 +63,8 @@ class Connecting:
 def _takes_arguments_of(
     make: Callable[P, Cluster],
 ) -> Callable[[Callable[..., Connecting]], Callable[P, Connecting]]:
-    """Makes type checkers and `help` show the arguments of `make`, which has their
-    documentation."""
+    """A decorator for `connect`. Type checkers and `help` then show the arguments of `make`, which
+    documents them."""
 
     def as_is(function: Callable[..., Connecting]) -> Callable[P, Connecting]:
         function.__wrapped__ = make  # type: ignore[attr-defined]
@@ -97,8 +97,8 @@ def connect(*args: Any, **kwargs: Any) -> Connecting:
     The end of `async with` waits in a thread for all submitted tasks, like the end of `with`. If
     the block ends with an exception, or this wait is cancelled, waiting tasks are cancelled and
     running tasks are interrupted. Close a cluster from ``c = await hoplite_mp.connect()`` with
-    ``await asyncio.to_thread(c.shutdown)``; interpreter exit closes it, too. If the opening is
-    cancelled, the cluster is closed as soon as it is open.
+    ``await asyncio.to_thread(c.shutdown)``; otherwise it is closed at interpreter exit. If the
+    opening is cancelled, the cluster is closed as soon as it is open.
 
     Examples
     --------
@@ -115,18 +115,18 @@ def connect(*args: Any, **kwargs: Any) -> Connecting:
 connect.__module__ = "hoplite_mp"  # as users import it
 
 
-async def in_own_thread(call: Callable[[], T], forsaken: Callable[[T], Any] | None = None) -> T:
+async def in_own_thread(call: Callable[[], T], dispose: Callable[[T], Any] | None = None) -> T:
     """Runs `call()` in a new thread, and returns its result. If the caller is cancelled before it
-    gets the result, `forsaken(result)` is called in a thread. The interpreter waits for these
+    receives the result, `dispose(result)` is called in a thread. The interpreter waits for these
     threads when it exits."""
     from hoplite_mp._client.awaiting import inbox_here
 
     inbox = inbox_here()
     waiter: asyncio.Future[None] = inbox.loop.create_future()
-    context = contextvars.copy_context()  # as in asyncio.to_thread; notebooks need it for the cell
-    # Either the loop takes the result, or the thread passes it to `forsaken`.
+    context = contextvars.copy_context()  # as in asyncio.to_thread; notebooks need it for output
+    # Either the loop takes the result, or the thread passes it to `dispose`.
     taking = locks.lock("cluster.connecting")
-    left = False
+    cancelled = False
     found: list[T] = []
     failed: list[BaseException] = []
 
@@ -137,10 +137,10 @@ async def in_own_thread(call: Callable[[], T], forsaken: Callable[[T], Any] | No
             failed.append(error)
         else:
             with taking:
-                if not left:
+                if not cancelled:
                     found.append(result)
-            if not found and forsaken is not None:
-                forsaken(result)
+            if not found and dispose is not None:
+                dispose(result)
             del result
         inbox.hand_over(waiter)
 
@@ -149,11 +149,11 @@ async def in_own_thread(call: Callable[[], T], forsaken: Callable[[T], Any] | No
         await waiter
     except BaseException:
         with taking:
-            left = True
-        if found and forsaken is not None:
+            cancelled = True
+        if found and dispose is not None:
             # The caller was cancelled after the result was available, or even handed over.
             result = found.pop()
-            threading.Thread(target=forsaken, args=(result,), name="hoplite_mp connect").start()
+            threading.Thread(target=dispose, args=(result,), name="hoplite_mp connect").start()
         raise
     if failed:
         try:

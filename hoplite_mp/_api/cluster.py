@@ -1,7 +1,7 @@
 """Cluster: the object through which programs use the library.
 
 One object has all methods: put and get, submit and map, collectives, groups, nodes. Each base class
-has some of the methods. The methods check their arguments and pass them on.
+provides some of the methods. The methods check their arguments and call the internal modules.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Cluster(
     address : str, optional
         "host:port" of a running cluster, which this process joins. If the same user runs a node of
         that cluster on this host (`hoplite-mp up` or `join`, or `listen=`), this process attaches
-        to the node, and shares its memory and workers; `memory`, `ports` and `spill_dir` are then
-        the node's. Otherwise, or if `workers` is given and not 0, this process starts a new node.
+        to the node, and shares its memory and workers; `memory`, `ports` and `spill_dir` have no
+        effect. Otherwise, or if `workers` is given and not 0, this process starts a new node.
     hosts : sequence of str, optional
         Names for ssh ("a", "user@b"). `Config.hosts_command` starts a node on each host. The nodes
         stop when this cluster shuts down.
@@ -93,7 +93,7 @@ class Cluster(
     config : Config, optional
         All other limits. Arguments of this call take precedence over it.
     debug : bool, optional
-        True: `submit` and `map` run their tasks at the call, in the calling process, one after
+        True: `submit` and `map` run their tasks immediately, in the calling process, one after
         another, for pdb, coverage and profilers. Refs among the arguments are replaced by their
         values; other arguments are not copied. `timeout`, `node` and `resources` have no effect on
         these tasks. Actors, `spmd`, `stream`, `run` and executors still use other processes.
@@ -102,7 +102,7 @@ class Cluster(
     Raises
     ------
     ConfigError
-        Arguments exclude each other, or a limit is out of its range.
+        Two arguments exclude each other, or a limit is out of range.
     AuthError
         `address`: the cluster has a different token.
     ManagerLostError
@@ -133,7 +133,7 @@ class Cluster(
     _attaches = True  # attaches to this host's node of the cluster at address=, if any
     _joins = True  # starts a new node, if this host has no node of that cluster
     _hidden = False  # True: `current()` never returns it
-    _stays = False  # True: this process exists for its node, so drivers may rely on the node
+    _stays = False  # True: this process only runs a node, so other drivers may attach to the node
     _standby: tuple[str, ...] = ()  # addresses at which another manager may be: see up_join.py
 
     def __init__(
@@ -166,7 +166,7 @@ class Cluster(
                 f"workers={workers!r}: it must be a number from 0 to {WORKERS_MAX}, or None"
             )
         config = _config(config, memory, spill_dir, resources)
-        from hoplite_mp._client.open_cluster import enter  # here, because few processes start hosts
+        from hoplite_mp._client.open_cluster import enter  # imported here: workers do not need it
 
         self._pid = os.getpid()
         self._debugs = bool(debug)
@@ -184,13 +184,13 @@ class Cluster(
             stays=self._stays,
             standby=self._standby,
         )
-        # Imported here and not at the first pickling: a child that another thread forks during the
-        # import could never import the module. The host's processes start during the import.
+        # Imported here and not when it is first needed: a child that another thread forks during
+        # the import could never import the module. The host's processes start meanwhile.
         import cloudpickle  # noqa: F401
 
         self._network = network
         self._join(self._host.runtime)
-        if network is None or self._host.workers:  # otherwise other nodes may have workers
+        if network is None or self._host.workers:  # otherwise, only other nodes may have workers
             self._runtime.pool_sizes[0] = self._host.workers
         self._shutting = locks.lock("cluster.end")
         self._far: RemoteHosts | None = None
@@ -255,7 +255,7 @@ class Cluster(
             face._shutting = locks.lock("cluster.end")
             face._join(runtime)
             if runtime.is_actor and runtime.demands.common_workers():
-                face._pool = COMMON_POOL  # tasks that an actor submits are not calls of the actor
+                face._pool = COMMON_POOL  # tasks that an actor submits do not run in the actor
             runtime.face = lambda: face  # a worker's Cluster exists as long as the worker
         found = runtime.face()
         if found is None:
@@ -282,7 +282,7 @@ class Cluster(
         Parameters
         ----------
         node : Node, str, or a list of them, optional
-            Tasks and actors run only on these nodes. Default: on any node.
+            Tasks and actors run only on these nodes. Default: any node.
         retries : int, optional
             Maximum number of retries after the death of a task's worker or host, 0 to 127; also
             after exceptions listed in `retry_exceptions`. Default: `Config.retries`, 3; 0 for
@@ -292,10 +292,10 @@ class Cluster(
             of the last attempt is raised unchanged. `map` retries only the failed item. Default:
             none.
         retry_delay : float or tuple, optional
-            Seconds between an attempt and the next one, for `submit`, `map` and executors. Or
-            ``(first, factor, max)``: `first` and `max` are seconds, and each pause is `factor`
-            times the previous pause, at most `max`. During a pause the task occupies no worker and
-            no resources. Default: 0.
+            Seconds between two attempts, for `submit`, `map` and executors. Or ``(first, factor,
+            max)``: `first` and `max` are seconds, and each pause is `factor` times the previous
+            pause, at most `max`. During a pause the task occupies no worker and no resources.
+            Default: 0.
         timeout : float, optional
             The maximum duration of a task in seconds. After this time its worker is killed and
             replaced, and the task fails with HopliteTimeoutError. Default: no limit.
@@ -316,9 +316,9 @@ class Cluster(
             A nested task has at least the priority of its parent. Default: 0.
         resources : dict, optional
             A task with ``{"gpu": 1}`` runs on a node where this amount is free, and holds the
-            amount while it runs; `assigned` names the units. Each worker of `executor` and `spmd`,
-            and an actor's process, holds its units until it exits; CUDA_VISIBLE_DEVICES names its
-            "gpu" units. Default: none.
+            amount while it runs; `hoplite_mp.assigned` returns the units. Each worker of `executor`
+            and `spmd`, and an actor's process, holds its units until it exits; its
+            CUDA_VISIBLE_DEVICES lists its "gpu" units. Default: none.
         env : dict, optional
             For `executor`, `actor` and `spmd`: environment variables for their processes, set
             before any import. A value of None removes the variable. Such a process starts in about
@@ -359,14 +359,13 @@ class Cluster(
 
 
 class ApartCluster(Cluster):
-    """A Cluster that always starts a new node, which is needed to measure the network from this
-    host."""
+    """A Cluster that always starts a new node. Needed to measure the network from this host."""
 
     _attaches = False
 
 
 class HiddenCluster(Cluster):
-    """A Cluster inside another object, such as `Executor`, which users do not see."""
+    """A Cluster that belongs to another object, such as `Executor`. Users have no access to it."""
 
     _hidden = True
 
@@ -411,14 +410,14 @@ def _config(
 
 
 def _arrived(options: Options) -> Cluster:
-    """Unpickles a Cluster as this process's own cluster, or a view of it; pickles refer to this
-    function by name."""
+    """Unpickles a Cluster as this process's own cluster, or as a view of it. Pickles contain the
+    name of this function."""
     cluster = current()
     return cluster if options == cluster._options else cluster._view(options)
 
 
 def current() -> Cluster:
-    """The cluster of the caller.
+    """The caller's cluster.
 
     Returns
     -------

@@ -1,7 +1,7 @@
-"""Collectives on refs, and joining a Group: checks the arguments, and passes on the requests.
+"""The `Cluster` methods for collectives on refs, and for joining a Group.
 
-Errors in arguments are raised by the call itself. The planner finds all other errors during the
-operation.
+They check their arguments, and raise errors for invalid arguments immediately. The planner detects
+all other errors during the operation.
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ def fold_refs(
     finite: bool,
     one_of: list[list[int]] | None,
 ) -> Folded:
-    """Folds the first `num` values that are ready, from left to right in the order of `refs`.
+    """Folds the first `num` values to become ready, from left to right in the order of `refs`.
 
-    This function runs in a task. one_of: groups of indices; the first value of each group is
-    folded, in the order of the groups, and `num` counts groups. deadline_s: seconds after the call
-    of `reduce`, after which the ready values are folded; if none is ready, the result is the first
-    value to become ready. ready: the indices of the refs that were ready at that call. called: the
-    number of the caller's node, and the time of the call by its host's monotonic clock. finite:
-    whether an array with a NaN or an infinite value counts as failed. Raises ReduceError if too few
-    refs succeed.
+    This function runs in a task that `reduce` submits. `deadline_s`: the number of seconds after
+    the call to `reduce` after which the ready values are folded; if no value is ready, the result
+    is the first value to become ready. `ready`: the indices of the refs that were ready at the call
+    to `reduce`. `called`: the number of the caller's node, and the time of the call on the
+    monotonic clock of the caller's host. `finite`: whether an array with a NaN or an infinite value
+    counts as failed. `one_of`: groups of indices into `refs`. If given, only the first value of
+    each group to become ready is folded, in the order of the groups, and `num` is a number of
+    groups. Raises ReduceError if too few refs succeed.
     """
     runtime = current_runtime()
     memory, tasks = runtime.memory, runtime.submitter.tasks
@@ -71,7 +72,8 @@ def fold_refs(
     failure: Exception | None = None
     early = set(ready)
     left = [*ready, *(at for at in range(len(refs)) if at not in early)]
-    # After the deadline, only these refs are known to have been ready in time.
+    # Number of refs at the start of `left` that may be read in the next round. If the task begins
+    # after the deadline, only the refs in `ready` are known to have been ready in time.
     known = len(ready) if ready and now >= until else len(refs)
     while len(values) < num:
         open_groups = len({group_of[at] for at in left})
@@ -103,7 +105,7 @@ def fold_refs(
 
 
 def _folded(op: Any, values: dict[int, Any]) -> Folded:
-    """Reduces the values in their order. values: index of a ref -> the ref's value."""
+    """Reduces the values in their order. `values`: the index of each ref -> its value."""
     if is_function(op):
         return Folded(functools.reduce(op, values.values()), tuple(sorted(values)))
     ranks = tuple(values)
@@ -128,7 +130,7 @@ NO_FOLDS = (
     "and this cluster has no workers: fold them here, with functools.reduce(op, c.get(refs, "
     "copy=True)), or make the cluster with workers"
 )
-DEADLINE_S_MAX = 1e9  # 31 years; a longer deadline counts as none
+DEADLINE_S_MAX = 1e9  # 31 years; a longer deadline is treated as no deadline
 
 
 def _reduce(
@@ -143,8 +145,8 @@ def _reduce(
     slices: int = 1,
     one_of: Any = None,
 ) -> list[ObjectRef[Any]]:
-    """Starts a reduction of `refs`. Returns one result ref for each slice. `to`: numbers of
-    nodes."""
+    """Starts a reduction of `refs`. Returns one result ref for each slice. `to`: the numbers of the
+    nodes that receive the result."""
     name = operation_name(op)
     groups = _groups(refs, one_of)
     wanted, deadline = _limits(refs, num, deadline, groups)
@@ -158,7 +160,7 @@ def _reduce(
 
 
 def _groups(refs: Sequence[ObjectRef[Any]], one_of: Any) -> list[list[int]] | None:
-    """The argument `one_of` as lists. Raises ValueError unless each ref is in exactly one
+    """Converts the argument `one_of` to lists. Raises ValueError unless each ref is in exactly one
     group."""
     if one_of is None:
         return None
@@ -197,7 +199,8 @@ def _limits(
     deadline: Any,
     groups: list[list[int]] | None = None,
 ) -> tuple[int, float | None]:
-    """The number of refs, or groups of them, to reduce, and the deadline in seconds."""
+    """Returns the number of refs, or of groups of refs, to reduce, and the deadline in seconds;
+    None: no deadline."""
     if not refs:
         raise ValueError("there is nothing to reduce: no refs were given")
     most = len(groups or refs)
@@ -224,7 +227,7 @@ def _fold(
     finite: bool,
     one_of: Any,
 ) -> ObjectRef[Any]:
-    """Starts a task that folds the values of refs, and places the task's result on nodes."""
+    """Starts a task that folds the values of `refs`. Places its result on the nodes `to`."""
     found = as_refs(refs)
     if not is_function(op) and not isinstance(op, SliceOperator):
         operation_name(op)  # raises ValueError for an unknown name
@@ -247,14 +250,14 @@ def _fold(
     return ref
 
 
-_placing: set[Any] = set()  # Futures of results that are being placed, to keep them alive
+_placing: set[Any] = set()  # keeps alive the Futures of results that are being placed
 
 
 def place_copies(
     runtime: Runtime, refs: Sequence[ObjectRef[Any]], kind: str, to: Sequence[int]
 ) -> Future[None]:
-    """Places objects on nodes, for a call of this kind. The Future is done when all objects are in
-    place. `to`: numbers of nodes."""
+    """Places objects on the nodes with the numbers `to`. The Future is done when all objects are in
+    place. `kind`: "broadcast", "gather", "allgather" or "alltoall"."""
     if not refs:
         raise ValueError("no refs were given")
     if kind != "alltoall":
@@ -264,9 +267,9 @@ def place_copies(
 
 
 def keep_copies(runtime: Runtime, ref: ObjectRef[Any], copies: int, to: Sequence[int]) -> None:
-    """Places copies of the object on the nodes `to`, and waits for them. Nodes that die in the
-    meantime are replaced, so that there are `copies` in total. Raises ValueError if too few nodes
-    are left."""
+    """Places copies of the object on the nodes `to`, and waits until they are in place. Nodes that
+    die meanwhile are replaced, so that there are `copies` copies in total. Raises ValueError if too
+    few nodes are left."""
     while to:
         lost: ObjectLostError | None = None
         try:
@@ -311,26 +314,26 @@ class CollectiveCalls:
             associative and commutative binary ufunc. Any other callable ``f(a, b)`` folds the
             values from left to right in the order of `refs`, in one task of the cluster. If the
             function raises an exception, `get` raises it. A robust operator from `hoplite_mp.ml`
-            reduces in such a task, too. Default: "sum".
+            also runs in such a task. Default: "sum".
         num : int, optional
-            The number of refs that are reduced, 1 to len(refs). Default: all.
+            The number of refs to reduce, 1 to len(refs). Default: all.
         deadline : float, optional
-            Seconds from this call, after which the ready refs are reduced; if none is ready, the
-            first ref to become ready. Before the deadline a failed ref is an error, unless `num`
-            other refs are left. If `op` is a function and its task begins after the deadline, the
-            refs that were ready at the call are reduced. Default: no deadline.
+            Seconds from this call. After the deadline, the refs that are ready are reduced or, if
+            none is ready, the first ref to become ready. Before the deadline, a failed ref is an
+            error unless `num` other refs are left. If `op` is a function and its task begins after
+            the deadline, the refs that were ready at the call are reduced. Default: no deadline.
         to : Node or str, optional
             The node that receives the result. Default: the caller's node.
         reproducible : bool, optional
             True: folds from left to right in the order of `refs`, so that the same contributors
-            give the same bits on any number of hosts. Default: False.
+            produce the same bits on any number of hosts. Default: False.
         finite : bool, optional
             True: an array with a NaN or an infinite value counts as a failed source. The arrays
             are then reduced in one task, as with a function. Default: False.
         one_of : sequence of sequences of int, optional
-            Groups of indices into `refs`; each ref is in exactly one group. Of each group, only
-            the first ref to become ready is reduced, and `num` counts groups. A group fails when
-            all its refs have failed. With `reproducible`, and if `op` is a function, values are
+            Groups of indices into `refs`; each ref is in exactly one group. In each group, only
+            the first ref to become ready is reduced, and `num` is a number of groups. A group fails
+            when all its refs have failed. With `reproducible`, or if `op` is a function, values are
             folded in the order of the groups, whichever refs were first. Default: each ref is a
             group of its own.
 
@@ -338,15 +341,15 @@ class CollectiveCalls:
         -------
         ObjectRef
             A ref to an array with the sources' shape and dtype; the "mean" of integers is float64.
-            `result.contributors` gives the indices of the reduced refs, each once. float16 and
-            bfloat16 are added up as float32 and rounded once.
+            `result.contributors` contains the indices of the reduced refs. float16 and bfloat16
+            values are added up as float32 and rounded once.
 
         Raises
         ------
         ValueError
-            There are no refs, `num` is not allowed, `op` is unknown, or `one_of` has an empty
-            group, an index out of range or twice, or does not contain all refs. From `get`: shapes
-            or dtypes differ.
+            There are no refs, `num` is out of range, `op` is unknown, or `one_of` has an empty
+            group, contains an index twice or out of range, or does not contain all refs. From
+            `get`: shapes or dtypes differ.
         ReduceError
             From `get`: fewer than `num` sources or groups have succeeded; `__cause__` is the first
             failure.
@@ -412,7 +415,7 @@ class CollectiveCalls:
         Returns
         -------
         ObjectRef
-            Ready when every living node in `to` (default: all nodes) holds the result. If `op` is a
+            Ready when each of these nodes that is still alive holds the result. If `op` is a
             function: ready when the values are folded; the nodes receive the result later.
 
         Raises
@@ -422,8 +425,8 @@ class CollectiveCalls:
 
         Notes
         -----
-        Large arrays move as a reduce-scatter and an allgather, which sends the fewest bytes over
-        each link (Rabenseifner 2004; Patarasuk and Yuan 2009).
+        Large arrays are reduced by a reduce-scatter followed by an allgather, which sends the
+        fewest bytes over each link (Rabenseifner 2004; Patarasuk and Yuan 2009).
 
         Examples
         --------
@@ -534,20 +537,20 @@ class CollectiveCalls:
         op : str or numpy.ufunc, optional
             As for `reduce`. Default: "sum".
         to : list of Node or str, optional
-            Slice i is placed at to[i]; one node takes all slices. Default: the nodes of the refs,
-            in their order.
+            Slice i is placed at to[i]; a single node receives all slices. Default: the nodes that
+            hold the refs, in the order of `refs`.
 
         Returns
         -------
         list of ObjectRef
-            The slices, as `np.array_split(total, len(refs), axis=0)`.
+            The slices, cut like `np.array_split(total, len(refs), axis=0)`.
 
         Raises
         ------
         ValueError
             `to` and `refs` differ in length; otherwise as for `reduce`. From `get` of a slice:
-            several hosts take part, and one of them holds so many of the refs that their number
-            times the number of slices is above 262 144 (512 refs on one host).
+            several hosts take part, and on one host, the number of refs times the number of slices
+            exceeds 262 144 (which is 512 refs if all are on that host).
 
         Examples
         --------
@@ -581,7 +584,7 @@ class CollectiveCalls:
         matrix : iterable of iterables of ObjectRef or Future
             Rows of equal length.
         to : Node, str, or a list of them
-            matrix[i][j] is placed at to[j]; one node takes all objects.
+            matrix[i][j] is placed at to[j]; a single node receives all objects.
 
         Returns
         -------
@@ -626,9 +629,9 @@ class GroupCalls:
         """Joins the Group `name`.
 
         Returns immediately. The first collective call waits until all members have joined. If a
-        rank leaves or dies before that, the Group waits for the rank as long as the rank's task is
-        running or will be retried. After that, the first call of every other member raises
-        PeerLostError.
+        rank leaves or dies before all have joined, the Group waits for it to join again as long as
+        the rank's task is running or will be retried. If the task ends without joining again, the
+        first call by every other member raises PeerLostError.
 
         Parameters
         ----------
@@ -644,15 +647,15 @@ class GroupCalls:
         timeout : float, optional
             Maximum number of seconds for each call, and for the wait until all members have
             joined. After this time the rank leaves the Group. For a background call, the time
-            counts from the end of the previous call. Default: no limit for calls, and
+            starts at the end of the previous call. Default: no limit for calls, and
             `Config.group_wait_s` for the wait.
 
         Returns
         -------
         Group
             Close it with `close()` or `with`. Otherwise it is closed at the end of the task or
-            actor call that made it. A Group made in an actor's constructor stays open as long as
-            the actor runs.
+            actor call that created it. A Group created in an actor's constructor stays open as long
+            as the actor runs.
 
         Raises
         ------
@@ -660,9 +663,9 @@ class GroupCalls:
             Other members passed another size, the rank is taken, all ranks are taken, or an option
             of `options()` has no effect on a Group.
         PeerLostError
-            This task was a member before its process died, and the Group has ended in the
-            meantime. (If the task had left the Group before its process died, the first call
-            raises this error instead.) Also: a peer of the same `spmd` call was a member, has
+            This task was a member before its process died, and the Group has ended meanwhile. (If
+            the task had left the Group before its process died, its first collective call raises
+            this error instead.) Also raised if a peer from the same `spmd` call was a member, has
             left, and will not join again.
 
         Examples
@@ -671,7 +674,7 @@ class GroupCalls:
         ...     print(g.rank, g.allgather("x"))
         0 ['x']
         """
-        from hoplite_mp._group.group import join  # here, because most programs join no Group
+        from hoplite_mp._group.group import join  # imported here: most programs join no Group
 
         refuse_unused(self._options, "group")
         member = join(self._runtime, name, size, rank, strict, timeout)

@@ -1,7 +1,7 @@
 """Executors: submit and map over a pool of workers, with options.
 
 `Cluster`, `c.options(...)`, `c.executor(...)` and `hoplite_mp.Executor` are
-`concurrent.futures.Executor`s over different pools. Their tasks' arguments may be refs.
+`concurrent.futures.Executor`s over different pools. The arguments of their tasks may be refs.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ __all__ = ["MapCalls", "Options", "Sized", "TaskExecutor"]
 
 
 T = TypeVar("T")
-# For map(chunksize=None): this number of chunks balances the load, and is still cheap. The largest
-# chunks are for items that take almost no time.
+# For map(chunksize=None). With this number of chunks, the load is balanced, and the overhead is
+# still small. Chunks grow up to CHUNK_ITEMS_MAX items if the items take almost no time.
 CHUNKS_PER_WORKER = 16
 CHUNK_ITEMS_FIRST, CHUNK_ITEMS_MAX = 256, 4096
 
@@ -82,7 +82,7 @@ class MapCalls:
         fn : callable
             Takes one argument for each iterable.
         *iterables : iterable
-            The map stops at the end of the shortest one.
+            The map stops at the end of the shortest iterable.
         timeout : float, optional
             Seconds after this call until the iterator raises HopliteTimeoutError. Default: no
             limit.
@@ -161,7 +161,7 @@ class MapCalls:
         elif self._debugs:
             size = size_max = 1
         elif chunksize is None and items.count and not flags_of(fn):
-            size_max = self._chunksize(items.count)  # not for async calls, which run concurrently
+            size_max = self._chunksize(items.count)  # async calls are not chunked: they overlap
             size = min(size_max, CHUNK_ITEMS_FIRST)
         chunked = size > 1
         # All items use the function with its current closure and globals.
@@ -210,15 +210,15 @@ class Sized:
 RETRIES_MAX = 127
 COMMON_POOL = 0
 NO_WORKERS = (
-    "this cluster was made with workers=0, so no task can ever run: make it with workers, or use "
-    "c.executor(), which has dedicated workers"
+    "this cluster was created with workers=0, so it cannot run tasks: create it with workers, or "
+    "use c.executor(), which has dedicated workers"
 )
 WORKERS_OF_AN_ENGINE = (
     "this cluster has no workers, because tasks run in the workers of Ray or Dask: use "
     "task.remote() or client.submit() (inside a Dask task, distributed.get_client().submit()), "
     "or hoplite_mp.current().executor(), which has dedicated workers"
 )
-TIMEOUT_S_MAX = 1e9  # 31 years; a longer timeout counts as none
+TIMEOUT_S_MAX = 1e9  # 31 years; a longer timeout is treated as no timeout
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -288,14 +288,14 @@ class Options:
 
 
 class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
-    """Submits to one pool of a cluster."""
+    """An executor that submits tasks to one pool of a cluster."""
 
     _runtime: Runtime
     _options: Options
     _pool: int
     _closed: bool = False
     _parent: TaskExecutor | None = None  # the executor of which this one is a view
-    _debugs = False  # True: submit and map run their tasks at the call, in this process
+    _debugs = False  # True: submit and map run their tasks immediately, in this process
     _places: Sequence[tuple[int, int]] = ()  # (node, number of dedicated workers there)
     _pickles_later = False  # True: a pickling error fails the Future, as in the stdlib
 
@@ -310,7 +310,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         return self._closed or (self._parent is not None and self._parent._was_closed())
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As in the standard library; a view shuts down its executor.
+        """Shuts down the executor, as in the standard library. A view shuts down its executor.
 
         Parameters
         ----------
@@ -338,8 +338,8 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         Parameters
         ----------
         fn : callable
-            A function of a module is sent by name, any other function by value. An `async def`
-            function runs in the event loop of its worker.
+            A function that can be imported from a module is sent by name, any other function by
+            value. An `async def` function runs in the event loop of its worker.
         *args, **kwargs
             A ref or Future among the arguments, or inside a list, tuple, dict or set, is replaced
             by its value; the task waits for it. Arrays passed by value belong to the task, and are
@@ -398,7 +398,7 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
                 delay=options.retry_delay,
             )
         pool, demand, nodes = self._pool, options.resources, options.node
-        if demand is not None:  # not for executors, whose workers hold their own resources
+        if demand is not None:  # never in executors, whose workers hold resources permanently
             pool, nodes = COMMON_POOL, runtime.demands.nodes_for_task(demand, nodes)
         if nodes is not None:
             pool = self._bound(nodes)
@@ -427,16 +427,16 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
             if not self._pickles_later:
                 raise
             return runtime.submitter.fail_at_once(error.reason, options.copy)
-        if self._was_closed() and future.cancel():  # by another thread, which missed this task
+        if self._was_closed() and future.cancel():  # closed by another thread meanwhile
             raise ClosedError(SHUT_DOWN)
         return future
 
     def _why_broken(self, pool: int, fn: Any) -> BaseException:
-        """The error for tasks in a broken pool. To get the error, this method submits one more
-        task, which the node fails."""
+        """The error for tasks in a broken pool. To get the error, this method submits another task,
+        and the node lets it fail."""
         name = self._options.name or getattr(fn, "__name__", type(fn).__name__)
         probe = self._runtime.submitter.submit(abs, (0,), {}, pool, 0, None, False, name)
-        return probe.exception() or errors.WorkerLostError("the initializer of its workers raised")
+        return probe.exception() or errors.WorkerLostError("the initializer of its workers failed")
 
     def _resolved(self, changes: dict[str, Any]) -> dict[str, Any]:
         """The changed options, with node numbers in place of nodes. Raises ValueError if there is
@@ -473,8 +473,8 @@ class TaskExecutor(MapCalls, Sized, concurrent.futures.Executor):
         return [oid for oid, task in submitter.pending.copy().items() if task.queue in queues]
 
     def _cancel_pending(self, force: bool) -> None:
-        """Cancels this process's tasks; with `force`, also running tasks. Waiting tasks are
-        cancelled first, because otherwise an interrupted worker would begin them."""
+        """Cancels this process's waiting tasks and, with `force`, its running tasks. Waiting tasks
+        are cancelled first, because otherwise an interrupted worker would begin them."""
         for forced in (False, True)[: 1 + force]:
             for oid in self._pending():
                 self._runtime.submitter.cancel(oid, forced)

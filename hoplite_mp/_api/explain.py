@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Explanation", "TransferPlan", "explain"]
 
-NAMED_MAX = 8  # number of nodes that a line of text names; the others are only counted
+NAMED_MAX = 8  # maximum number of items that a line of text lists; the others are only counted
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class TransferPlan:
     expected_s : float or None
         The planner's estimate in seconds; None if it made none.
     elapsed_s : float or None
-        Seconds from the plan to the report of the last node; None until then.
+        Seconds from the plan to the last node's report that it is done; None until then.
     last : str
         The node that reported last; "" until then, and for collectives.
     why : str
@@ -235,7 +235,7 @@ def _no_plan(state: str, nbytes: int, locations: tuple[str, ...], own: str) -> s
 def _plan(summary: PlanSummary, nbytes: int) -> TransferPlan:
     ended = summary.state in ("done", "failed")
     size = summary.nbytes
-    if not size and summary.kind in FOLDING:  # the planner of a single host knows no sizes
+    if not size and summary.kind in FOLDING:  # the planner of a single host receives no sizes
         size = nbytes
     return TransferPlan(
         kind=summary.kind,

@@ -1,7 +1,7 @@
-"""The nodes of a cluster as users see them, and their counters.
+"""The public interface to the nodes of a cluster, and their counters.
 
-Replies of the node contain numbers. This module converts them to the public API's objects and
-names.
+The node process identifies nodes by numbers. This module converts its replies to the objects and
+names of the public API.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ __all__ = [
 ]
 
 RESOURCE_COUNTERS = "resource:", "free:"  # prefixes of the names of counters for resources
-# Interval between two checks whether nodes have left. Lower: more round trips to the node. Higher:
-# the caller waits longer than necessary.
+# Interval at which `shrink` checks whether nodes have left. Lower: more round trips to the node.
+# Higher: the caller waits longer than necessary.
 LEAVING_POLL_S = 0.02
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Node:
-    """A living host, at the time when `Cluster.nodes` was read.
+    """The state of a living host at the time when `Cluster.nodes` was read.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ class Node:
 
 
 def resource_words(node: Node) -> list[str]:
-    """The free and total amounts of a node's resources, as in ["gpu 1 of 2"]."""
+    """The free and total amounts of a node's resources, for example ["gpu 1 of 2"]."""
     return amount_words(node.resources, node.resources_free)
 
 
@@ -121,8 +121,8 @@ def node_id(number: int) -> str:
 
 
 def standby_of(runtime: Runtime) -> tuple[tuple[str, ...], int, bool, bool]:
-    """The standby as known to this host's node. Returns the addresses of the cluster's standby,
-    the best first; the number of the node on the standby's host, or -1 if that node has not
+    """What this host's node knows about the cluster's standby. Returns the standby's addresses, the
+    preferred one first; the number of the node on the standby's host, or -1 if that node has not
     joined; whether the standby is the manager now; and whether there is a manager."""
     standing = runtime.channel.call(JoinStatus()).value
     return tuple(standing[2]), standing[4], standing[5], standing[6]
@@ -180,7 +180,7 @@ class NodeCalls:
         Raises
         ------
         ValueError
-            The number is not allowed, or the node has never been in the cluster.
+            `n` is out of range, or the node has never been in the cluster.
         NodeLostError
             The node is gone.
 
@@ -198,12 +198,12 @@ class NodeCalls:
 
         A leaving node accepts no more tasks: `options(node=)` with only this node raises
         NodeLostError, and an actor that may run on several nodes starts on another node. Running
-        tasks finish. If only this node holds an object, nodes whose processes hold refs to the
-        object fetch it; objects without refs on other nodes are dropped. A generator that has
-        yielded is not awaited: it runs again on another node, which counts against its `retries`.
-        The node's actors finish the calls made so far; later calls raise ActorLostError. The
-        node's `hoplite-mp join` exits with code 0, and a program that is connected through the
-        node loses its cluster.
+        tasks finish. Objects that only this node holds are copied to the other nodes whose
+        processes hold refs to them; objects without refs on other nodes are dropped. The call does
+        not wait for a generator that has already yielded an item: the generator runs again on
+        another node, which counts against its `retries`. The node's actors finish the calls made so
+        far; later calls raise ActorLostError. The node's `hoplite-mp join` exits with code 0, and a
+        program that is connected through the node loses its cluster.
 
         Parameters
         ----------
@@ -280,7 +280,7 @@ class NodeCalls:
         return {**total, "nodes": {node_id(number): one for number, one in nodes.items()}}
 
     def trace(self, path: str | os.PathLike[str]) -> Trace:
-        """Returns a context manager that writes a timeline of the cluster's work in its block.
+        """Returns a context manager that records the cluster's work as a timeline in a file.
 
         Open the file at ui.perfetto.dev. It shows tasks by worker, transfers of objects between
         nodes, collectives, Group calls, and spilling. Work that is still running at the end of the
@@ -305,8 +305,8 @@ class NodeCalls:
 
         Notes
         -----
-        Each node keeps the latest `Config.trace_events_max` events. The file contains
-        the number of dropped events, the lost nodes, and the errors of the nodes' clocks.
+        Each node keeps the latest `Config.trace_events_max` events. The file contains the number of
+        dropped events, the lost nodes, and the maximum errors of the nodes' clocks.
 
         Examples
         --------
@@ -375,17 +375,16 @@ def own_node(runtime: Runtime) -> Node:
 
 
 def gone_nodes(runtime: Runtime) -> list[tuple[str, str, float, bool]]:
-    """The latest nodes that were lost or have left, as known to this host's node. Each item has
-    the node's id, its host, the number of seconds since the event, and whether the node has
-    left."""
+    """The latest nodes that were lost or have left, as known to this host's node: for each node,
+    its id, its host, the number of seconds since then, and whether it has left."""
     runtime.memory.check()
     found = runtime.channel.call(DepartedNodes()).value
     return [(node_id(number), host, seconds, left) for number, host, seconds, left in found]
 
 
 def counters(runtime: Runtime) -> dict[int, dict[str, int]]:
-    """The counters of every node that answers, by the node's number. They count from the start of
-    the node."""
+    """The counters of every node that answers, by the node's number. They are 0 when the node
+    starts."""
     runtime.memory.check()
     runtime.submitter.drain()
     runtime.memory.collect()
@@ -398,8 +397,8 @@ def node_numbers(
     """Converts a Node, a node id, or a list of them to node numbers. Raises NodeLostError for a
     node that is gone, and ValueError for a node that has never existed.
 
-    `one`: the name of the call, if it takes exactly one node. `workers`: whether the nodes must
-    have workers, and must not be leaving.
+    `one`: the name of the argument in messages, if it must be exactly one node. `workers`: whether
+    the nodes must have workers, and must not be leaving.
     """
     if nodes is None:
         return []
@@ -436,7 +435,7 @@ def _was_there(name: Any, newest: int) -> bool:
 def named_places(
     runtime: Runtime, node: Any, default: Sequence[int] | None
 ) -> list[tuple[int, int]]:
-    """(number, workers) for each node that `node` names or, if it is None, for each in
+    """(number, workers) for each node in `node` or, if `node` is None, for each node in
     `default`."""
     numbers = list(default or ()) if node is None else node_numbers(runtime, node)
     have = {one.id: one.workers for one in list_nodes(runtime)} if numbers else {}
@@ -444,16 +443,16 @@ def named_places(
 
 
 def working_places(runtime: Runtime) -> list[tuple[int, int]]:
-    """(number, workers) for each node that has workers; if none has, (this node, 1)."""
+    """(number, workers) for each node that has workers. If no node has any: [(this node, 1)]."""
     found = [(int(one.id[1:]), one.workers) for one in list_nodes(runtime) if one.workers]
     return found or [(runtime.tasks.node_number, 1)]
 
 
 def other_places(runtime: Runtime, copies: Any, keep: Sequence[int] = ()) -> list[int]:
-    """The nodes for all copies except the first. Living nodes in `keep`, which have a copy
-    already, come first; then nodes with workers, because these do not exit with a program; then
-    other nodes. Each class is in order of joining, beginning after this node, so that copies from
-    different nodes go to different nodes."""
+    """The nodes for all copies except the first. The order of preference is: living nodes in
+    `keep`, which already have a copy; nodes with workers, because nodes without workers may exit
+    with a program; other nodes. Within each of these groups, nodes are in order of joining,
+    beginning after this node, so that copies from different nodes are placed on different nodes."""
     count = whole(copies)
     if count is None or count < 1:
         raise ValueError(f"copies={copies!r}: it must be a whole number, at least 1")
@@ -481,7 +480,7 @@ def grow(runtime: Runtime, n: Any, node: Any) -> None:
     runtime.channel.call(AddWorkers(count, number))
     sizes = runtime.pool_sizes
     if number != own:
-        sizes.pop(0, None)  # other nodes have workers
+        sizes.pop(0, None)  # not the only node with workers, so the pool's size is unknown
     elif 0 in sizes:
         sizes[0] += count
 

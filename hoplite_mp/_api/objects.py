@@ -1,6 +1,6 @@
 """The Cluster methods that store, read and drop objects.
 
-The methods check their arguments and pass them on to the memory of this process.
+The methods check their arguments and call this process's `Memory` (see `_client/memory.py`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ObjectCalls:
         Returns
         -------
         ObjectRef
-            The object lives as long as any process holds a ref to it.
+            The object exists as long as any process holds a ref to it.
 
         Raises
         ------
@@ -101,7 +101,7 @@ class ObjectCalls:
         Returns
         -------
         numpy.ndarray
-            Of this shape and dtype.
+            An array of this shape and dtype.
 
         Raises
         ------
@@ -131,8 +131,8 @@ class ObjectCalls:
         Parameters
         ----------
         refs : ObjectRef, Future, or a nesting of them
-            A ref gives its value; an iterable gives a list. Any nesting of list, tuple and dict
-            (exactly these types) gives the same nesting of values.
+            For one ref, the result is its value; for an iterable, a list of values. For any nesting
+            of list, tuple and dict (exactly these types), it is the same nesting of values.
         timeout : float, optional
             Seconds to wait; 0 polls. Default: no limit.
         copy : bool, optional
@@ -145,8 +145,8 @@ class ObjectCalls:
         Returns
         -------
         object
-            The value, or the values. The memory of an array exists as long as a view of it, even
-            after `delete`, and after the cluster has shut down.
+            The value, or the values. The memory of an array stays valid as long as a view of the
+            array exists, even after `delete`, and after the cluster has shut down.
 
         Raises
         ------
@@ -189,12 +189,12 @@ class ObjectCalls:
             (ref,) = as_refs(refs)
             return read(ref)
         nested = type(refs) in TREE_TYPES
-        refs = tree_map(refs, as_ref) if nested else as_refs(refs)  # checks all, then waits
+        refs = tree_map(refs, as_ref) if nested else as_refs(refs)  # checks all before it waits
         try:
             return tree_map(refs, read) if nested else [read(ref) for ref in refs]
         except HopliteTimeoutError:
             raise
-        except Exception:  # it stands for all failures, so none of them is reported as unread
+        except Exception:  # marks the failures of all refs as read, so that none is reported later
             with contextlib.suppress(HopliteError):
                 tree_map(refs, lambda ref: memory.failure_read(memory.local_id(ref)))
             raise
@@ -214,7 +214,7 @@ class ObjectCalls:
         for ref in as_refs(refs):
             try:
                 memory.local_id(ref)
-            except ObjectLostError:  # no process holds it any more
+            except ObjectLostError:  # no process holds the object any longer
                 memory.check()
                 continue
             try:
@@ -245,8 +245,8 @@ class ObjectCalls:
         Returns
         -------
         done, not_done : list, list
-            `done`: the first `num` finished refs, in the given order, so that a loop may take them
-            one by one. `not_done`: the other refs, in the given order, even if they are done.
+            `done`: the first `num` finished refs, in the given order. `not_done`: all other refs,
+            in the given order, even if they are done. So a loop can process refs one by one.
 
         Raises
         ------
@@ -361,8 +361,9 @@ class ObjectCalls:
 
         Notes
         -----
-        The manager keeps the plans of the latest 256 objects, and at most 16 of each. A new manager
-        begins without records. Actual times include the messages between hosts and manager.
+        The manager keeps the plans of the latest 256 objects, at most 16 for each object. A new
+        manager begins without records. Actual times include the time for messages between the hosts
+        and the manager.
 
         Examples
         --------

@@ -63,7 +63,7 @@ class PoolExecutor(TaskExecutor):
         places: Sequence[tuple[int, int]],
     ) -> None:
         self._runtime, self._pool, self._options, self._places = runtime, pool, options, places
-        self._setup = setup  # holds the initializer's object, which starting workers need
+        self._setup = setup  # keeps alive the stored initializer, which new workers need
 
     def options(self, **changes: Any) -> TaskExecutor:
         """The same workers with other defaults; see `Cluster.options`."""
@@ -79,7 +79,7 @@ class PoolExecutor(TaskExecutor):
         if cancel_futures:
             with suppress_closed():
                 self._cancel_pending(False)
-        if ending:  # it is already closing, in the background
+        if ending:  # the pool is already closing, in the background
             if wait and self._finisher is not None:
                 self._finisher()
         elif wait:
@@ -87,7 +87,7 @@ class PoolExecutor(TaskExecutor):
             self._finisher = underway.wait
             try:
                 _close_pool(self._runtime, self._pool)
-            except BaseException:  # as after an exception in `with`: the processes must exit
+            except BaseException:  # the processes must exit, as after an exception in `with`
                 with suppress_closed():
                     self._cancel_pending(True)
                     self._close(False)
@@ -114,8 +114,8 @@ class PoolExecutor(TaskExecutor):
         return None
 
     def _hand_over(self) -> int:
-        """Passes the pool to an owner that shuts down the whole cluster. Returns the pool's
-        number. The cluster then holds the initializer's object."""
+        """Returns the pool's number, and makes the cluster the owner of the pool: the pool is then
+        closed only with the cluster, which keeps the stored initializer alive."""
         self._dropped.detach()
         self._runtime.setups.append(self._setup)
         return self._pool
@@ -126,8 +126,8 @@ class PoolExecutor(TaskExecutor):
 
 def _end_pool(runtime: Runtime, pool: int, kill: bool = False) -> None:
     """Closes a pool. First closes this process's queue to the pool, because after the node has
-    received ClosePool, the number may be given to another pool, to which this process may have a
-    queue, too."""
+    received ClosePool, it may give the same number to a new pool, to which this process may then
+    open a queue."""
     if runtime.client.usable:
         runtime.submitter.close_queue(pool)
         runtime.channel.tell(ClosePool(pool, kill))
@@ -136,7 +136,7 @@ def _end_pool(runtime: Runtime, pool: int, kill: bool = False) -> None:
 def _close_pool(runtime: Runtime, pool: int) -> None:
     """Waits until this process's tasks in the pool are done, and closes the pool."""
     submitter = runtime.submitter
-    with suppress_closed():  # the cluster may shut down in the meantime
+    with suppress_closed():  # the cluster may shut down meanwhile
         queues = submitter.queues.all_to(pool)
         while oids := [
             oid for oid, task in submitter.pending.copy().items() if task.queue in queues
@@ -148,20 +148,20 @@ def _close_pool(runtime: Runtime, pool: int) -> None:
 
 
 def _close_quietly(runtime: Runtime, pool: int, setup: Any) -> None:
-    """Runs `_close_pool` in a new thread, at any time, even while the interpreter is exiting.
-    `setup`: is held until then, because starting workers need the initializer's object."""
+    """The main function of a thread that closes a pool, possibly while the interpreter is exiting.
+    `setup`: kept alive until the pool is closed, because new workers need the initializer."""
     try:
         _close_pool(runtime, pool)
     except Exception:
         if runtime.client.usable:
-            _log.exception("while an executor was closed")
+            _log.exception("cannot close an executor")
 
 
 def _drop_pool(pid: int, runtime: Runtime, pool: int, setup: Any) -> None:
     """Closes the pool of an executor that the program has dropped. The garbage collector may call
     this function at any time, so the function neither waits nor takes a lock."""
     if os.getpid() == pid and runtime.client.usable:
-        # If no thread can be started, the pool closes with its cluster.
+        # If no thread can be started, the pool is closed with its cluster.
         with contextlib.suppress(RuntimeError):
             _thread.start_new_thread(_close_quietly, (runtime, pool, setup))
 
@@ -199,7 +199,7 @@ def open_pool(
         alone = all(number == own for number, _ in places)
         ref = put_setup(runtime, initializer, tuple(initargs), inheritance if alone else None)
         oid = runtime.memory.local_id(ref)
-        setup = ref, initargs  # locks and queues exist as long as the object that was passed
+        setup = ref, initargs  # keeps alive the locks and queues among the arguments
 
     def own_it(pool: int) -> PoolExecutor:
         runtime.pool_sizes[pool] = count
@@ -233,8 +233,9 @@ def _start(
     demand: Demand | None = None,
     anywhere: bool = False,
 ) -> T:
-    """Starts workers in a new pool. `owner`: takes the pool's number and makes the object that
-    closes the pool. `anywhere`: whether tasks on lost nodes may move to nodes outside `places`."""
+    """Starts workers in a new pool. `owner`: a function that receives the pool's number and creates
+    the object that will close the pool. `anywhere`: whether tasks from lost nodes may move to nodes
+    outside `places`."""
     own = runtime.tasks.node_number
     here = sum(workers for number, workers in places if number == own)
     far = [place for place in places if place[0] != own]
@@ -265,8 +266,9 @@ def spmd(
     weights: Sequence[tuple[int, int]],
     anywhere: bool,
 ) -> list[Future[T]]:
-    """Starts peers in a new pool, which closes after the last peer. `weights`: (node, weight)
-    pairs over which the peers are spread. `anywhere`: as for `_start`."""
+    """Starts peers in a new pool, which is closed when the last peer has finished. `weights`:
+    (node, weight) pairs; the peers are spread over the nodes in proportion to the weights.
+    `anywhere`: as for `_start`."""
     env, demand = options.env, options.resources
     options = dataclasses.replace(options, env=(), resources=None)
     if demand is None:
@@ -331,7 +333,7 @@ class PoolCalls(TaskExecutor):
     ) -> PoolExecutor:
         """Opens an executor on this cluster with dedicated worker processes.
 
-        Its workers exit when it is shut down. The options of `options` can be passed, too.
+        Its workers exit when it is shut down. The call also accepts the options of `options`.
 
         Parameters
         ----------
@@ -346,9 +348,8 @@ class PoolCalls(TaskExecutor):
         max_tasks_per_child : int, optional
             After this number of tasks a worker is replaced by a new one. Default: never.
         **options
-            As for `options`. `node`: one or several nodes, over which the workers are spread
-            evenly. Default: this host and, with `resources`, then other nodes that have these
-            resources.
+            As for `options`. The workers are spread evenly over the nodes in `node`. Default: this
+            host; with `resources`, this host as far as its resources suffice, then other nodes.
 
         Returns
         -------
@@ -358,7 +359,7 @@ class PoolCalls(TaskExecutor):
         Raises
         ------
         ValueError
-            The number of workers or tasks is not allowed, or the `resources` do not suffice for
+            The number of workers or tasks is out of range, or the `resources` do not suffice for
             this number of workers.
         NodeLostError
             A node was lost before its workers had started.
@@ -398,7 +399,7 @@ class PoolCalls(TaskExecutor):
     def spmd(
         self, fn: Callable[..., T], size: int, *args: Any, node: Any = None
     ) -> list[Future[T]]:
-        """Starts `size` peers together, each in a dedicated process, as `fn(rank, *args)`.
+        """Starts `size` peers, each of which runs `fn(rank, *args)` in a dedicated process.
 
         The peers usually become members of one Group. A peer that dies is retried like any task,
         unless `options(retries=0)` is used, and may rejoin its Group as long as the Group exists.
@@ -427,7 +428,7 @@ class PoolCalls(TaskExecutor):
         Raises
         ------
         ValueError
-            The size is not allowed, a node has never been in the cluster, or the `resources` do not
+            `size` is out of range, a node has never been in the cluster, or the `resources` do not
             suffice for this number of peers.
 
         Examples
@@ -458,10 +459,10 @@ class PoolCalls(TaskExecutor):
         Returns
         -------
         dict
-            The indices on this host, by resource name: ``{"gpu": [0, 1]}``. They start at 0. A
-            fraction of a unit gets the index of the shared unit. A resource without indices (its
-            total is above 1024, or not an integer) has an empty list. {} if nothing is assigned,
-            as in a driver.
+            The indices of the units on this host, by resource name: ``{"gpu": [0, 1]}``. They start
+            at 0. For a fraction of a unit, this is the index of the shared unit. For a resource
+            without indices (its total is above 1024, or not an integer), the list is empty. The
+            dict is empty if nothing is assigned, as in a driver.
 
         Examples
         --------

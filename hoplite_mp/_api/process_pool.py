@@ -33,7 +33,7 @@ class Executor(TaskExecutor):
     Parameters
     ----------
     max_workers : int, optional
-        Worker processes, 1 to 200. Default: the number of CPUs that this process may use.
+        The number of workers, 1 to 200. Default: the number of CPUs that this process may use.
     initializer : callable, optional
         Runs in each worker before its first task.
     initargs : tuple, optional
@@ -47,7 +47,7 @@ class Executor(TaskExecutor):
     Raises
     ------
     ValueError
-        The number of workers or tasks is not allowed.
+        The number of workers or tasks is out of range.
     TypeError
         `mp_context` is not None, or `initializer` cannot be called.
 
@@ -104,7 +104,7 @@ class Executor(TaskExecutor):
                 raise
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """As in the standard library: accepts no new tasks, and stops the workers.
+        """Shuts down the executor, as in the standard library.
 
         Parameters
         ----------

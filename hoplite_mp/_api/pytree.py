@@ -43,8 +43,8 @@ def as_refs(refs: Any) -> list[ObjectRef[Any]]:
 
 
 def _not_a_ref(wanted: str, got: Any) -> TypeError:
-    """An error that describes the wrong value in one line, however large the value is. The error
-    explains that a task gets the value of a ref, not the ref."""
+    """An error that describes the wrong value in one line, however large the value is. It explains
+    that a task receives the value of a ref, not the ref."""
     hint = (
         "Refs among a task's arguments are replaced by their values; hoplite_mp.by_ref(ref) passes "
         "the ref itself, and put(value) makes a ref of a value"
@@ -73,8 +73,8 @@ def as_ref(one: Any) -> ObjectRef[Any]:
 
 
 def tree_map(value: Any, leaf: Callable[[Any], Any]) -> Any:
-    """The same nesting, with `leaf(x)` in place of each x that is not of TREE_TYPES. Items are
-    taken in order; keys are unchanged."""
+    """Returns the same nesting, with `leaf(x)` in place of each x whose type is not in TREE_TYPES.
+    Items are processed in order; keys are unchanged."""
     kind = type(value)
     if kind is list:
         return [tree_map(one, leaf) for one in value]

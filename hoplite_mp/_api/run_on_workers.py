@@ -123,7 +123,7 @@ def _run(
     copy: bool,
     name: str | None,
 ) -> dict[str, Any]:
-    """Implements `run`. numbers: the numbers of the nodes; empty: all nodes."""
+    """Implements `run`. `numbers`: the numbers of the nodes; empty: all nodes."""
     if not callable(fn):
         raise TypeError(f"run() takes a function, not {fn!r:.80}")
     check_timeout(timeout)
@@ -132,7 +132,7 @@ def _run(
     flags = flags_of(fn)
     runtime.memory.check()
     if runtime.take_part is not None:
-        runtime.take_part()  # RuntimeError: it could not
+        runtime.take_part()  # raises RuntimeError if this worker cannot run the function now
     deadline = deadline_ns(timeout)
     submitter, memory = runtime.submitter, runtime.memory
     needed = _serialize.encode_call(args, {}, memory.scan).dependencies
@@ -187,7 +187,7 @@ def _run(
 
 
 def _wait(runtime: Runtime, oids: list[int], deadline: int) -> bool:
-    """Waits until all tasks are done. Returns False if the deadline passes before. If this process
+    """Waits until all tasks are done. Returns False if the deadline passes first. If this process
     is a worker, it takes part in this broadcast, and in other callers' broadcasts, while it
     waits."""
     waiting, take_part, tasks = runtime.submitter.waiting, runtime.take_part, runtime.tasks
@@ -217,8 +217,8 @@ def _wait(runtime: Runtime, oids: list[int], deadline: int) -> bool:
 
 
 def _results(futures: list[Future[Any]], ended: list[Future[Any]]) -> dict[str, Any]:
-    """The results by the workers' names, excluding workers that have died in the meantime. Raises
-    the function's first exception."""
+    """The results by the workers' names, excluding workers that have died meanwhile. Raises the
+    function's first exception."""
     for one in (*ended, *futures):
         error = one.exception()
         if error is not None and not _is_loss(error):

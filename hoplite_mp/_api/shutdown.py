@@ -49,7 +49,7 @@ class ClusterShutdown:
     _ended: threading.Event
 
     def _keep(self) -> None:
-        """Makes the keeper of this cluster: a second object with the same attributes, which shuts
+        """Creates the keeper of this cluster: a second object with the same attributes, which shuts
         the cluster down when the program has dropped the Cluster."""
         keeper = _Keeper.__new__(_Keeper)
         # A separate dictionary: if `self` is garbage, Python 3.13.0 collects values that only
@@ -68,7 +68,7 @@ class ClusterShutdown:
         ----------
         wait : bool, optional
             True: waits until all tasks are done and all processes have exited. False: returns
-            immediately, and does the same in the background. Default: True.
+            immediately, and shuts the cluster down in the background. Default: True.
         cancel_futures : bool, optional
             True cancels all tasks that have not begun. Default: False.
 
@@ -86,7 +86,7 @@ class ClusterShutdown:
         if self._runtime.client.usable and cancel_futures:
             for oid in list(self._runtime.submitter.pending):
                 self._runtime.submitter.cancel(oid, False)
-        if ending:  # it is already shutting down, in the background
+        if ending:  # the cluster is already shutting down, in the background
             if wait and self._finisher is not None:
                 self._finisher()
         elif wait:
@@ -133,7 +133,7 @@ class ClusterShutdown:
         submitter.failures.closed = True
         try:
             if self._runtime.client.usable and self._host is not None and not self._host.lost:
-                # Waiting tasks first, because an interrupted worker would begin one of them.
+                # Waiting tasks first: otherwise, an interrupted worker would begin one of them.
                 for force in (False, True):
                     for oid in list(submitter.pending):
                         with contextlib.suppress(Exception):
@@ -145,17 +145,17 @@ class ClusterShutdown:
     def _end(self) -> None:
         host = self._host
         if host is not None and not host.runtime.client.usable and os.getpid() != self._pid:
-            return  # a forked child leaves its parent's `with` block; the cluster is the parent's
+            return  # a forked child leaves its parent's `with` block; the parent owns the cluster
         try:  # each of these steps runs even after a Ctrl-C in an earlier step
-            if host is not None:  # callbacks may read failures, which are then not reported
+            if host is not None:  # callbacks may read failures, so that these are not reported
                 host.runtime.submitter.collector.stop()
                 host.runtime.submitter.call_back_at_end()
         finally:
             try:
                 self._end_host()
-                if host is not None:  # without the lock, because callbacks are users' code
+                if host is not None:  # the lock is not held, because callbacks are users' code
                     host.runtime.submitter.call_back_at_end()
-            finally:  # only now, because the program must not exit before the callbacks have run
+            finally:  # not earlier: the program must not exit before the callbacks have run
                 _open.difference_update(
                     [one for one in list(_open) if one.__dict__ is self.__dict__]
                 )
@@ -187,8 +187,8 @@ class _Keeper(ClusterShutdown):
     def _finish_dropped(self) -> None:
         try:
             self._finish()
-        except BaseException:  # no caller could catch it, even while the interpreter exits
-            _log.debug("while a cluster that nobody holds was ended", exc_info=True)
+        except BaseException:  # this thread has no caller that could catch the exception
+            _log.debug("cannot shut down a dropped cluster", exc_info=True)
         finally:
             self._ended.set()
 
@@ -203,7 +203,7 @@ def _drop(keeper: _Keeper) -> None:
     keeper._finisher = keeper._ended.wait
     try:
         _thread.start_new_thread(keeper._finish_dropped, ())
-    except RuntimeError:  # the interpreter is exiting, or no thread is left: see _close_all
+    except RuntimeError:  # no thread can be started, so _close_all shuts the cluster down
         keeper._closed = False
 
 
@@ -216,7 +216,7 @@ def _close_all() -> None:
         with contextlib.suppress(HopliteTimeoutError):
             if cluster._host is None or not cluster._runtime.client.usable:
                 if cluster._finisher is not None and cluster._pid == os.getpid():
-                    cluster._finisher()  # another thread shuts it down, or is running callbacks
+                    cluster._finisher()  # waits for the thread that shuts the cluster down
                 continue
             if failed:
                 cluster._abort()

@@ -1,7 +1,7 @@
-"""stream: refs to the items that a generator yields in a worker while it is running.
+"""`Cluster.stream`: runs a generator in a worker, and yields refs to its items while it is running.
 
-A task returns one result, when it is finished. A generator function is for results that are ready
-one by one, or do not fit into memory together.
+A task returns one result, when it is finished. A generator function is for results that become
+ready one by one, or do not fit into memory together.
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ class StreamCalls(TaskExecutor):
     ) -> Stream[T]:
         """Runs the generator function `fn(*args, **kwargs)`, or an async one, in a worker.
 
-        The generator pauses while `options(buffersize=n)` items, or by default
-        `Config.stream_bytes_max` bytes of items, have not been taken. During a pause another
-        worker stands in for the generator's worker, and the pause does not count towards
-        `timeout=`. Yielded arrays of `current().empty(...)` are published without a copy, and
-        become read-only.
+        The generator pauses while `options(buffersize=n)` items, or by default items of
+        `Config.stream_bytes_max` bytes, are unread. During a pause another worker replaces the
+        generator's worker, and the pause does not count towards `timeout=`. Yielded arrays from
+        `current().empty(...)` are published without a copy, and become read-only.
 
         Parameters
         ----------
@@ -72,12 +71,12 @@ class StreamCalls(TaskExecutor):
 
         Notes
         -----
-        After the death of its worker or host the generator runs again, up to `retries`
-        times, and recomputes the items that it had yielded before. Of these, items that were lost
-        before they were taken are replaced, and the others are discarded. The generator must
-        therefore yield the same items in each run, or have `options(retries=0)`.
+        After the death of its worker or host, the generator runs again, up to `retries` times, and
+        recomputes the items that it had yielded before. Recomputed items replace items that were
+        lost before they were read, and are otherwise discarded. The generator must therefore yield
+        the same items in each run, or have `options(retries=0)`.
 
-        A stream occupies a worker, or one of an actor's `concurrency` places, until it is read to
+        A stream occupies a worker, or one of an actor's `concurrency` slots, until it is read to
         its end or closed; `shutdown` does not wait for it. It cannot be pickled, and reading it
         from two threads at a time raises ValueError.
 
@@ -106,8 +105,8 @@ class StreamCalls(TaskExecutor):
             )
         if runtime.pool_sizes.get(0) == 0:
             raise RuntimeError(
-                "this cluster was made with workers=0, so no generator can ever run: make it with "
-                "workers"
+                "this cluster was created with workers=0, so it cannot run generators: create it "
+                "with workers"
             )
         retries = runtime.config.retries if options.retries is None else options.retries
 
