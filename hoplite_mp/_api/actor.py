@@ -64,7 +64,7 @@ class ActorMethod:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the method in the actor's process, after this process's earlier calls.
 
-        Returns a Future or, for a method that yields, an iterator of refs like that of
+        Returns a Future or, for a method that yields, an iterator of refs, like
         `Cluster.stream`."""
         if not self._streams:
             return self._submit((self._method, *args), kwargs)
@@ -221,7 +221,7 @@ class Actor:
     _methods: dict[str, ActorMethod]  # the methods called so far; they do not refer to the handle
 
     def __init__(self) -> None:
-        raise TypeError("an Actor is made by Cluster.actor(cls, ...)")
+        raise TypeError("an Actor can be created only by Cluster.actor(cls, ...)")
 
     def __getattribute__(self, name: str) -> Any:
         methods: dict[str, ActorMethod] = _methods_met(self)
@@ -475,7 +475,7 @@ class ActorCalls:
         array([-0.5, -0.5])
         """
         if not isinstance(cls, type):
-            raise TypeError(f"an actor is made from a class, not from {cls!r:.80}")
+            raise TypeError(f"an actor is created from a class, not from {cls!r:.80}")
         options = self._options
         refuse_unused(options, "actor")
         if options.checkpoint and getattr(options, "concurrency", 1) > 1:

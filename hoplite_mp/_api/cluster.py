@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["Cluster", "Node", "current"]
 
 T = TypeVar("T")
-_turns = itertools.count()  # rotates tasks that are bound to several nodes among these nodes
+_turns = itertools.count()  # distributes tasks among the nodes in `options(node=)`
 
 
 class Cluster(
@@ -157,7 +157,7 @@ class Cluster(
 
             hosts = checked_hosts(hosts)
         if hosts and address is not None:
-            raise ConfigError("hosts= starts nodes of a new cluster, address= joins one: not both")
+            raise ConfigError("hosts= starts a new cluster, but address= joins one: use only one")
         if hosts and listen is None:
             listen = "0.0.0.0:0"  # each host gets the address by which it reaches this host
         count = None if workers is None else whole(workers)
@@ -190,7 +190,7 @@ class Cluster(
 
         self._network = network
         self._join(self._host.runtime)
-        if network is None or self._host.workers:  # otherwise, only other nodes may have workers
+        if network is None or self._host.workers:  # otherwise, other nodes may still have workers
             self._runtime.pool_sizes[0] = self._host.workers
         self._shutting = locks.lock("cluster.end")
         self._far: RemoteHosts | None = None
@@ -248,7 +248,7 @@ class Cluster(
 
     @classmethod
     def _of(cls, runtime: Runtime) -> Cluster:
-        """The Cluster of a runtime that was not made by a Cluster, for example in a worker."""
+        """The Cluster for a runtime that was not created by a Cluster, for example in a worker."""
         if runtime.face is None:
             face = cls.__new__(cls)
             face._host = face._network = face._far = None

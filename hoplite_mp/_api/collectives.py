@@ -62,7 +62,7 @@ def fold_refs(
     oids = [memory.local_id(ref) for ref in refs]
     node, called_ns = called
     now = clock.monotonic_ns()
-    if node != tasks.node_number:  # the caller's host has another clock
+    if node != tasks.node_number:  # clocks of two hosts differ, so the deadline counts from now
         called_ns = now
     until = FOREVER_NS if deadline_s is None else called_ns + int(deadline_s * 1e9)
     groups = one_of or [[at] for at in range(len(refs))]
@@ -126,9 +126,9 @@ def _folded(op: Any, values: dict[int, Any]) -> Folded:
 Array = np.ndarray[Any, np.dtype[Any]]
 
 NO_FOLDS = (
-    "reduce by a function or a robust operator, or with finite=True, folds the values in a task, "
-    "and this cluster has no workers: fold them here, with functools.reduce(op, c.get(refs, "
-    "copy=True)), or make the cluster with workers"
+    "a function, a robust operator or finite=True needs a task to reduce the values, and this "
+    "cluster has no workers: call functools.reduce(op, c.get(refs, copy=True)) instead, or create "
+    "the cluster with workers"
 )
 DEADLINE_S_MAX = 1e9  # 31 years; a longer deadline is treated as no deadline
 
@@ -603,7 +603,7 @@ class CollectiveCalls:
         """
         rows = [as_refs(row) for row in matrix]
         if isinstance(to, (list, tuple)) and any(len(row) != len(to) for row in rows):
-            raise ValueError(f"every row of the matrix needs {len(to)} refs, one for each of to=")
+            raise ValueError(f"each row of the matrix needs {len(to)} refs, one per node in to=")
         if to is None:
             raise ValueError("alltoall needs to=: one node for each column of the matrix")
         numbers = node_numbers(self._runtime, to)

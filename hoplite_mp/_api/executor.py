@@ -161,7 +161,7 @@ class MapCalls:
         elif self._debugs:
             size = size_max = 1
         elif chunksize is None and items.count and not flags_of(fn):
-            size_max = self._chunksize(items.count)  # async calls are not chunked: they overlap
+            size_max = self._chunksize(items.count)  # not for async calls, which run concurrently
             size = min(size_max, CHUNK_ITEMS_FIRST)
         chunked = size > 1
         # All items use the function with its current closure and globals.

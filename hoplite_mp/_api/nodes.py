@@ -404,7 +404,7 @@ def node_numbers(
         return []
     wanted = list(nodes) if isinstance(nodes, (list, tuple)) else [nodes]
     if one is not None and len(wanted) != 1:
-        raise ValueError(f"{one} names {len(wanted)} nodes: it must name one")
+        raise ValueError(f"{one} names {len(wanted)} nodes: it must name exactly one")
     if not wanted:
         raise ValueError("the list of nodes, in node= or to=, is empty")
     living = {node.id: node for node in list_nodes(runtime)}

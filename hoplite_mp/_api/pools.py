@@ -48,7 +48,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class PoolExecutor(TaskExecutor):
-    """`c.executor()`: dedicated workers on a cluster."""
+    """The result of `c.executor()`: an executor with dedicated workers."""
 
     _finisher: Callable[[], object] | None = None  # waits until another thread has closed the pool
     _cluster: Any = None  # kept alive as long as this executor

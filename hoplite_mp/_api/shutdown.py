@@ -147,7 +147,7 @@ class ClusterShutdown:
         if host is not None and not host.runtime.client.usable and os.getpid() != self._pid:
             return  # a forked child leaves its parent's `with` block; the parent owns the cluster
         try:  # each of these steps runs even after a Ctrl-C in an earlier step
-            if host is not None:  # callbacks may read failures, so that these are not reported
+            if host is not None:  # failures that callbacks read are not reported as unread
                 host.runtime.submitter.collector.stop()
                 host.runtime.submitter.call_back_at_end()
         finally:

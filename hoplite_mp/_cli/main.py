@@ -139,7 +139,7 @@ def _add_demo(commands: Commands) -> None:
         "demo",
         help="train a network while a worker is killed, compared with ProcessPoolExecutor",
         description="Asynchronous data-parallel training with a parameter server on scikit-learn's "
-        "handwritten digits. Each step takes the first two gradients that are ready; halfway, one "
+        "handwritten digits. Each step uses the first two gradients to become ready; halfway, one "
         "worker is killed. For comparison, the same training runs on ProcessPoolExecutor. "
         "Exit code 1 if the test accuracy is below 95 %.",
     )
@@ -169,14 +169,17 @@ def _add_simulate(commands: Commands) -> None:
         "simulate",
         help="run the planner on a simulated network",
         description="Simulates operations on many hosts in virtual time, with the real planner and "
-        "node. Without faults: the time of each operation, a lower bound, and the cost for the "
-        "manager. With --faults random: random clusters, workloads and faults, with every value "
-        "checked; exit code 1 if a check fails. The same seed gives the same run. With --topology: "
-        "the time of an allreduce on interconnects other than a star, with each plan in --plan.",
+        "node. Without faults: shows the time of each operation, a lower bound, and the cost for "
+        "the manager. With --faults random: runs random clusters, workloads and faults, and checks "
+        "every value; exit code 1 if a check fails. The same seed repeats the same run. With "
+        "--topology: shows the time of an allreduce on interconnects other than a star, for each "
+        "plan in --plan.",
     )
     simulate.set_defaults(run=_lazy("hoplite_mp._cli.simulate", "simulate"))
     simulate.add_argument(
-        "--nodes", metavar="N", help='one number, or several, as in "8,64"; default: 8, or random'
+        "--nodes",
+        metavar="N",
+        help='number of nodes, or several, as in "8,64,1000"; default: 8; with faults: random',
     )
     simulate.add_argument(
         "--seed", type=_count, default=0, metavar="S", help="first seed; default: %(default)s"

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["payload_rate", "predict", "show"]
 
-# Simulated hosts run in one process, with real shared memory.
+# Limit for --hosts. Simulated hosts run in one process, with real shared memory.
 HOSTS_MAX = 64
 LATENCY_MAX_S = 0.5  # above this, simulated hosts would declare each other dead
 # The share of TCP payload in a full Ethernet frame, with its preamble and the gap between frames.
@@ -74,7 +74,7 @@ def _predict(arguments: argparse.Namespace) -> int:
     for hosts in counts:
         _check_memory(recording, hosts)
     if arguments.json is not None:
-        arguments.json.touch()  # fails before the simulation if it cannot be written, not after
+        arguments.json.touch()  # fails before the simulation if the file cannot be written
     byte_s = measured_byte_s() if arguments.cpu_per_gb is None else arguments.cpu_per_gb / 2e9
     predictions: list[Prediction] = []
     with _quiet():

@@ -1,7 +1,7 @@
-"""`hoplite-mp promote`: makes the standby the manager, by an operator's decision.
+"""`hoplite-mp promote`: makes the standby the manager at the request of an operator.
 
-In a cluster of two hosts, neither can know whether the other is lost or only cut off, so an
-operator decides.
+In a cluster of two hosts, neither host can detect whether the other is lost or only cut off, so an
+operator must decide.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def promote(arguments: argparse.Namespace) -> int:
     if answer.leads:
         print(f"{address}: {answer.reason}")
         return 0
-    print(f"hoplite-mp: the standby at {address} does not lead: {answer.reason}", file=sys.stderr)
+    print(f"hoplite-mp: {address} is not the manager: {answer.reason}", file=sys.stderr)
     return 1
 
 

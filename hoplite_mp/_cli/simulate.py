@@ -66,7 +66,7 @@ def simulate(arguments: argparse.Namespace) -> int:
 
 def _faults(arguments: argparse.Namespace) -> int:
     """Runs real nodes under faults, with the same checks as the tests."""
-    # Imported here because it imports the whole node.
+    # Imported here, because this module imports the whole node.
     from hoplite_mp._simulation.runs import run_seed
 
     for name in ("operations", "bytes", "rate", "latency", "block", "json"):
@@ -126,7 +126,7 @@ def _scale(arguments: argparse.Namespace) -> int:
     if arguments.seeds != 1:
         raise ConfigError("--seeds requires --faults random: otherwise the seed has no effect")
     if arguments.json is not None:
-        arguments.json.touch()  # fails before the simulation if it cannot be written
+        arguments.json.touch()  # fails before the simulation if the file cannot be written
     rows: list[ScaleRow] = []
     try:
         for operation in operations:

@@ -1,6 +1,7 @@
 """`hoplite-mp up` and `hoplite-mp join`: run a node of a cluster in the foreground.
 
-The host is a member of the cluster as long as this process runs. Problems are reported in one line.
+The host is a member of the cluster as long as this process runs. Each problem is reported in one
+line.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ FROM_STDIN = "-"
 # failures.
 REJOIN_S = 30.0
 # How long `join` retries without --wait. Higher: hosts may be started in any order. Lower: a wrong
-# address is an error sooner.
+# address is reported sooner.
 WAIT_S = 30.0
 # Maximum number of consecutive rejoins of a host that is lost within LIVED_S each time.
 REJOINS_MAX = 5
@@ -95,7 +96,7 @@ def _announce(cluster: Cluster, address: str, no_tls: bool) -> None:
         before = f"after copying {file} to it (mode 0600)"
     print(
         f"hoplite-mp: the cluster is up, with {_workers(cluster)} on this host, until SIGTERM or "
-        "Ctrl-C. To add another host, run the command on stdout on that host, "
+        "Ctrl-C. To add another host, run the command that is printed to stdout on that host, "
         f"{before}" + ("; --token-file is the path of the copy." if named else "."),
         file=sys.stderr,
         flush=True,
@@ -233,8 +234,9 @@ def _run_member(
             tries = REJOINS_MAX
         if not tries:
             print(
-                f"hoplite-mp: this host was lost {REJOINS_MAX + 1} times, each within {LIVED_S:g} s"
-                ". Fix the cause (for example its link or memory), then run `join` again",
+                f"hoplite-mp: this host was lost {REJOINS_MAX + 1} times, each time within "
+                f"{LIVED_S:g} s. Fix the cause (for example its link or memory), then run `join` "
+                "again",
                 file=sys.stderr,
             )
             return 1

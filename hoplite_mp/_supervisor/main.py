@@ -66,7 +66,7 @@ UNKILLABLE_TIMEOUT_S = 5.0  # for killed processes that belong to other users or
 EXIT_TIMEOUT_S = 1.0  # for the manager to inform other hosts, and for the node to exit
 WORKER_FDS = 3  # number of descriptors that each worker needs: rpc, stdout and stderr
 FDS_MAX = 253  # the kernel's limit for one message, including inherited descriptors
-FIRST_SLOT = 2  # client slots 0 and 1 are the node's and the driver's
+FIRST_SLOT = 2  # client slots 0 and 1 belong to the node and the driver
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -392,7 +392,7 @@ class Supervisor:
 
     def kill(self, pid: int) -> None:
         kill_group(pid)
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # runs as root, after sudo
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # another user's (sudo)
             os.kill(pid, signal.SIGKILL)
 
 

@@ -290,7 +290,8 @@ class Condition(Handle):
 
     def _acquiring_again(self, number: int, times: int) -> Steps[None]:
         """Acquires the lock as many times as it was released. If the `await` is cancelled
-        meanwhile, this is raised afterwards, as in asyncio. Ctrl-C interrupts this method."""
+        meanwhile, CancelledError is raised afterwards, as in asyncio. Ctrl-C interrupts the
+        method."""
         lock = self._lock
         ticket = lock._ticket()
         request = lock._call("acquire_again", ticket, number, times)

@@ -1,7 +1,7 @@
 """The base class for the handles of queues, locks, semaphores and events: creation and pickling.
 
 Each handle contains an actor's handle, and has its own methods in place of the actor's. Like the
-actor's handle, it can be sent to other processes, and is counted.
+actor's handle, it can be sent to other processes, and keeps the actor alive.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Handle:
 
     def _call(self, method: str, *args: Any) -> Future[Any]:
         future: Future[Any] = getattr(self._actor, method)(*args)
-        future._reports = False  # some results are not used
+        future._reports = False  # some results are never read, so their errors are not reported
         return future
 
     def _process(self) -> bytes:

@@ -442,10 +442,11 @@ class EventActor(Served):
 # Promises: objects that stay pending until the process that created them fulfils them, or dies.
 #
 # A process may have to wait for an action by another process. A promise is an object that its
-# creator has claimed. Any process on any host with a ref to the promise can wait for it like for
-# any other object. When the creator or its host dies, the promise fails, like every object that is
-# being written. So a wait for a promise also ends when its creator dies. If other processes must
-# detect the death of a process, that process creates a promise that it never fulfils, its *life*.
+# creator has claimed, that is, reserved for its own writing. Any process on any host with a ref to
+# the promise can wait for it as it would for any other object. When the creator or its host dies,
+# the promise fails, like every object that is being written. So a wait for a promise also ends when
+# its creator dies. If other processes must detect the death of a process, that process creates a
+# promise that it never fulfils, its *life*.
 
 
 PROCESS_BYTES = 8

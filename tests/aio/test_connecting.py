@@ -54,7 +54,7 @@ def test_neither_opening_nor_leaving_blocks_the_loop(
         ticking.cancel()
         with pytest.raises(ClosedError):
             c.submit(echo, 1)
-        with pytest.raises(RuntimeError, match="used before"):
+        with pytest.raises(RuntimeError, match="only once"):
             await connecting
 
     run(main())

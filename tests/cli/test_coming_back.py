@@ -98,7 +98,7 @@ def test_it_is_given_up_again_and_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert come_back(monkeypatch, [Life() for _ in range(up_join.REJOINS_MAX + 2)], False) == 1
-    assert "was lost 6 times, each within 120 s" in capsys.readouterr().err.splitlines()[-1]
+    assert "was lost 6 times, each time within 120 s" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_signal_ends_it_while_it_looks(monkeypatch: pytest.MonkeyPatch) -> None:

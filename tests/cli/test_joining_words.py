@@ -196,7 +196,7 @@ def test_up_says_what_its_line_is_for(home: Path, started: Start) -> None:
     assert len(line.split()) == 3
     (said,) = err.splitlines()
     assert "with 1 worker on this host, until SIGTERM or Ctrl-C" in said
-    assert "To add another host, run the command on stdout" in said
+    assert "To add another host, run the command that is printed to stdout" in said
     assert f"copying {home}/.config/hoplite_mp/token to it (mode 0600)" in said
 
 

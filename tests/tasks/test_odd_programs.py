@@ -159,7 +159,7 @@ def test_mock_as_a_function_runs_or_is_one_clear_error(cluster: Cluster) -> None
     assert cluster.submit(mock.MagicMock(return_value=3)).result(PATIENCE_S) == 3
     with pytest.raises(Exception, match="cannot pickle the AsyncMock"):
         cluster.submit(mock.AsyncMock())
-    with pytest.raises(TypeError, match="an actor is made from a class"):
+    with pytest.raises(TypeError, match="an actor is created from a class"):
         cluster.actor(mock.Mock())
 
 

@@ -81,7 +81,9 @@ def _warm_up(executor: Any, workers: int) -> None:
     deadline = time.monotonic() + WAIT_S_MAX
     while len(pids) < workers:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{len(pids)} of {workers} workers started in {WAIT_S_MAX:g} s")
+            raise TimeoutError(
+                f"only {len(pids)} of {workers} workers have started within {WAIT_S_MAX:g} s"
+            )
         calls = [executor.submit(tasks.pid_after, 0.01) for _ in range(2 * workers)]
         pids.update(call.result(WAIT_S_MAX) for call in calls)
 
@@ -151,7 +153,7 @@ def _queue(effort: Effort, *executors: Any) -> BenchRow:
             results = [call.result(WAIT_S_MAX) for call in calls]
             seconds = time.perf_counter() - began
             if results != list(range(QUEUED)):
-                raise AssertionError("the queued tasks returned other values")
+                raise AssertionError("the queued tasks returned wrong values")
             return seconds
 
         return queue
@@ -259,7 +261,7 @@ def bench(arguments: argparse.Namespace) -> int:
     rows: list[BenchRow] = []
     try:
         if arguments.json is not None:
-            arguments.json.touch()  # fails before the measurements if it cannot be written
+            arguments.json.touch()  # fails before the measurements if the file cannot be written
         for row in _measure(arguments, effort, conditions):
             rows.append(row)
             print(f"measured: {row.title}", file=sys.stderr)

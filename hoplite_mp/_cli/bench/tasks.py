@@ -1,4 +1,4 @@
-"""Common parts of the benchmarks: rows, turns, and the tasks of the workers.
+"""Common parts of the benchmarks: result rows, measurements in turns, and the workers' tasks.
 
 This library and the reference are measured in turns. "ratio" is this library's speed divided by the
 reference's speed. All workers, including those of the standard library, import the tasks from this

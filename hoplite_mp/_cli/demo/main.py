@@ -112,7 +112,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def moved(run: TrainingRun) -> str:
-    """The number of bytes of each kind, one kind in each line."""
+    """The number of bytes for each kind of transfer, one line for each kind."""
     kinds = {"copied": "copied once", "made_in_place": "made in place", "pickled": "pickled"}
     return "\n".join(
         f"{size / 1e9:.2f} GB {kinds.get(kind, kind)}" for kind, size in run.bytes_moved.items()

@@ -60,12 +60,12 @@ class TrainingPlan:
         return self.steps // 2 if self.kill else None
 
     def wants_snapshot(self, done: int) -> bool:
-        """Whether the parameters after `done` steps are recorded for the curve of accuracy."""
+        """Whether the parameters after `done` steps are recorded for the accuracy curve."""
         return done == self.steps or done % max(1, self.steps // self.snapshots) == 0
 
 
 class Digits(NamedTuple):
-    """scikit-learn's handwritten digits, four fifths for training."""
+    """scikit-learn's handwritten digits, four fifths of which are used for training."""
 
     train_x: Floats
     train_y: Labels
@@ -111,7 +111,7 @@ class TrainingRun:
 
     @property
     def steps_per_s(self) -> float:
-        """The mean over the whole training."""
+        """The mean number of steps per second over the whole training."""
         return len(self.step_seconds) / self.seconds
 
     @property
@@ -175,7 +175,7 @@ def layers(flat: Floats) -> Layers:
 
 
 def start_parameters(plan: TrainingPlan) -> Floats:
-    """He's initialisation for the first layer, zero biases, small values in the second layer."""
+    """He initialisation for the first layer, zero biases, small values in the second layer."""
     rng = np.random.default_rng(plan.seed)
     flat = np.zeros(parameter_count(plan.hidden), np.float32)
     net = layers(flat)
@@ -185,7 +185,7 @@ def start_parameters(plan: TrainingPlan) -> Floats:
 
 
 def minibatch(plan: TrainingPlan, number: int, x: Floats, y: Labels) -> tuple[Floats, Labels]:
-    """The examples of gradient task `number`, the same in every process."""
+    """The examples for gradient task `number`, which are the same in every process."""
     rows = np.random.default_rng([plan.seed, number]).integers(0, len(x), plan.batch)
     return x[rows], y[rows]
 
@@ -270,8 +270,7 @@ class Record:
             self.times.append(now - self._start)
 
     def finish(self, name: str, startup_seconds: float, bytes_moved: dict[str, int]) -> TrainingRun:
-        """Evaluates the snapshots, which is not included in the time: the last step has stopped the
-        clock."""
+        """Evaluates the snapshots. The clock has already stopped, at the last step."""
         test_x, test_y = self._digits.test_x, self._digits.test_y
         return TrainingRun(
             name=name,

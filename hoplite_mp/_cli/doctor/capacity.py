@@ -1,4 +1,4 @@
-"""Checks of CPUs, limits of open files and processes, memory and disk.
+"""Checks of CPUs, limits on open files and processes, memory and disk.
 
 A shortage becomes visible late, and looks like another problem: workers that compete for cores, a
 slow network, an extra worker that cannot be started.
@@ -142,7 +142,8 @@ def _blas() -> Iterator[Finding]:
 
 
 def _descriptors() -> Iterator[Finding]:
-    """RLIMIT_NOFILE. Only the hard limit matters, because the supervisor raises the soft limit."""
+    """The limit on open files (RLIMIT_NOFILE). Only the hard limit matters, because the supervisor
+    raises the soft limit."""
     config, workers = limits(), cpu_count()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     have = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
@@ -163,7 +164,8 @@ def _descriptors() -> Iterator[Finding]:
 
 
 def _processes() -> Iterator[Finding]:
-    """RLIMIT_NPROC, which does not apply to root, and the limit of the pids control group."""
+    """The limits on processes: RLIMIT_NPROC, which does not apply to root, and the limit in the
+    pids control group."""
     config, workers = limits(), cpu_count()
     left, limit = processes_left()
     need = workers + PROCESSES_OF_HOST + THREADS_OF_NODE + (config.reduce_threads or workers)
