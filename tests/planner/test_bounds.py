@@ -102,7 +102,7 @@ def fold_plan(kind: str, speeds: LinkSpeeds, nodes: int, to: tuple[int, ...]) ->
 STARS = [(seed, 2 + seed % 7) for seed in range(200)]
 
 
-def test_two_hundred_random_stars() -> None:
+def test_random_stars_reach_their_bounds() -> None:
     worst = dict.fromkeys(("broadcast", "reduce", "allreduce"), 0.0)
     for seed, nodes in STARS:
         speeds = star(random.Random(seed), nodes, equal=False)
@@ -241,7 +241,7 @@ def test_leaving_nodes_own_nothing() -> None:
     assert 3 not in tree_shapes.owners(best.stripes)
 
 
-def test_an_object_of_three_stripes_has_three_owners() -> None:
+def test_object_of_three_stripes_has_three_owners() -> None:
     """The source has most to send: it owns one, and two of its receivers the others."""
     speeds = LinkSpeeds()
     speeds.measure_host(0, 1e9, 1e9)
@@ -280,7 +280,7 @@ def test_latencies_are_smoothed_with_the_stated_half_life() -> None:
     assert speeds.latency_s((0, 2)) == pytest.approx(1.5e-3)
 
 
-def test_rates_reported_last_are_used() -> None:
+def test_latest_reported_rates_are_used() -> None:
     """A node smooths them, and reports changes alone: nothing more comes of a rate that stays."""
     speeds = LinkSpeeds()
     speeds.measure_host(0, 1e8, 1e8)
@@ -292,7 +292,7 @@ def test_rates_reported_last_are_used() -> None:
     assert speeds.hosts((0,))[0] == (BYTES_PER_S_DEFAULT, BYTES_PER_S_DEFAULT)
 
 
-def test_topology_of_two_switches_is_no_star() -> None:
+def test_topology_of_two_switches_is_not_a_star() -> None:
     speeds = two_switches()
     assert not speeds.is_star(range(4), 0.0)
     assert speeds.is_star((0, 1), 0.0)
@@ -309,7 +309,7 @@ def two_switches() -> LinkSpeeds:
     return speeds
 
 
-def test_packed_trees_are_near_the_best() -> None:
+def test_packed_trees_reach_most_of_the_best_rate() -> None:
     wanted = PackingWanted.between((0, 1, 2, 3), two_switches(), 0.0)
     packed = pack(wanted)
     # Each of four pairs across carries 1e7, and each byte must cross once.
@@ -326,7 +326,7 @@ def test_packed_trees_are_near_the_best() -> None:
     assert {pull.parent for pull in program_of(plan, 3).pulls} <= {0, 1, 2}
 
 
-def test_trees_are_packed_within_the_rate_of_the_slowest_receiver() -> None:
+def test_packed_trees_do_not_exceed_the_slowest_receiver() -> None:
     wanted = PackingWanted((0, 1, 2), up=(1e8, 1e8, 1e8), down=(1e8, 1e7, 1e8), pairs=())
     assert 0.8e7 <= pack(wanted).rate <= 1.001e7
 

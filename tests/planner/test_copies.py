@@ -8,7 +8,7 @@ from hoplite_mp._protocol import messages as m
 from tests.support.planner_clusters import A, B, CopyCluster
 
 
-def test_a_late_receiver_has_the_cuts_of_parents_that_still_receive() -> None:
+def test_late_receiver_uses_the_stripes_of_its_receiving_parents() -> None:
     """Each of its stripes can then be sent while one stripe of its parent arrives."""
     cluster = CopyCluster(5)
     before = cluster.spread(1, 2, 3)
@@ -25,7 +25,7 @@ def test_empty_transfer_without_latency_takes_no_time() -> None:
     assert (plan.nbytes, plan.receivers) == (0, (1,))
 
 
-def test_a_small_object_comes_from_the_holder_with_the_faster_link() -> None:
+def test_small_object_is_copied_from_the_faster_holder() -> None:
     """So small that it takes less than a second from either."""
     cluster = CopyCluster(3)
     cluster.speeds.measure_host(0, 2e7, 1e8)
@@ -97,7 +97,7 @@ def test_equal_holders_serve_in_turn() -> None:
     assert parents == [0, 1, 0, 1, 0, 1]
 
 
-def test_only_holders_that_report_the_end_keep_the_entry() -> None:
+def test_only_reporting_holders_keep_the_entry() -> None:
     """Node 0 is the owner, and node 1 was only named by a request: it will not report that it has
     let its copy go."""
     cluster = CopyCluster(4)
@@ -111,7 +111,7 @@ def test_only_holders_that_report_the_end_keep_the_entry() -> None:
 
 
 @pytest.mark.parametrize("leaving", [False, True])
-def test_after_a_death_the_others_keep_their_stripes_unless_they_leave(leaving: bool) -> None:
+def test_owners_keep_their_stripes_after_a_death_unless_they_leave(leaving: bool) -> None:
     cluster = CopyCluster(5)
     before = cluster.spread(1, 2, 3, 4)
     if leaving:
@@ -124,7 +124,7 @@ def test_after_a_death_the_others_keep_their_stripes_unless_they_leave(leaving: 
     assert {stripe for stripe in before.stripes if stripe.owner in keeping} < set(after.stripes)
 
 
-def test_after_a_death_stripes_are_kept_rather_than_trees_packed() -> None:
+def test_stripes_are_kept_after_a_death_instead_of_packed_trees() -> None:
     """Also where links are no star: what has come came along the stripes."""
     cluster = CopyCluster(5)
     cluster.speeds.measure_link(1, 2, 1e-4, 1e7, 0.0)

@@ -27,7 +27,7 @@ def test_1_links_are_measured_not_constants() -> None:
     assert 2 not in {stripe.owner for stripe in plan.stripes}
 
 
-def test_3_allreduce_moves_less_than_twice_the_object_through_each_node() -> None:
+def test_3_allreduce_moves_at_most_twice_the_object_through_a_node() -> None:
     cluster = PlannedCluster(4)
     cluster.ask(1, A, B, letter_id("c"), letter_id("d"), kind="allreduce")
     for index in range(3):
@@ -39,7 +39,7 @@ def test_3_allreduce_moves_less_than_twice_the_object_through_each_node() -> Non
         assert abs(pulled / m.SHARES - 1.5) < 0.001  # 2 (n - 1) / n
 
 
-def test_5_gathering_is_not_one_after_another() -> None:
+def test_5_gather_copies_sources_concurrently() -> None:
     cluster = PlannedCluster(3)
     cluster.ask(1, A, B, kind="gather", to=(0,))
     cluster.say(m.SourceReady(1, 0, 1))
@@ -49,7 +49,7 @@ def test_5_gathering_is_not_one_after_another() -> None:
     assert program.inbound_max >= 2
 
 
-def test_6_a_death_in_a_chain_gives_new_parents_to_its_children_only() -> None:
+def test_6_death_in_a_chain_gives_new_parents_only_to_its_children() -> None:
     cluster = PlannedCluster(4)
     cluster.fetch(1, 0)
     cluster.fetch(2, 0)
@@ -60,7 +60,7 @@ def test_6_a_death_in_a_chain_gives_new_parents_to_its_children_only() -> None:
     assert parents(new[0], 3) == {1}
 
 
-def test_7_a_new_membership_has_a_new_epoch_and_the_old_one_cannot_commit() -> None:
+def test_7_old_epoch_cannot_commit_after_a_membership_change() -> None:
     cluster = PlannedCluster(2)
     message = m.ReduceRequested(1, 0, 1, (A, B, letter_id("c")), "sum", 2, to=(0,))
     cluster.say(message)
@@ -76,7 +76,7 @@ def test_7_a_new_membership_has_a_new_epoch_and_the_old_one_cannot_commit() -> N
     assert [one for _, one in commits] == [m.Commit(1, 2, (0, 2), (0,))]
 
 
-def test_8_an_object_in_two_reductions_goes_once_into_each() -> None:
+def test_8_object_in_two_reductions_counts_once_in_each() -> None:
     cluster = PlannedCluster(2)
     cluster.ask(1, A, B)
     cluster.ask(2, B, A)
@@ -87,7 +87,7 @@ def test_8_an_object_in_two_reductions_goes_once_into_each() -> None:
         check_edges(plan)
 
 
-def test_9_an_object_that_was_lost_and_put_again_is_no_duplicate() -> None:
+def test_9_object_put_again_after_a_loss_is_not_a_duplicate() -> None:
     cluster = PlannedCluster(3)
     cluster.fetch(1, 0)
     cluster.say(m.ObjectDeleted(A))
@@ -99,7 +99,7 @@ def test_9_an_object_that_was_lost_and_put_again_is_no_duplicate() -> None:
     assert cluster.say(m.FetchComplete(1, A, again.epoch)) != []
 
 
-def test_10_two_failures_at_once() -> None:
+def test_10_two_simultaneous_failures_are_survived() -> None:
     cluster = PlannedCluster(5)
     cluster.fetch(1, 0)
     cluster.fetch(2, 0)
@@ -113,7 +113,7 @@ def test_10_two_failures_at_once() -> None:
     assert not cluster.planner.copies.entries
 
 
-def test_11_the_parent_that_the_receiver_saw_is_blamed_and_only_by_it() -> None:
+def test_11_failed_parent_is_excluded_only_for_its_receiver() -> None:
     cluster = PlannedCluster(4)
     seen = cluster.fetch(2, 0, 1)
     (parent,) = parents(seen, 2)
@@ -128,7 +128,7 @@ def test_11_the_parent_that_the_receiver_saw_is_blamed_and_only_by_it() -> None:
     assert parents(cluster.fetch(3, 0, 1), 3) == {parent}
 
 
-def test_12_the_destination_may_die_and_nothing_is_kept() -> None:
+def test_12_dead_destination_leaves_no_state() -> None:
     cluster = PlannedCluster(3)
     cluster.ask(1, A, B, to=(2,))
     cluster.say(m.SourceReady(1, 0, 0, NBYTES))
@@ -145,7 +145,7 @@ def test_12_the_destination_may_die_and_nothing_is_kept() -> None:
     assert not cluster.planner.copies.entries
 
 
-def test_a_copy_for_a_host_that_is_gone_is_refused_if_there_is_no_other() -> None:
+def test_copy_without_a_living_holder_is_refused() -> None:
     def refused(*to: int, kind: str) -> bool:
         cluster = PlannedCluster(3)
         cluster.say(m.NodeLost(2, 1))
@@ -185,7 +185,7 @@ def test_object_unreadable_on_a_full_host_is_not_lost(full: str) -> None:
     assert full in failed.message
 
 
-def test_a_host_that_is_gone_leaves_no_measurements() -> None:
+def test_lost_host_leaves_no_measurements() -> None:
     speeds = LinkSpeeds()
     speeds.measure_link(0, 1, 5e-3, 1e6, 0.0)
     speeds.lose(1)

@@ -39,7 +39,7 @@ def test_rates_below_a_byte_a_second_are_counted_to_their_end() -> None:
     assert not cluster.planner.copies._busy
 
 
-def test_a_commit_names_no_dead_destination() -> None:
+def test_commit_names_no_dead_destination() -> None:
     """Who reads a result there would ask a node that does not hold it."""
     cluster = PlannedCluster(3)
     cluster.ask(1, A, B, kind="allgather", to=(0, 1, 2))
@@ -109,7 +109,7 @@ def test_restarted_manager_does_not_wait_for_dead_nodes() -> None:
     assert not planner.reductions.operations
 
 
-def test_a_copy_whose_source_died_before_the_manager_is_forgotten() -> None:
+def test_copy_whose_source_died_before_the_manager_is_forgotten() -> None:
     """The plan still named it as a holder, and nobody would have lost it again."""
     plan = m.Distribute(1 << 63, A, 4, NBYTES, (2,), (1,), (m.Stripe(2, 0, m.SHARES),), "stripes")
     members = tuple(m.Member(node, 1, 700 + node, 1) for node in (0, 1))

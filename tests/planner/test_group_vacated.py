@@ -21,7 +21,7 @@ TEAM = 99
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_members_of_a_group_whose_rank_was_vacated_are_given_up_when_its_task_is_over(
+def test_vacated_rank_fails_the_group_when_its_task_has_ended(
     dies: bool,
 ) -> None:
     world = RegistryWorld()
@@ -38,7 +38,7 @@ def test_members_of_a_group_whose_rank_was_vacated_are_given_up_when_its_task_is
     assert not world.groups.groups, "the name and the board are free"
 
 
-def test_a_vacated_rank_is_awaited_while_its_task_may_run_again() -> None:
+def test_vacated_rank_is_awaited_while_its_task_may_be_retried() -> None:
     world = RegistryWorld()
     for who in (1, 2):
         world.join(who, who, who - 1)
@@ -50,7 +50,7 @@ def test_a_vacated_rank_is_awaited_while_its_task_may_run_again() -> None:
     assert member_ranks(world) == [0, 1, 2], "it is whole"
 
 
-def test_a_vacated_rank_that_another_task_takes_is_not_missing() -> None:
+def test_vacated_rank_may_be_taken_by_another_task() -> None:
     world = RegistryWorld()
     world.join(1, 1, 0)
     world.join(2, 2, 1)
@@ -63,7 +63,7 @@ def test_a_vacated_rank_that_another_task_takes_is_not_missing() -> None:
     assert world.given_up == [(1, 0)]
 
 
-def test_a_thread_of_a_driver_that_left_is_awaited() -> None:
+def test_rank_of_a_driver_thread_that_left_is_awaited() -> None:
     world = RegistryWorld()
     world.join(1, 1, 0)
     world.join(0, 2, 1)
@@ -72,7 +72,7 @@ def test_a_thread_of_a_driver_that_left_is_awaited() -> None:
     assert member_ranks(world) == [0]
 
 
-def test_peers_that_join_after_all_others_have_left_are_given_up() -> None:
+def test_join_after_all_others_have_left_is_refused() -> None:
     world = RegistryWorld()
     world.join(1, 1, 0, team=TEAM)
     world.die(1, 1)
@@ -84,7 +84,7 @@ def test_peers_that_join_after_all_others_have_left_are_given_up() -> None:
     assert is_refused_as_ended(world.join(3, 3, 2, team=TEAM)), "what is known is not asked again"
 
 
-def test_peers_that_join_after_all_others_have_left_join_a_task_that_runs_again() -> None:
+def test_join_after_all_others_have_left_waits_for_a_retried_task() -> None:
     world = RegistryWorld()
     world.join(1, 1, 0, 2, team=TEAM)
     world.die(1, 1)
@@ -96,7 +96,7 @@ def test_peers_that_join_after_all_others_have_left_join_a_task_that_runs_again(
 
 
 @pytest.mark.parametrize("other", [{"team": 5}, {}, {"size": 2, "team": TEAM}], ids=str)
-def test_another_use_of_the_name_waits_for_its_own_members(other: dict[str, int]) -> None:
+def test_next_group_of_the_same_name_waits_for_its_own_members(other: dict[str, int]) -> None:
     world = RegistryWorld()
     world.join(1, 1, 0, team=TEAM)
     world.leave(1, 1, 0)
@@ -106,7 +106,7 @@ def test_another_use_of_the_name_waits_for_its_own_members(other: dict[str, int]
 
 
 @pytest.mark.parametrize("knows", [True, False], ids=["the leave is shown", "only reported"])
-def test_the_next_planner_asks_about_the_vacated_rank(knows: bool) -> None:
+def test_next_planner_queries_the_task_of_a_vacated_rank(knows: bool) -> None:
     world = RegistryWorld()
     world.join(1, 1, 0, team=TEAM)
     world.join(2, 2, 1, team=TEAM)
@@ -127,7 +127,7 @@ def test_the_next_planner_asks_about_the_vacated_rank(knows: bool) -> None:
     assert not member_ranks(world), "the team of the member that was restored is known"
 
 
-def test_the_oldest_vacated_rank_is_forgotten() -> None:
+def test_oldest_vacated_rank_is_evicted() -> None:
     vacated = Vacated()
     for number in range(VACATED_MAX + 1):
         vacated.add(f"g{number}", 2, {0: (task_id(1), task_id(TEAM))})

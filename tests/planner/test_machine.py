@@ -36,7 +36,7 @@ def test_random_walks_of_many_seeds_hold(walk: type[RuleBasedStateMachine]) -> N
     run_state_machine_as_test(walk, settings=settings(_SETTINGS, max_examples=500))
 
 
-def test_walk_with_a_vanished_source_moves_nothing() -> None:
+def test_walk_with_a_vanished_source_transfers_nothing() -> None:
     """A walk that failed: a source vanishes, and the others are where they should be."""
     walk = ReduceWalk()
     walk.begin()

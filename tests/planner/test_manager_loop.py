@@ -92,7 +92,7 @@ def test_plan_is_sent_to_its_nodes(stage: Stage) -> None:
     assert node.hear() == [m.Commit(7, 1, (0,), (0,))]
 
 
-def test_the_node_of_this_host_is_the_first(stage: Stage) -> None:
+def test_node_of_the_managers_host_gets_the_first_number(stage: Stage) -> None:
     """Whoever may decide is counted by its number: a host that calls while `up` is still beginning
     must not get it."""
     own = stage.connect()
@@ -126,7 +126,7 @@ def test_newcomers_wait_for_the_managers_node_with_a_timeout(stage: Stage) -> No
     assert stage.loop._timeout() is None
 
 
-def test_a_deadline_ends_the_wait(stage: Stage) -> None:
+def test_deadline_ends_the_poll(stage: Stage) -> None:
     node = stage.connect()
     request = m.ReduceRequested(7, 0, 1, (ID, ID[:15] + b"1"), "sum", 2, 5.0, ready=(1,))
     node.say(m.NodeJoined(70, 1, 2), request)
@@ -276,7 +276,7 @@ def test_main_serves_until_the_connection_closes() -> None:
     assert not thread.is_alive()
 
 
-def test_the_manager_needs_neither_numpy_nor_asyncio() -> None:
+def test_manager_imports_neither_numpy_nor_asyncio() -> None:
     code = (
         "import sys, types; package = types.ModuleType('hoplite_mp');"
         "package.__path__ = ['hoplite_mp']; sys.modules['hoplite_mp'] = package;"

@@ -51,7 +51,7 @@ def test_every_message_fits_into_a_frame(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("numbers_max", [1, 40, 1000])
-def test_several_messages_say_what_one_does(
+def test_split_messages_equal_one_message(
     monkeypatch: pytest.MonkeyPatch, numbers_max: int
 ) -> None:
     (whole, *_) = [message for node, message in named(3, 40) if node == 1]
@@ -94,7 +94,7 @@ def test_both_reports_to_a_new_manager_count() -> None:
     ]
 
 
-def test_what_was_freed_between_two_reports_gets_no_owner() -> None:
+def test_object_freed_between_two_reports_gets_no_owner() -> None:
     """Seed 600295: the owner had freed it after its first report to a new manager, which named it
     again at the end of the round, and would never have heard that the object is gone."""
     planner = Planner()
@@ -110,7 +110,7 @@ def test_what_was_freed_between_two_reports_gets_no_owner() -> None:
     assert not planner.owners.named
 
 
-def test_what_its_owner_freed_while_there_was_no_manager_gets_no_owner() -> None:
+def test_object_freed_without_a_manager_gets_no_owner() -> None:
     """Seed 2023921: another node still had a replica, and told the next manager who the owner is,
     which would never say again that the object is gone."""
     planner = Planner()
@@ -131,7 +131,7 @@ def test_what_its_owner_freed_while_there_was_no_manager_gets_no_owner() -> None
 
 
 @pytest.mark.parametrize("told", ["before", "after"])
-def test_what_a_dead_owner_has_freed_gets_the_owner_of_those_who_hold_it(told: str) -> None:
+def test_object_freed_by_a_dead_owner_gets_an_owner_among_its_holders(told: str) -> None:
     """Seed 1206283: the owner had lost contact with the holder, and said that nobody holds the
     object; a new manager read that after it had heard of the owner's death. told: when the manager
     hears of the death, before or after it has begun."""
@@ -154,7 +154,7 @@ def test_what_a_dead_owner_has_freed_gets_the_owner_of_those_who_hold_it(told: s
 
 
 @pytest.mark.parametrize("lost", [(0,), (0, 1)])
-def test_who_asks_for_a_host_that_a_new_manager_never_knew_waits_for_the_reports(
+def test_query_about_a_host_unknown_to_a_new_manager_waits_for_reports(
     lost: tuple[int, ...],
 ) -> None:
     """Seed 902930: the host had died before the manager was started again, so its number was known
@@ -185,7 +185,7 @@ def test_who_asks_for_a_host_that_a_new_manager_never_knew_waits_for_the_reports
     assert planner.step(asked, 0.0).sends == ((3, OwnerReport(kept, 2)),)
 
 
-def test_who_asks_for_an_object_of_an_unknown_host_hears_that_it_is_lost() -> None:
+def test_query_about_an_object_of_an_unknown_host_is_answered_lost() -> None:
     planner = Planner()
     planner.step(NodeJoined(80, 0, 2), 0.0)
     gone = (70).to_bytes(8, "little") + bytes(8)
@@ -194,7 +194,7 @@ def test_who_asks_for_an_object_of_an_unknown_host_hears_that_it_is_lost() -> No
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_what_a_later_owner_had_is_decided_when_its_own_holders_have_reported(first: int) -> None:
+def test_objects_of_a_dead_new_owner_are_decided_after_its_holders_reports(first: int) -> None:
     """Seed 1871176: the owner that a former manager had named was dead, too. The round about the
     first owner gave the object, an actor's identity, to a node that held only a handle, so nobody
     began the actor, and its name was never free. first: the owner whose round ends first."""
@@ -224,7 +224,7 @@ def test_what_a_later_owner_had_is_decided_when_its_own_holders_have_reported(fi
     ]
 
 
-def test_a_dead_node_is_not_named_by_what_an_ended_round_has_passed_on() -> None:
+def test_dead_node_is_not_named_owner_by_an_earlier_round() -> None:
     """The first owner and the later one are dead. The round about the later one names a node, which
     dies before the round about the first one has ended; that one has its report from the other."""
     planner = Planner()

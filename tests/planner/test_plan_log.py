@@ -66,7 +66,7 @@ def request(
     )  # fmt: skip
 
 
-def test_copy_that_follows_another_is_a_chain_and_both_have_their_times() -> None:
+def test_copy_from_a_receiver_is_recorded_as_a_chain() -> None:
     cluster = Cluster(3, measured=2)
     cluster.say(m.FetchRequested(1, A, NBYTES, (0,)))
     (first,) = cluster.summaries(A)
@@ -85,7 +85,7 @@ def test_copy_that_follows_another_is_a_chain_and_both_have_their_times() -> Non
     assert (first.last_s, second.last_s) == (0.75, 0.875)
 
 
-def test_broadcast_is_told_by_object_and_by_result_with_its_alternatives() -> None:
+def test_broadcast_is_recorded_with_its_alternatives() -> None:
     cluster = Cluster(4)
     plan = cluster.broadcast()
     (summary,) = cluster.summaries(A)
@@ -142,7 +142,7 @@ def test_lost_source_ends_one_plan_and_begins_another() -> None:
     assert set(after.sources) == {1, 3} - {source}
 
 
-def test_reduction_is_told_from_its_request_to_its_end() -> None:
+def test_reduction_is_recorded_from_request_to_end() -> None:
     cluster = Cluster(3)
     cluster.say(request("reduce", 7, (A, B, C), (NBYTES, NBYTES), need=3))
     (waiting,) = cluster.summaries(RESULT)
@@ -158,7 +158,7 @@ def test_reduction_is_told_from_its_request_to_its_end() -> None:
     assert (done.state, done.last_s) == ("done", running.expected_s and 2.5)
 
 
-def test_reduction_that_fails_says_why() -> None:
+def test_failed_reduction_records_the_reason() -> None:
     cluster = Cluster(4)
     cluster.say(request("reduce", 7, (A, B), (NBYTES, NBYTES)))
     cluster.say(m.ExecutionFailed(7, 1, 1, "dtype", (), "value"), 1.0)
@@ -192,7 +192,7 @@ def test_single_host_and_copying_kinds_have_no_estimate() -> None:
     assert (summary.shape, summary.expected_s, summary.estimates) == ("one node", None, ())
 
 
-def test_unknown_objects_have_no_plans_and_the_lost_get_no_answer() -> None:
+def test_unknown_object_has_no_plans_and_a_lost_node_gets_no_reply() -> None:
     cluster = Cluster(2)
     assert cluster.summaries(B) == ()
     cluster.say(m.NodeLost(1, 1))

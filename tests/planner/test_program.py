@@ -85,7 +85,7 @@ def plans(draw: st.DrawFn) -> m.ExecuteReduce:
 
 @given(plans())
 @settings(max_examples=100, deadline=None)
-def test_collectives(plan: m.ExecuteReduce) -> None:
+def test_programs_of_collectives_match_pulls_with_serves(plan: m.ExecuteReduce) -> None:
     check_edges(plan)
     assert waits_for(plan) <= set(participants(plan))
 
@@ -108,11 +108,11 @@ def spreads(draw: st.DrawFn) -> m.Distribute:
 
 @given(spreads())
 @settings(max_examples=75, deadline=None)
-def test_distributions(plan: m.Distribute) -> None:
+def test_programs_of_copies_match_pulls_with_serves(plan: m.Distribute) -> None:
     check_edges(plan)
 
 
-def test_a_late_receiver_pulls_from_owners_that_still_receive() -> None:
+def test_late_receiver_pulls_from_receiving_owners() -> None:
     stripes = (m.Stripe(1, 0, 1000), m.Stripe(2, 1000, m.SHARES))
     plan = m.Distribute(1 << 63, ID, 2, 1 << 26, (1,), (3,), stripes, "stripes")
     check_edges(plan, growing=frozenset({2}))
@@ -120,7 +120,7 @@ def test_a_late_receiver_pulls_from_owners_that_still_receive() -> None:
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3, 7])
-def test_places_of_a_tree(degree: int) -> None:
+def test_tree_parents_and_children_match(degree: int) -> None:
     for count in range(1, 30):
         below = [child for place in range(count) for child in tree_children(place, degree, count)]
         assert below == list(range(1, count))
@@ -128,7 +128,7 @@ def test_places_of_a_tree(degree: int) -> None:
             assert place in tree_children(tree_parent(place, degree), degree, count)
 
 
-def test_the_source_of_a_broadcast_sends_one_copy() -> None:
+def test_source_of_a_broadcast_sends_one_copy() -> None:
     for count in range(1, 12):
         best = tree_shapes.spread(1 << 26, 0, range(1, count + 1), LinkSpeeds())
         receivers = tuple(range(1, count + 1))
@@ -142,7 +142,7 @@ def test_the_source_of_a_broadcast_sends_one_copy() -> None:
         assert sent <= 1.1 * m.SHARES
 
 
-def test_gathering_is_rotated_and_bounded() -> None:
+def test_gather_pulls_are_rotated_and_bounded() -> None:
     nodes = tuple(range(8))
     ids = (ID,) * 8
     plan = m.ExecuteReduce(7, 1, nodes, nodes, (), "any", "allgather", "", 0, ids, nodes, nodes)
@@ -152,7 +152,7 @@ def test_gathering_is_rotated_and_bounded() -> None:
 
 
 @given(st.lists(plans() | spreads(), min_size=1, max_size=6), st.integers(0, 11))
-def test_programs_of_plans_that_differ_in_name_alone_are_made_once(
+def test_programs_of_equal_plans_are_cached(
     found: list[m.ExecuteReduce | m.Distribute], node: int
 ) -> None:
     programs = ProgramCache()
@@ -162,7 +162,7 @@ def test_programs_of_plans_that_differ_in_name_alone_are_made_once(
         assert programs.of(msgspec.structs.replace(plan, operation=99, epoch=7), node) is known
 
 
-def test_few_programs_are_kept() -> None:
+def test_number_of_cached_programs_is_bounded() -> None:
     programs = ProgramCache()
     plan = m.Distribute(1, ID, 1, 8, (0,), (1, 2), tree_shapes.cut([(1, 1), (2, 1)]), "stripes")
     first = programs.of(plan, 1)
@@ -173,11 +173,11 @@ def test_few_programs_are_kept() -> None:
     assert programs.of(plan, 1) is not first
 
 
-def test_the_widest_owner_may_own_several_stripes() -> None:
+def test_widest_owner_may_own_several_stripes() -> None:
     assert widest(tree_shapes.cut([(0, 3), (1, 4), (0, 3)])) == round(0.6 * m.SHARES)
 
 
-def test_repair_leaves_the_stripes_of_the_living_where_they_are() -> None:
+def test_repair_keeps_the_stripes_of_living_owners() -> None:
     before = tree_shapes.cut([(node, 1) for node in range(4)])
     after = repaired(before, {0, 1, 3})
     assert after is not None
@@ -188,7 +188,7 @@ def test_repair_leaves_the_stripes_of_the_living_where_they_are() -> None:
     assert repaired(before, set()) is None
 
 
-def test_a_cell_of_a_member_is_made_once() -> None:
+def test_cell_of_a_member_is_created_once() -> None:
     """A fold of n members into n slices has n² of them on one node."""
     stripes = tuple(m.Stripe(1, begin, end) for begin, end in tree_shapes.halves(3))
     plan = m.ExecuteReduce(

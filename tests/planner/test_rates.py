@@ -20,7 +20,7 @@ def report(made: Planner, node: int, up: float | None, down: float | None) -> No
     made.step(m.HostMeasured(node, up, down), 0.0)
 
 
-def test_nearly_alike_is_alike_whoever_reports_first() -> None:
+def test_similar_rates_count_as_equal_in_any_order() -> None:
     for order in ((0, 1, 2), (2, 1, 0)):
         made = planner(3)
         for node in order:
@@ -32,7 +32,7 @@ def test_nearly_alike_is_alike_whoever_reports_first() -> None:
         assert slow == HostRates(30e6, 119e6)
 
 
-def test_who_has_left_is_no_measure() -> None:
+def test_rate_of_a_departed_node_is_ignored() -> None:
     made = planner(3)
     report(made, 0, 1e9, 1e9)
     report(made, 1, 100e6, 100e6)
@@ -41,7 +41,7 @@ def test_who_has_left_is_no_measure() -> None:
     assert made.speeds.hosts((1,))[0].up == 120e6
 
 
-def test_a_direction_that_nobody_knows() -> None:
+def test_unknown_direction_uses_the_default_rate() -> None:
     made = planner(2)
     report(made, 0, None, 50e6)
     report(made, 1, None, None)
@@ -65,7 +65,7 @@ def spread(made: Planner, now: float, number: int, packs: bool = True) -> m.Dist
     return found
 
 
-def test_packed_trees_avoid_a_narrow_path_until_nobody_confirms_it() -> None:
+def test_packed_trees_avoid_a_narrow_path_until_it_expires() -> None:
     made = planner(4)
     narrow(made, 0.0)
     assert spread(made, 1.0, 1).rule == "stripes"  # trees are asked for
@@ -75,7 +75,7 @@ def test_packed_trees_avoid_a_narrow_path_until_nobody_confirms_it() -> None:
     assert spread(made, 101.0 + PAIR_S, 4).rule == "stripes"
 
 
-def test_trees_serve_until_others_are_packed_as_far_as_links_carry_them() -> None:
+def test_outdated_packed_trees_are_used_until_new_ones_are_ready() -> None:
     made = planner(4)
     narrow(made, 0.0)
     spread(made, 1.0, 1)
@@ -89,7 +89,7 @@ def test_trees_serve_until_others_are_packed_as_far_as_links_carry_them() -> Non
     assert spread(made, 5.0, 4, packs=False).rule == "stripes"
 
 
-def test_a_path_that_is_wide_again_is_believed_at_once() -> None:
+def test_path_that_is_fast_again_is_used_immediately() -> None:
     made = planner(4)
     narrow(made, 0.0)
     made.step(m.LinkMeasured(0, 1, None, 1.2e8), 1.0)
@@ -107,7 +107,7 @@ def test_stripes_stay_where_a_narrow_path_carries_little() -> None:
     assert cost.narrow_s(plan, pairs) < 64e6 / BYTES_PER_S_DEFAULT
 
 
-def test_the_latency_of_a_path_stays_when_its_rate_is_reported() -> None:
+def test_rate_report_keeps_the_latency_of_a_path() -> None:
     made = planner(2)
     made.step(m.LinkMeasured(0, 1, 5e-3), 0.0)
     narrow(made, 0.0)

@@ -33,7 +33,7 @@ def ended_world(*whos: int) -> RegistryWorld:
     return world
 
 
-def test_it_is_given_up_when_the_last_of_the_others_is_over() -> None:
+def test_retried_member_is_refused_when_the_last_partner_has_ended() -> None:
     world = ended_world(1, 2, 3)
     assert isinstance(world.join(3, 33, 2), m.GroupJoined)
     assert world.asked == [(0, task_id(1)), (0, task_id(2))], "once, and not about itself"
@@ -49,7 +49,7 @@ def test_it_is_given_up_when_the_last_of_the_others_is_over() -> None:
 
 
 @pytest.mark.parametrize("order", [*permutations([1, 2, 3])], ids=str)
-def test_they_form_it_anew_if_all_are_tried_again(order: tuple[int, ...]) -> None:
+def test_group_is_formed_again_if_all_members_are_retried(order: tuple[int, ...]) -> None:
     world = ended_world(1, 2, 3)
     for who in order:
         assert isinstance(world.join(who, 30 + who, who - 1), m.GroupJoined)
@@ -59,7 +59,7 @@ def test_they_form_it_anew_if_all_are_tried_again(order: tuple[int, ...]) -> Non
     assert member_ranks(world) == [0, 1, 2], "it is whole: who is over says so by leaving"
 
 
-def test_several_that_are_tried_again_do_not_wait_for_each_other() -> None:
+def test_several_retried_members_do_not_wait_for_each_other() -> None:
     world = ended_world(1, 2, 3)
     world.join(1, 31, 0)
     world.join(2, 32, 1)
@@ -67,7 +67,7 @@ def test_several_that_are_tried_again_do_not_wait_for_each_other() -> None:
     assert world.given_up == [(31, 0), (32, 1)]
 
 
-def test_who_uses_the_name_again_waits_for_whom_it_will() -> None:
+def test_next_group_of_the_same_name_waits_for_new_members() -> None:
     """In the same run, with or without one that is tried again."""
     world = ended_world(1, 2, 3)
     assert isinstance(world.join(1, 1, 0), m.GroupJoined)
@@ -81,7 +81,7 @@ def test_who_uses_the_name_again_waits_for_whom_it_will() -> None:
     assert world.given_up == [(33, 2)]
 
 
-def test_a_run_is_known_by_its_process_and_by_how_often_the_task_was_tried() -> None:
+def test_task_run_is_identified_by_process_and_attempt() -> None:
     world = ended_world(1, 2)
     world.join(1, 1, 0, 2, tries=1)
     end_tasks(world, 2)
@@ -92,13 +92,13 @@ def test_a_run_is_known_by_its_process_and_by_how_often_the_task_was_tried() -> 
     assert not again.given_up
 
 
-def test_those_who_were_with_a_driver_wait_for_it() -> None:
+def test_partners_of_a_driver_wait_for_it() -> None:
     world = ended_world(0, 1, 2)
     world.join(1, 31, 1)
     assert not world.asked
 
 
-def test_one_whose_partners_change_may_wait_for_one_that_nobody_knows_yet() -> None:
+def test_member_with_changing_partners_waits_for_an_unknown_partner() -> None:
     world = ended_world(1, 2)
     world.form(1, 4)
     world.leave(1, 1, 0)
@@ -108,7 +108,7 @@ def test_one_whose_partners_change_may_wait_for_one_that_nobody_knows_yet() -> N
     assert not world.given_up
 
 
-def test_strangers_keep_their_places_and_get_that_of_who_is_given_up() -> None:
+def test_new_members_keep_their_ranks_and_take_a_refused_one() -> None:
     world = ended_world(1, 2, 3)
     assert isinstance(world.join(5, 5, 0), m.GroupJoined)
     assert isinstance(world.join(3, 33, 2), m.GroupJoined)
@@ -119,13 +119,13 @@ def test_strangers_keep_their_places_and_get_that_of_who_is_given_up() -> None:
     assert world.shown[0].formed
 
 
-def test_its_place_is_asked_for_while_it_waits() -> None:
+def test_rank_of_a_waiting_member_may_be_requested() -> None:
     world = ended_world(1, 2, 3)
     world.join(3, 33, 2)
     assert isinstance(world.join(5, 5, 2), m.GroupRefused)
 
 
-def test_hosts_that_are_gone() -> None:
+def test_waiting_member_is_refused_when_the_hosts_of_its_partners_are_lost() -> None:
     """At once, with the answer, if nobody can be asked; else when it happens."""
     host_ids: dict[int, int] = {}
     whos = [ids.pack_id(host_id, 7) for host_id in (1, 2)]
@@ -155,7 +155,7 @@ def test_hosts_that_are_gone() -> None:
 
 
 @pytest.mark.parametrize("when", ["after the end", "while it waits"])
-def test_the_next_planner_goes_on(when: str) -> None:
+def test_next_planner_continues_a_rejoin(when: str) -> None:
     world = ended_world(1, 2, 3)
     ends = [*world.ends, *world.ends]
     if when == "while it waits":
@@ -176,7 +176,7 @@ def test_the_next_planner_goes_on(when: str) -> None:
     assert world.given_up == [(33, 2)]
 
 
-def test_what_is_asked_and_forgotten() -> None:
+def test_task_queries_are_sent_once_and_forgotten() -> None:
     returns = Rejoins(lambda host_id: host_id or None)
     far = [ids.pack_id(2, n) for n in range(ASKED_MAX + 1)]
     sends = returns.ask([*far, *far])
@@ -189,7 +189,7 @@ def test_what_is_asked_and_forgotten() -> None:
     assert len(returns.ask(far[:1])) == 1, "it is forgotten"
 
 
-def test_a_later_end_counts_whatever_comes_first() -> None:
+def test_latest_end_of_a_task_counts_in_any_order() -> None:
     runs = (0, 1, 1, 0), (0, 2, 1, 0)
     whos = task_id(1), task_id(2)
     early = GroupEnd("g", 4, (task_id(1),), whos, runs)

@@ -130,13 +130,13 @@ def test_two_equally_slow_owners_keep_their_stripes() -> None:
     assert running.planned(1.2 + FRESH_S + SLOW_GATHER_S)
 
 
-def test_a_report_of_a_link_that_is_fast_again_is_forgotten() -> None:
+def test_slow_report_is_forgotten_when_the_link_is_fast_again() -> None:
     running = Running()
     running.report(now=1.0)
     assert not running.planned(1.1 + FRESH_S)  # the manager was stopped
 
 
-def test_a_node_that_is_lost_meanwhile_is_left_out() -> None:
+def test_node_lost_before_the_relief_is_left_out() -> None:
     """Its loss has begun an epoch already, for which nobody has reported a slow link."""
     running = Running()
     running.report(now=1.0)
@@ -145,7 +145,7 @@ def test_a_node_that_is_lost_meanwhile_is_left_out() -> None:
     assert not running.planned(1.0 + SLOW_GATHER_S)
 
 
-def test_a_death_after_it_keeps_what_the_others_own() -> None:
+def test_death_after_a_relief_keeps_the_stripes_of_others() -> None:
     """All sources but one are needed, and the slow node owns nothing afterwards either."""
     running = Running()
     running.report(now=1.0)

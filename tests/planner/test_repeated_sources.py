@@ -65,7 +65,7 @@ def plans(sends: tuple[Send, ...]) -> list[m.ExecuteReduce]:
     return [message for _, message in sends if isinstance(message, m.ExecuteReduce)]
 
 
-def test_a_source_that_is_ready_is_noted_once_for_each_holder(
+def test_repeated_source_is_recorded_once_for_each_holder(
     planner: Planner, looks: list[int]
 ) -> None:
     found = plans(planner.step(request(ready=len(SOURCES)), 0.0).sends)
@@ -74,9 +74,7 @@ def test_a_source_that_is_ready_is_noted_once_for_each_holder(
     assert len(looks) == 2 * len(SOURCES)
 
 
-def test_reports_that_it_is_ready_at_each_of_its_indices(
-    planner: Planner, looks: list[int]
-) -> None:
+def test_ready_reports_of_a_repeated_source_cost_little(planner: Planner, looks: list[int]) -> None:
     planner.step(request(), 0.0)
     for index in range(TIMES):
         assert not planner.step(m.SourceReady(7, index, 1, 8), 0.0).sends
@@ -84,7 +82,7 @@ def test_reports_that_it_is_ready_at_each_of_its_indices(
     assert plans(planner.step(m.SourceReady(7, TIMES, 1, 8), 0.0).sends)
 
 
-def test_reports_that_it_has_failed_at_each_of_its_indices(
+def test_failure_reports_of_a_repeated_source_cost_little(
     planner: Planner, looks: list[int]
 ) -> None:
     planner.step(request(num=1), 0.0)
@@ -94,7 +92,7 @@ def test_reports_that_it_has_failed_at_each_of_its_indices(
     assert plans(planner.step(m.SourceReady(7, TIMES, 1, 8), 0.0).sends)
 
 
-def test_its_only_holder_is_lost(planner: Planner, looks: list[int]) -> None:
+def test_lost_holder_of_a_repeated_source_costs_little(planner: Planner, looks: list[int]) -> None:
     planner.step(request(ready=TIMES, holders=(1,)), 0.0)
     looks.clear()
     sends = planner.step(m.NodeLost(1, 1), 0.0).sends

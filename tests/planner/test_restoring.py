@@ -34,7 +34,7 @@ def test_restored_members_keep_their_numbers() -> None:
     assert [member.node for member in admitted.members] == [0, 1, 2, 3]
 
 
-def test_the_number_of_a_node_that_is_gone_is_not_given_again() -> None:
+def test_number_of_a_lost_node_is_not_assigned_again() -> None:
     cluster = RestartedPlanner()
     cluster.say(m.NodeLost(2, 1))
     cluster.die()
@@ -105,7 +105,7 @@ def test_later_incarnation_of_a_dead_member_is_admitted() -> None:
     assert admitted == [0, 1, 2]
 
 
-def test_a_running_copy_is_not_disturbed() -> None:
+def test_running_copy_continues_after_a_restart() -> None:
     cluster = RestartedPlanner()
     cluster.say(m.FetchRequested(1, A, NBYTES, (0,)))
     plan = cluster.latest(m.Distribute)
@@ -126,7 +126,7 @@ def test_a_running_copy_is_not_disturbed() -> None:
     assert cluster.latest(m.Distribute).operation > plan.operation
 
 
-def test_a_copy_that_came_meanwhile() -> None:
+def test_copy_completed_without_a_manager_is_recorded() -> None:
     cluster = RestartedPlanner()
     cluster.say(m.FetchRequested(1, A, NBYTES, (0,)))
     plan = cluster.latest(m.Distribute)
@@ -163,7 +163,7 @@ def test_second_report_of_a_node_replaces_the_first() -> None:
     assert not entry.receiving
 
 
-def test_a_plan_in_place_of_one_that_failed() -> None:
+def test_replacement_plan_read_only_by_its_source_is_repeated() -> None:
     """Only its source has read it: who receives goes by the first one, and says again why not."""
     cluster = RestartedPlanner()
     cluster.say(m.FetchRequested(2, A, NBYTES, (0, 1)))
@@ -186,7 +186,7 @@ def test_a_plan_in_place_of_one_that_failed() -> None:
     assert plans[0].epoch > second.epoch
 
 
-def test_a_plan_that_its_source_has_not_read() -> None:
+def test_plan_unread_by_its_source_is_sent_again() -> None:
     cluster = RestartedPlanner()
     cluster.say(m.FetchRequested(1, A, NBYTES, (0,)))
     plan = cluster.latest(m.Distribute)
@@ -196,7 +196,7 @@ def test_a_plan_that_its_source_has_not_read() -> None:
     ]
 
 
-def test_a_plan_that_its_receiver_has_not_read() -> None:
+def test_plan_unread_by_its_receiver_is_replaced() -> None:
     """It asks again, and there is a new one."""
     cluster = RestartedPlanner()
     asked = m.FetchRequested(1, A, NBYTES, (0,))
@@ -213,7 +213,7 @@ def test_a_plan_that_its_receiver_has_not_read() -> None:
     assert {*sends[2:]} == {(0, new), (1, new)}
 
 
-def test_a_source_that_died_with_the_planner() -> None:
+def test_source_that_died_with_the_manager_is_replaced() -> None:
     cluster = RestartedPlanner()
     cluster.say(m.FetchRequested(1, A, NBYTES, (2,)))
     plan = cluster.latest(m.Distribute)
@@ -233,7 +233,7 @@ def test_a_source_that_died_with_the_planner() -> None:
     assert plans[0].epoch > plan.epoch
 
 
-def test_a_running_fold_is_not_disturbed() -> None:
+def test_running_fold_continues_after_a_restart() -> None:
     cluster = RestartedPlanner()
     request, plan = start_fold(cluster)
     cluster.die()
@@ -248,7 +248,7 @@ def test_a_running_fold_is_not_disturbed() -> None:
     assert not cluster.planner.reductions.operations
 
 
-def test_a_fold_that_came_to_its_end_meanwhile() -> None:
+def test_fold_completed_without_a_manager_is_committed() -> None:
     cluster = RestartedPlanner()
     request, plan = start_fold(cluster)
     cluster.die()
@@ -260,7 +260,7 @@ def test_a_fold_that_came_to_its_end_meanwhile() -> None:
     assert {*cluster.back(reports)} == {(node, commit) for node in range(NODES)}
 
 
-def test_a_commit_that_some_have_read() -> None:
+def test_commit_read_by_some_nodes_is_sent_to_all() -> None:
     cluster = RestartedPlanner()
     request, plan = start_fold(cluster)
     commit = m.Commit(7, 1, (0, 1, 2), (0, 1, 2))
@@ -274,7 +274,7 @@ def test_a_commit_that_some_have_read() -> None:
     assert not cluster.planner.reductions.operations
 
 
-def test_a_commit_comes_before_the_copies_of_its_result() -> None:
+def test_commit_precedes_copies_of_its_result() -> None:
     """A node that has not heard of the commit does not have the result that it is to serve."""
     cluster = RestartedPlanner()
     request, plan = start_fold(cluster)
@@ -310,7 +310,7 @@ def test_fold_with_a_released_member_continues() -> None:
 
 
 @pytest.mark.parametrize("known", [(0, 1, 2), (1, 2)])
-def test_the_first_node_is_waited_for(known: tuple[int, ...]) -> None:
+def test_restarted_manager_waits_for_its_own_node(known: tuple[int, ...]) -> None:
     """It is that of the manager's host, and busy. known: to the others, who may take it for dead,
     if it was given up and its standby was promoted."""
     cluster = RestartedPlanner()
@@ -363,7 +363,7 @@ def test_failure_known_to_the_requester_is_forgotten_elsewhere() -> None:
     assert cluster.back(reports) == [(1, m.Forget(7))]
 
 
-def test_a_plan_of_which_some_have_an_earlier_one() -> None:
+def test_latest_epoch_of_a_plan_is_sent_to_all() -> None:
     cluster = RestartedPlanner()
     _, plan = start_fold(cluster)
     request = m.ReduceRequested(
@@ -387,7 +387,7 @@ def test_a_plan_of_which_some_have_an_earlier_one() -> None:
     assert {*cluster.say(m.StripesComplete(7, 2, 1))} == {(0, commit), (1, commit)}
 
 
-def test_a_fold_that_waits_for_sources() -> None:
+def test_fold_waiting_for_sources_is_restored() -> None:
     cluster = RestartedPlanner()
     request = m.ReduceRequested(7, 0, 1, (A, B), "sum", 2, ready=(0,))
     cluster.say(request)
@@ -416,7 +416,7 @@ def test_unrequested_reports_change_nothing() -> None:
     assert not cluster.planner.copies.entries
 
 
-def test_a_node_hears_of_numbers_it_has_never_met() -> None:
+def test_node_is_informed_of_unknown_lost_numbers() -> None:
     """Node 2 was admitted and died with the manager, and node 1 had not heard of either: it must
     report as well what it holds of that node's objects."""
     cluster = RestartedPlanner()

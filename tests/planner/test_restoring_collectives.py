@@ -18,7 +18,7 @@ from tests.support.planner_clusters import (
 )
 
 
-def test_a_plan_that_a_loss_has_ended_is_sent_to_nobody() -> None:
+def test_plan_ended_by_a_loss_is_not_sent() -> None:
     """Who never had it would wait for what it brings from the lost node, and say nothing of it."""
     cluster = RestartedPlanner()
     request, plan = start_fold(cluster)

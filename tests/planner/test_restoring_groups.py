@@ -23,7 +23,7 @@ def test_group_restored_is_unchanged() -> None:
     assert (told[0][1].alive, told[0][1].version) == (1, shown.version + 1)
 
 
-def test_a_member_that_died_meanwhile() -> None:
+def test_member_that_died_without_a_manager_is_removed() -> None:
     cluster = RestartedPlanner()
     shown = cluster.group()
     cluster.die()
@@ -36,7 +36,7 @@ def test_a_member_that_died_meanwhile() -> None:
     assert all(one.alive == 1 and one.version > shown.version for _, one in sends)
 
 
-def test_a_member_that_died_before_its_host_heard_that_it_was_one() -> None:
+def test_member_that_died_before_its_host_was_informed_is_ended() -> None:
     """Its host has to say that nothing comes from it, because the others wait for that before they
     are told that its rank is gone; for that the host must know of the group."""
     cluster = RestartedPlanner()
@@ -51,7 +51,7 @@ def test_a_member_that_died_before_its_host_heard_that_it_was_one() -> None:
     assert all(one.nodes == (0, None) and one.former == (1,) for one in later.values())
 
 
-def test_a_member_whose_host_is_gone_as_all_know_but_for_the_groups_version() -> None:
+def test_member_of_a_lost_host_is_removed_from_an_older_version() -> None:
     """The manager died after it had told the nodes that the host is gone, and before it told them
     of the group's next version. Nobody reports that host again, so no call may wait for it."""
     cluster = RestartedPlanner()
@@ -65,7 +65,7 @@ def test_a_member_whose_host_is_gone_as_all_know_but_for_the_groups_version() ->
     assert all(node != 1 for node, _ in sends)
 
 
-def test_a_change_of_which_not_all_have_heard() -> None:
+def test_version_known_to_some_nodes_is_sent_to_all() -> None:
     cluster = RestartedPlanner()
     first = cluster.group()
     cluster.say(m.ClientLost(1, 5, 1))
@@ -79,7 +79,7 @@ def test_a_change_of_which_not_all_have_heard() -> None:
     assert cluster.back(reports) == [(1, second)]
 
 
-def test_a_later_group_has_the_board_of_one_whose_end_not_all_have_heard() -> None:
+def test_board_of_an_ended_group_belongs_to_the_next_group() -> None:
     """Seed 1816302: the earlier group was restored, and its members' nodes were told to make its
     board again, which erased that of the later group: its calls failed on one host alone."""
     cluster = RestartedPlanner()
@@ -103,7 +103,7 @@ def test_a_later_group_has_the_board_of_one_whose_end_not_all_have_heard() -> No
 
 
 @pytest.mark.parametrize("later", [True, False])
-def test_the_end_of_a_group_is_remembered_although_no_node_has_heard_of_it(later: bool) -> None:
+def test_end_of_a_group_unknown_to_all_nodes_is_remembered(later: bool) -> None:
     """A task that died in it is tried again, and would wait for members that never come. later:
     another group has its board since then."""
     cluster = RestartedPlanner()
@@ -130,7 +130,7 @@ def test_the_end_of_a_group_is_remembered_although_no_node_has_heard_of_it(later
     assert [type(one) for _, one in cluster.say(again)] == [m.GroupRefused]
 
 
-def test_a_member_whose_host_was_given_up_by_the_manager_that_died() -> None:
+def test_member_of_a_host_given_up_by_the_former_manager_is_removed() -> None:
     """Its host is in the cluster all the same, and has heard nothing of that: the member would wait
     for ever for calls that the others make without it."""
     cluster = RestartedPlanner()
@@ -152,7 +152,7 @@ def test_a_member_whose_host_was_given_up_by_the_manager_that_died() -> None:
     assert shown.nodes == (0, None)
 
 
-def test_not_all_have_heard_that_a_group_is_whole() -> None:
+def test_formation_known_to_some_nodes_is_sent_to_all() -> None:
     """Who has not heard so would never have begun with call 0."""
     cluster = RestartedPlanner()
     whole = cluster.group()
@@ -169,7 +169,7 @@ def test_not_all_have_heard_that_a_group_is_whole() -> None:
 
 
 @pytest.mark.parametrize("rank", [None, 1])
-def test_a_node_has_heard_nothing_of_a_group_that_others_know_to_be_whole(
+def test_node_unaware_of_a_formed_group_starts_with_call_0(
     rank: int | None,
 ) -> None:
     """Its members are in from call 0 on: the others wait for them there."""
@@ -190,7 +190,7 @@ def test_a_node_has_heard_nothing_of_a_group_that_others_know_to_be_whole(
 
 
 @pytest.mark.parametrize("newcomer", [False, True])
-def test_a_node_has_heard_nothing_although_a_member_elsewhere_has_died_since(
+def test_node_unaware_of_a_group_with_a_death_starts_with_call_0(
     newcomer: bool,
 ) -> None:
     """Seed 2042625: its members were taken for newcomers, and began with the third call, while they
@@ -217,7 +217,7 @@ def test_a_node_has_heard_nothing_although_a_member_elsewhere_has_died_since(
     assert (last.first, last.alive) == ((False, 0b01) if newcomer else (True, 0b11))
 
 
-def test_one_node_has_heard_nothing_and_another_one_not_that_it_is_whole() -> None:
+def test_nodes_unaware_of_group_and_formation_start_with_call_0() -> None:
     """Seeds 2052625 and 2052799 of a build that told the latter first."""
     cluster = RestartedPlanner()
     joins = [m.GroupJoinRequested(1, node, 5, 1, "g", 3, node) for node in range(3)]
@@ -261,7 +261,7 @@ def test_rank_owner_is_resolved_by_membership_version() -> None:
     assert later.since_of(1) == shown.since_of(1)
 
 
-def test_a_member_that_comes_back_on_a_host_that_has_heard_nothing() -> None:
+def test_returning_member_on_an_unaware_host_starts_with_a_later_call() -> None:
     """The group has made calls meanwhile, so it is taken in at a later one, not at call 0."""
     cluster = RestartedPlanner()
     cluster.group()
@@ -285,7 +285,7 @@ def test_a_member_that_comes_back_on_a_host_that_has_heard_nothing() -> None:
 
 
 @pytest.mark.parametrize("rank", [None, 1])
-def test_the_answer_that_made_a_group_whole_was_not_read(rank: int | None) -> None:
+def test_unread_reply_that_formed_the_group_is_repeated(rank: int | None) -> None:
     """The others begin with call 0, and count on it."""
     cluster = RestartedPlanner()
     cluster.say(m.GroupJoinRequested(1, 0, 5, 1, "g", 2, 0))
@@ -301,7 +301,7 @@ def test_the_answer_that_made_a_group_whole_was_not_read(rank: int | None) -> No
     assert (node, answer.rank, answer.admitted) == (1, 1, True)
 
 
-def test_members_of_the_next_group_of_that_name() -> None:
+def test_members_of_the_next_group_do_not_join_the_ended_one() -> None:
     """All have left, as the manager had not heard when it died: who asks for the same name is not
     let in to the group that is over."""
     cluster = RestartedPlanner()
@@ -318,7 +318,7 @@ def test_members_of_the_next_group_of_that_name() -> None:
     assert [one.rank for one in joined] == [0, 1]
 
 
-def test_a_node_without_members_any_more_is_waited_for_until_it_dies() -> None:
+def test_report_of_a_node_without_members_is_awaited() -> None:
     """What was decided while it had one it may be the only one to know."""
     cluster = RestartedPlanner()
     assert cluster.group().former == ()
@@ -328,7 +328,7 @@ def test_a_node_without_members_any_more_is_waited_for_until_it_dies() -> None:
     assert cluster.latest(m.GroupMembers).former == ()
 
 
-def test_a_join_without_an_answer() -> None:
+def test_join_without_a_reply_is_answered() -> None:
     cluster = RestartedPlanner()
     asked = m.GroupJoinRequested(9, 1, 5, 1, "g", 1, 0)
     cluster.say(asked)
@@ -337,7 +337,7 @@ def test_a_join_without_an_answer() -> None:
     assert [type(one) for _, one in sends] == [m.GroupMembers, m.GroupJoined]
 
 
-def test_the_last_member_of_a_group_died() -> None:
+def test_death_of_the_last_member_ends_the_group() -> None:
     cluster = RestartedPlanner()
     shown = cluster.group()
     cluster.die()
@@ -348,7 +348,7 @@ def test_the_last_member_of_a_group_died() -> None:
     assert fresh[-1][1].generation > shown.generation
 
 
-def test_a_group_that_comes_out_of_another_and_has_not_all_its_founders() -> None:
+def test_incomplete_split_group_waits_for_its_members() -> None:
     """The next manager waits for the one that has not joined yet, until it dies."""
     cluster = RestartedPlanner()
     whole = cluster.group()

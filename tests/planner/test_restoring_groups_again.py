@@ -19,7 +19,7 @@ from tests.support.planner_clusters import (
 )
 
 
-def test_a_founder_that_was_told_of_the_part_but_not_answered() -> None:
+def test_founder_informed_without_a_reply_joins_again() -> None:
     """It joins again. The version that counts it then is a later one, which its node must have,
     because what it reports to the manager after the next is compared with that."""
     cluster = RestartedPlanner()
@@ -49,7 +49,7 @@ def test_a_founder_that_was_told_of_the_part_but_not_answered() -> None:
 
 
 @pytest.mark.parametrize("elsewhere", ["", "held", "a", "z"])
-def test_a_task_that_died_before_its_host_heard_that_it_was_a_member(elsewhere: str) -> None:
+def test_retried_task_of_an_unannounced_member_is_refused(elsewhere: str) -> None:
     """When it is tried again it is refused, because the others have left. held: its host has a
     member of another group; a, z: such a member is found by its request, in a group whose name
     comes before or after."""
@@ -80,7 +80,7 @@ def test_a_task_that_died_before_its_host_heard_that_it_was_a_member(elsewhere: 
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2)])
-def test_the_end_that_was_told_first_counts(order: tuple[int, ...]) -> None:
+def test_first_announced_end_of_a_group_counts(order: tuple[int, ...]) -> None:
     """A task came back elsewhere and left. Its former host alone has not heard the end; it is not
     told one in which that task is dead."""
     cluster = RestartedPlanner()
@@ -108,7 +108,7 @@ def test_the_end_that_was_told_first_counts(order: tuple[int, ...]) -> None:
     assert [type(one) for _, one in again] == [m.GroupMembers, m.GroupJoined], again
 
 
-def test_a_request_that_had_been_refused_for_its_size() -> None:
+def test_join_refused_for_its_size_gets_no_rank() -> None:
     """It does not get the rank of a member that has died before it was answered."""
     cluster = RestartedPlanner()
     cluster.say(join_request(1, 0, 5, "g", 2, 0))
@@ -127,7 +127,7 @@ def test_a_request_that_had_been_refused_for_its_size() -> None:
 
 
 @pytest.mark.parametrize("other", [False, True])
-def test_a_newcomer_that_asks_while_the_last_others_leave(other: bool) -> None:
+def test_join_during_the_last_leaves_forms_a_new_group(other: bool) -> None:
     """Its task has never been a member before, and nothing of it has died. other: its host has a
     member of another group."""
     cluster = RestartedPlanner()

@@ -26,7 +26,7 @@ from tests.support.planner_clusters import (
 
 
 @pytest.mark.parametrize("name", ["later", "g"])
-def test_a_founder_whose_host_has_the_group_before(name: str) -> None:
+def test_founder_on_a_host_with_the_previous_group_is_restored(name: str) -> None:
     """Also if the next group has the same name, its host has heard nothing of that one."""
     cluster = RestartedPlanner()
     first = cluster.group()
@@ -47,7 +47,7 @@ def test_a_founder_whose_host_has_the_group_before(name: str) -> None:
     assert (last.first, last.alive) == (True, 0b11)
 
 
-def test_a_dead_founder_whose_host_has_the_group_before() -> None:
+def test_dead_founder_on_a_host_with_the_previous_group_is_ended() -> None:
     """Its host is sent the version of which it has not heard, because all wait for its report."""
     cluster = RestartedPlanner()
     first = cluster.group()
@@ -64,7 +64,7 @@ def test_a_dead_founder_whose_host_has_the_group_before() -> None:
     assert versions_to(cluster.back(empty_reports() | reports), 1)[-1].former == (1,)
 
 
-def test_founders_of_a_group_in_which_one_died_before_it_was_whole() -> None:
+def test_founders_with_a_death_before_the_formation_are_restored() -> None:
     """It had more versions than ranks until it was whole."""
     cluster = RestartedPlanner()
     cluster.say(join_request(1, 0, 5, "g", 3, 0))
@@ -83,7 +83,7 @@ def test_founders_of_a_group_in_which_one_died_before_it_was_whole() -> None:
     assert (answer_to(sends, 1).rank, answer_to(sends, 1).admitted) == (1, True)
 
 
-def test_a_founder_whose_host_knows_an_earlier_member_of_its_rank() -> None:
+def test_founder_is_distinct_from_an_earlier_member_of_its_rank() -> None:
     """That one's death is not the founder's."""
     cluster = RestartedPlanner()
     cluster.say(join_request(1, 0, 5, "g", 3, 0))
@@ -106,7 +106,7 @@ def test_a_founder_whose_host_knows_an_earlier_member_of_its_rank() -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1)])
-def test_the_task_of_a_living_member_is_not_dead(order: tuple[int, ...]) -> None:
+def test_death_of_an_earlier_run_does_not_end_a_living_member(order: tuple[int, ...]) -> None:
     """A host reports the death of its earlier run, and does not know of the present one."""
     cluster = RestartedPlanner()
     for node in (0, 1):
@@ -130,7 +130,7 @@ def test_the_task_of_a_living_member_is_not_dead(order: tuple[int, ...]) -> None
     assert [type(one) for _, one in again] == [m.GroupMembers, m.GroupJoined], again
 
 
-def test_a_founder_of_a_part_whose_join_was_not_answered() -> None:
+def test_split_group_waits_for_a_founder_without_a_reply() -> None:
     """The part waits for it, although it has come once."""
     cluster = RestartedPlanner()
     for node in range(3):
@@ -154,7 +154,7 @@ def test_a_founder_of_a_part_whose_join_was_not_answered() -> None:
     assert (last.alive, last.joining, last.formed) == (0b111, 0, True)
 
 
-def test_a_join_of_a_node_that_is_gone() -> None:
+def test_join_of_a_lost_node_is_dropped() -> None:
     """It has called, and died before all had; nobody will report its members' end."""
     cluster = RestartedPlanner()
     cluster.say(join_request(1, 0, 5, "g", 2, 0))
@@ -170,7 +170,7 @@ def test_a_join_of_a_node_that_is_gone() -> None:
     assert versions_to(sends, 0)[-1].nodes == (0, None)
 
 
-def test_a_request_that_a_node_has_reported_twice() -> None:
+def test_join_reported_twice_gets_one_rank() -> None:
     """Its node called twice. It gets one rank."""
     cluster = RestartedPlanner()
     joins = [
@@ -195,7 +195,7 @@ def test_a_request_that_a_node_has_reported_twice() -> None:
 
 
 @pytest.mark.parametrize("of_tasks", [True, False])
-def test_a_group_of_whose_end_one_node_alone_has_heard(of_tasks: bool) -> None:
+def test_group_whose_end_one_node_knows_has_ended(of_tasks: bool) -> None:
     """It is over. Members that ask for its name again are those of the next one."""
     cluster = RestartedPlanner()
     tasks = {node: task_at(node + 1) if of_tasks else NO_TASK for node in (0, 1)}
@@ -216,7 +216,7 @@ def test_a_group_of_whose_end_one_node_alone_has_heard(of_tasks: bool) -> None:
     assert all(one.admitted for one in joined)
 
 
-def test_a_member_of_a_group_whose_name_a_later_one_has() -> None:
+def test_member_of_an_ended_group_is_informed_before_its_node() -> None:
     """It is told that its group goes on without it, before its node is told that the group is over,
     so that its call raises at once."""
     cluster = RestartedPlanner()

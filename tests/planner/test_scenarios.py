@@ -13,7 +13,7 @@ FILES = sorted((Path(__file__).parent / "scenarios").glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_scenario(path: Path) -> None:
+def test_scenario_matches_its_golden_file(path: Path) -> None:
     expected = path.read_text()
     actual = run_scenario(expected)
     if os.environ.get("HOPLITE_MP_REWRITE"):
@@ -22,5 +22,5 @@ def test_scenario(path: Path) -> None:
     assert actual == expected
 
 
-def test_there_are_scenarios() -> None:
+def test_scenarios_exist() -> None:
     assert len(FILES) >= 5

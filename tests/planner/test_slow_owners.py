@@ -48,7 +48,7 @@ def test_slow_sender_is_relieved() -> None:
     assert owners_without({1: report(made, 0.7, down=LINK)}, made)
 
 
-def test_the_slowest_of_several_is_relieved_if_it_is_clearly_slower() -> None:
+def test_clearly_slowest_owner_is_relieved() -> None:
     made = plan(4)
     both = {1: report(made), 2: report(made, up=2 * SLOW)}
     assert slow_one(both) == 1
@@ -77,7 +77,7 @@ def test_other_kinds_are_not_replanned(kind: str) -> None:
 
 
 @pytest.mark.parametrize("share", [0.04, 0.1])
-def test_a_small_stripe_is_kept(share: float) -> None:
+def test_small_stripe_of_a_slow_owner_is_kept(share: float) -> None:
     """One that is known to be slower has one: to take it would make the call longer."""
     made = plan(4)
     rest = (1 - share) / 3
@@ -87,9 +87,7 @@ def test_a_small_stripe_is_kept(share: float) -> None:
 
 
 @pytest.mark.parametrize(("each", "relieved"), [(1, True), (2, True), (3, False), (6, False)])
-def test_one_that_would_send_many_members_by_themselves_keeps_its_stripe(
-    each: int, relieved: bool
-) -> None:
+def test_slow_owner_of_many_members_keeps_its_stripe(each: int, relieved: bool) -> None:
     """A reproducible fold adds members in their order, so the owner's own need not travel: without
     a stripe they all would."""
     made = plan(4)
@@ -103,7 +101,7 @@ def test_one_that_would_send_many_members_by_themselves_keeps_its_stripe(
     assert owners_without({1: report(many, 0.1)}, msgspec.structs.replace(many, rule="any"))
 
 
-def test_one_of_many_that_give_to_a_single_other_keeps_its_stripe() -> None:
+def test_slow_owner_with_a_single_destination_keeps_its_stripe() -> None:
     """It sends its array once with a stripe and without; with two destinations it gains."""
     made = plan(4)
     assert not owners_without({1: report(made)}, msgspec.structs.replace(made, destinations=(0,)))
@@ -112,7 +110,7 @@ def test_one_of_many_that_give_to_a_single_other_keeps_its_stripe() -> None:
     assert owners_without({1: report(made)}, two)
 
 
-def test_a_host_that_is_faster_than_the_others_is_not_slow() -> None:
+def test_fast_host_that_waits_for_others_is_not_slow() -> None:
     """It sends a quarter of what it could, because the others take no more."""
     made = plan(4)
     rates = dict.fromkeys(range(4), HostRates(LINK, LINK))

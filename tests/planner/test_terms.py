@@ -277,14 +277,16 @@ def elect(voters: dict[int, Voter], *nodes: int, now: float, force: bool = False
 
 @pytest.mark.parametrize(("size", "bound", "decides"), [(1, 0, 1), (2, 0, 1), (3, 0, 0), (3, 1, 1),
                          (4, 0, 0), (4, 1, 1), (5, 1, 0), (5, 2, 1)])  # fmt: skip
-def test_half_of_the_hosts(size: int, bound: int, decides: bool) -> None:
+def test_half_of_the_hosts_is_a_majority_only_with_the_manager(
+    size: int, bound: int, decides: bool
+) -> None:
     lease, voters = led(*range(size))
     assert lease.decides(LEASE_S - 0.01)
     answer(lease, {node: voters[node] for node in range(1, bound + 1)}, LEASE_S)
     assert lease.decides(LEASE_S) is bool(decides)
 
 
-def test_a_standby_takes_over_when_the_lease_has_run_out() -> None:
+def test_standby_takes_over_after_the_lease_expires() -> None:
     lease, voters = led(0, 1, 2)
     assert not elect(voters, 1, 2, now=PROMISE_S - 0.01).has_won
     candidate = elect(voters, 1, 2, now=PROMISE_S)
@@ -327,7 +329,7 @@ def test_hosts_that_left_do_not_count() -> None:
     assert [one.nodes for one in lease.lists] == [(0, 4)]
 
 
-def test_a_list_counts_until_half_of_it_knows_a_later_one() -> None:
+def test_voter_list_counts_until_half_of_it_knows_a_later_one() -> None:
     lease, voters = led(0, 1, 2, 3, 4)
     lease.change((0, 1, 2))
     assert [len(one.nodes) for one in lease.lists] == [5, 3]
@@ -401,7 +403,7 @@ def test_host_declared_dead_before_the_next_list_does_not_lead() -> None:
     assert not candidate.has_won
 
 
-def test_a_standby_that_is_promoted_does_not_wait_for_hosts_that_are_gone() -> None:
+def test_promoted_standby_does_not_wait_for_lost_hosts() -> None:
     """The end of their connections may be noticed late, or never."""
     _, voters = led(0, 1, 2, 3, 4)
     candidate = Candidate(1, 9)
@@ -437,7 +439,7 @@ def test_a_standby_that_is_promoted_does_not_wait_for_hosts_that_are_gone() -> N
     assert unforced.offers.keys() == {1, 2, 3}
 
 
-def test_a_node_is_bound_as_long_as_its_manager_counts_it() -> None:
+def test_node_is_bound_as_long_as_its_manager_counts_its_lease() -> None:
     """Though it was told another limit itself."""
     voter = Voter(PROMISE_S, 0.0)
     voter.bind(4 * LEASE_S)
@@ -460,7 +462,7 @@ deeds = st.one_of(
 
 
 @given(st.lists(deeds, max_size=40))
-def test_a_lease_is_what_its_definition_says(done: list[tuple[Any, ...]]) -> None:
+def test_lease_matches_its_definition(done: list[tuple[Any, ...]]) -> None:
     """Half of each list has answered to words of the last `lease_s`, asked at any time."""
     lease, now, sent = ManagerLease(1, FIRST, 4.0), 0.0, dict[int, float]()
     for what, *more in done:

@@ -71,7 +71,7 @@ def test_group_never_formed_leaves_no_tombstone() -> None:
     assert isinstance(world.join(2, 22, 1), m.GroupJoined)
 
 
-def test_a_host_that_is_lost() -> None:
+def test_tasks_of_a_lost_host_may_rejoin() -> None:
     """Its tasks are tried again elsewhere, under the same ids."""
     world = RegistryWorld()
     world.form(2, 1, 4)
