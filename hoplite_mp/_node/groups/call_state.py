@@ -188,7 +188,7 @@ class CallState:
     calls: int = 0  # number of decided calls, and so the next call's number
     phase: PhaseOfCall = field(default_factory=lambda: PhaseOfCall(FOLLOWER))
     part_sent: bool = False  # this node has sent its contributions to the leading node
-    # In phases other than PLANNED, this attempt is for an earlier version of the members.
+    # In the phases IDLE and COLLECTING, this attempt is for an earlier version of the members.
     attempt: NodeAttempt | None = None
     # An attempt at a later call, begun by the leader before this node received a commit.
     ahead: GroupAttempt | None = None

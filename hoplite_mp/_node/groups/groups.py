@@ -373,8 +373,8 @@ class HostGroups:
             host_id, oid = ids.unpack_id(task)
             if host_id != self.client.host_id or self._is_over(oid):
                 over.append(task)
-            # `park` lets the end of the task wake this node. `_report_ended` below reports a task
-            # that ended just before that.
+            # After `park`, the end of the task wakes this node. `_report_ended` below reports a
+            # task that ended just before `park`.
             else:
                 self.awaited[task] = oid, self.tasks.park([oid])
         self._report_ended(over)

@@ -348,8 +348,8 @@ class GroupLeader:
         self.attempt = None
 
     def _wait(self, given: Mapping[int, GroupPart]) -> None:
-        """Waits for the last host of a call that may begin without that host. The wait lasts for
-        the share WAIT_SHARE of the time needed for one transfer."""
+        """Waits for the last host of a call that may begin without that host. The wait lasts
+        WAIT_SHARE times as long as one transfer."""
         group, one_s = self.group, transfer_s(next(iter(given.values())), self.rates)
         late = {group.members.nodes[rank] for rank in group.expected() if rank not in given}
         if self._awaited != group.calls and one_s is not None and len(late) == 1:
@@ -473,10 +473,10 @@ class GroupLeader:
         for part in self.parts.values():
             given.update(dict.fromkeys(part.ranks, part))
         if any(rank not in given for rank in ranks):
-            return  # a member has died, and its node alone has detected that
+            return  # a member has died, which only its own node has detected so far
         attempt.narrowed = True
         name, node = group.members.name, slow_one(attempt.links.slow)
-        _log.info("group %s: h%s has become slow, the others take its stripe", name, node)
+        _log.info("group %s: h%s has become slow; other nodes take over its stripe", name, node)
         about = group.members, group.calls, self._number
         undecided = UndecidedCall(*about, ranks, given, self.rates)
         outcome = decide_or_fail(undecided, owners=owners, before=attempt.plan)

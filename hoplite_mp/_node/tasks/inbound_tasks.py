@@ -112,7 +112,7 @@ class InboundTasks:
         self.events = events
         self.by_task: dict[bytes, InboundTask] = {}
         self.by_oid: dict[int, InboundTask] = {}
-        self.pools: dict[int, int] = {}  # pool that only runs tasks of one other host -> its id
+        self.pools: dict[int, int] = {}  # pool that only runs tasks of one other host -> host id
         # (host id, pool of an actor) -> calls that have not begun, in the order of arrival.
         self.rows: dict[tuple[int, int], deque[tuple[InboundTask, RunTask]]] = {}
         self.trace_events = trace_events

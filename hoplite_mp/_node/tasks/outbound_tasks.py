@@ -262,7 +262,7 @@ class OutboundTasksEvents(Protocol):
         """Keeps the refs inside a result alive until the result's owner holds them itself."""
 
     def lost_call(self, oid: int, name: str, number: int) -> Exception | None:
-        """The error for a call to an actor on a lost host, or None if the task is another task."""
+        """The error for a call to an actor on a lost host, or None for any other task."""
 
     def is_remote_actor(self, pool: int) -> bool:
         """Whether the pool represents an actor on another host."""
@@ -335,7 +335,7 @@ class OutboundTasks:
         self._common.remove(runner)
         self.capacity -= runner.workers
         for pool, runners in list(self.remote_runners.items()):
-            what = "to which it is bound" if runner in runners else "which had its workers"
+            what = "to which it is bound" if runner in runners else "which ran its workers"
             lost = any(other.host_id == host_id and other is not runner for other in runners)
             for other in [other for other in runners if other.host_id == host_id]:
                 runners.remove(other)
@@ -366,7 +366,7 @@ class OutboundTasks:
                 runner.changed()
             if leaving and len(leaving) == len(runners):
                 self.events.pool_deserted(
-                    pool, f"node h{leaving[0].number}, which has its workers, is leaving"
+                    pool, f"node h{leaving[0].number}, which runs its workers, is leaving"
                 )
             if leaving:
                 self.events.remote_workers_lost(pool)

@@ -59,7 +59,7 @@ class _Short:
     pool: Pool
     since: float  # the last time at which the pool is known to have had a worker on some host
     asked: Counter[int] = field(default_factory=Counter)  # requested workers, by host id
-    refused: set[int] = field(default_factory=set)  # hosts that refused since the last full check
+    refused: set[int] = field(default_factory=set)  # hosts that refused in the current second
 
 
 class RemoteWorkers:
