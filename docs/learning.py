@@ -21,7 +21,7 @@ PAGE = HERE / "learning.md"
 BEGIN, END = "<!-- results of learning/*.json -->", "<!-- end of the results -->"
 ORDER = (
     "robust", "compression", "cser", "repetition", "ordered", "predict", "group_by", "trees",
-    "proactive", "bandit", "gossip", "topologies", "packed", "packed_hosts", "bounded",
+    "proactive", "bandit", "gossip", "topologies", "packed", "packed-hosts", "bounded",
 )  # fmt: skip
 
 

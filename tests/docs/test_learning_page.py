@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks.learning.experiment import experiments
+
 if TYPE_CHECKING:
     from types import ModuleType
 
@@ -30,3 +32,7 @@ def test_figures_show_the_records(program: ModuleType) -> None:
     drawn = {f"{one['name']}.svg": program.figure(one) for one in program.records() if one["lines"]}
     there = {path.name: path.read_text("utf-8") for path in program.FOLDER.glob("*.svg")}
     assert there == drawn, "draw them again: python docs/learning.py"
+
+
+def test_page_has_a_place_for_every_experiment(program: ModuleType) -> None:
+    assert set(program.ORDER) == set(experiments())

@@ -277,9 +277,7 @@ def elect(voters: dict[int, Voter], *nodes: int, now: float, force: bool = False
 
 @pytest.mark.parametrize(("size", "bound", "decides"), [(1, 0, 1), (2, 0, 1), (3, 0, 0), (3, 1, 1),
                          (4, 0, 0), (4, 1, 1), (5, 1, 0), (5, 2, 1)])  # fmt: skip
-def test_lease_decides_with_a_majority_of_hosts(
-    size: int, bound: int, decides: bool
-) -> None:
+def test_lease_decides_with_a_majority_of_hosts(size: int, bound: int, decides: bool) -> None:
     lease, voters = led(*range(size))
     assert lease.decides(LEASE_S - 0.01)
     answer(lease, {node: voters[node] for node in range(1, bound + 1)}, LEASE_S)
