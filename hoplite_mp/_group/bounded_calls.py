@@ -1,9 +1,9 @@
-"""The state of bounded allreduces: calls that leave late ranks out.
+"""The state machine of bounded allreduces, which leave out late ranks.
 
 All ranks of a Group hold the same state. The lowest rank in the call leads: it computes each new
-state and sends it to the other ranks. Each rank sends its slices to their owners, folds the slices
-that it owns, sends the folded slices to all ranks, and reports to the leading rank which slices
-have arrived.
+state and sends it to the other ranks. The array is divided into slices, and each slice has an
+owner. Each rank sends its slices to their owners, folds the slices that it owns, sends the folded
+slices to all ranks, and reports to the leading rank which slices have arrived.
 
     collecting ─► planned ─► the next call
                      │ ▲
@@ -16,10 +16,11 @@ later.
 
 When a rank dies or joins, all living ranks take part in a *round*, an allgather of their reports.
 `decided` is a pure function of these reports, and selects the latest state among the living ranks.
-So the decisions of the former leading rank stand if a living rank has received them. If no living
-rank has the result of a planned call, the call begins again.
+So a decision of a dead leading rank stands if a living rank has received it. If no living rank has
+the result of a planned call, the call begins again.
 
-The component does no I/O: events are method calls, and `take` returns the actions.
+This component does no I/O: its caller reports events by method calls, and performs the actions that
+`take` returns.
 """
 
 from __future__ import annotations
@@ -52,16 +53,17 @@ __all__ = [
     "slices",
 ]
 
-PUSH, MORE, TOTAL, WHOLE = range(4)  # what a message with arrays contains
-# Kinds of messages between ranks: reports to the leading rank, and new states from it (NEXT).
+# The arrays in a message: slices, slices that a late owner has lost, folded slices, a whole result.
+PUSH, MORE, TOTAL, WHOLE = range(4)
+# Kinds of messages without arrays: reports to the leading rank, and a new state from it (NEXT).
 ARRIVED, FOLDED, TAKEN, REQUESTED, NEXT = range(5)
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedRequest:
-    """A rank's call. `text`: the arguments that must be equal on all ranks. `gathers`: whether
-    every rank receives each rank's whole array, and nothing is folded. `error`, `message`: the kind
-    and the text of this rank's error, or ""."""
+    """One rank's call. `text` contains the arguments that must be equal on all ranks. If `gathers`,
+    every rank receives the whole arrays of all ranks, and nothing is folded. `error` and `message`
+    are the kind and the text of this rank's error, or ""."""
 
     text: str
     op: str
@@ -74,9 +76,9 @@ class BoundedRequest:
 
 @dataclass(frozen=True, slots=True)
 class BoundedPlan:
-    """The members, whose slices count, and the owners, which fold the slices. `owners`: the ranks
-    that own slices at the start. `late`: for each stage, the owners that lose their slices, which
-    are divided among the remaining owners."""
+    """The plan of a call. `members`: the ranks whose slices are in the result. `owners`: the ranks
+    that own slices at the start. `late`: for each stage, the owners that lose their slices. These
+    slices are divided among the remaining owners."""
 
     members: tuple[int, ...]
     owners: tuple[int, ...]
@@ -89,7 +91,7 @@ class BoundedPlan:
 
     @property
     def owning(self) -> tuple[int, ...]:
-        """The present owners."""
+        """The ranks that own slices now."""
         return tuple(rank for rank in self.owners if rank not in self.dropped)
 
 
@@ -112,15 +114,15 @@ class BoundedState:
 
     view: tuple[int, ...]  # the ranks of the last round
     call: int = 0  # the number of the next call
-    epoch: int = 0  # how often this call has begun again
+    epoch: int = 0  # number of times this call has begun again
     plan: BoundedPlan | None = None
     text: str = ""  # `text`, `op` and `num` of the planned request
     op: str = ""
     num: int = 1
     ended: tuple[EndedCall, ...] = ()
-    taken: tuple[tuple[int, int], ...] = ()  # (rank, first call whose result it has not taken)
-    new: tuple[int, ...] = ()  # ranks that joined after the plan, and do not make this call
-    deadline: float = 0.0  # seconds from the plan
+    taken: tuple[tuple[int, int], ...] = ()  # (rank, first call whose result the rank lacks)
+    new: tuple[int, ...] = ()  # ranks that joined too late for this call
+    deadline: float = 0.0  # in seconds after the planning
     round: int = 0  # number of rounds so far
     step: int = 0  # number of new states since the last round
 
@@ -137,9 +139,9 @@ class BoundedState:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A rank's message to all others in a round. `whole`: whether it has the result of the planned
-    call. `taken`: the number of its next call. `lacks`, `keeps`: the ended calls whose result it
-    lacks and still needs, and those whose result it has."""
+    """A rank's message to all others in a round. `whole`: whether the rank has the result of the
+    planned call. `taken`: the number of the rank's next call. `lacks`: the ended calls whose
+    results the rank still needs. `keeps`: the ended calls whose results the rank has."""
 
     state: BoundedState | None  # None for a new rank
     whole: bool
@@ -149,8 +151,8 @@ class Report:
 
 
 def slices(plan: BoundedPlan) -> list[Slice]:
-    """The slices of the array, in order. The `parts` of a late owner's slice are the slices into
-    which it is divided."""
+    """The slices of the array, in order. If a slice had a late owner, its `parts` are the slices
+    into which it was divided."""
     counts: Counter[tuple[int, int]] = Counter()
 
     def new(owner: int, stage: int) -> Slice:
@@ -171,7 +173,8 @@ def slices(plan: BoundedPlan) -> list[Slice]:
 
 @dataclass(slots=True)
 class Slice:
-    """A slice. `place`: its index among the slices that its owner received in this stage."""
+    """A range of the array. `place`: its index among the slices assigned to its owner in this
+    stage."""
 
     owner: int
     stage: int
@@ -197,8 +200,8 @@ def bounds(size: int, plan: BoundedPlan) -> dict[tuple[int, int], list[tuple[int
 
 def cover(missing: Sequence[tuple[int, int]]) -> tuple[set[int], set[int]]:
     """(late receivers, late sources), chosen so that each missing pair (receiver, source) contains
-    a late rank. Greedy: each step chooses the rank in the most remaining pairs. Ties are resolved
-    in favour of sources, then of higher ranks."""
+    a late rank. A greedy algorithm: each step chooses the rank in the most remaining pairs. Ties
+    are resolved in favour of sources, then of higher ranks."""
     receivers: set[int] = set()
     sources: set[int] = set()
     left = set(missing)
@@ -214,8 +217,8 @@ def cover(missing: Sequence[tuple[int, int]]) -> tuple[set[int], set[int]]:
 def planned(
     view: Sequence[int], has: Mapping[int, int], request: BoundedRequest, *, closes: bool
 ) -> BoundedPlan | None:
-    """The plan; None if too few ranks would count. has: owner -> the ranks whose slices have
-    arrived there, as bits. closes: whether the deadline has passed."""
+    """The plan; None if the call has to wait, or too few ranks are in time. has: for each owner, a
+    mask of the ranks whose slices have arrived there. closes: whether the deadline has passed."""
     missing = [(o, r) for o in view for r in view if not has[o] >> r & 1]
     if missing and not closes:
         return None
@@ -229,16 +232,16 @@ def planned(
 
 
 def _owners_min(need: int, size: int) -> int:
-    """The minimum number of owners that must remain. Fewer would take longer than the late
-    owners."""
+    """The minimum number of owners that must remain. With fewer owners, folding would take longer
+    than waiting for the late owners."""
     return max(need, (size + 1) // 2)
 
 
 def advanced(
     plan: BoundedPlan, view: Sequence[int], has: Mapping[int, int], num: int, *, closes: bool
 ) -> tuple[bool, BoundedPlan]:
-    """(whether the call is over, the call's plan). has: rank -> the owners whose folded slices have
-    arrived there, as bits."""
+    """(whether the call is over, the call's plan). has: for each rank, a mask of the owners whose
+    folded slices have arrived there."""
     sources = plan.members if plan.gathers else plan.owning
     missing = [(p, o) for p in view for o in sources if not has[p] >> o & 1]
     need = min(num, len(view))
@@ -272,7 +275,7 @@ def _disagreement(requests: Mapping[int, BoundedRequest]) -> tuple[str, str]:
 
 
 def decided(reports: Mapping[int, Report]) -> BoundedState:
-    """The state after a round."""
+    """The state after a round in which the living ranks have sent these reports."""
     view = tuple(sorted(reports))
     known = [one.state for one in reports.values() if one.state is not None]
     before = max(known, key=lambda one: (one.round, one.step), default=BoundedState(view))
@@ -301,7 +304,8 @@ def _without_taken(state: BoundedState) -> BoundedState:
 
 
 def _lost(before: BoundedState, reports: Mapping[int, Report]) -> set[int]:
-    """The ranks that have died since the last round, including those that were replaced."""
+    """The ranks whose members have died since the last round, including ranks that now have new
+    members."""
     if all(one.state is None for one in reports.values()):
         return set()  # the first round
     return {r for r in before.view if r not in reports or reports[r].state is None}
@@ -318,7 +322,7 @@ def _over(
 
 
 class Post(NamedTuple):
-    """Send arrays to a rank: (what, call, epoch, stage, arrays)."""
+    """Send arrays to a rank."""
 
     to: int
     what: int
@@ -362,8 +366,8 @@ class ArrayWork:
 class Arrays:
     """The arrays of one call that have arrived."""
 
-    slices: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  # (source, stage)
-    totals: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  # (owner, stage)
+    slices: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  # by (source, stage)
+    totals: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  # by (owner, stage)
     whole: list[Any] | None = None  # the result, if another rank has sent it
 
 
@@ -377,20 +381,21 @@ class BoundedCalls:
         self._late_calls_max = late_calls_max
         self.state: BoundedState | None = None  # None: before the first round
         self.next = 0  # the number of this rank's next call
-        self.request: BoundedRequest | None = None  # of the call `next`
-        # Call -> (request, array), until the call is over.
+        self.request: BoundedRequest | None = None  # this rank's request for the call `next`
+        # This rank's (request, array) for each call that is not over.
         self._given: dict[int, tuple[BoundedRequest, Any]] = {}
-        self._asked_at = self._planned_at = self._led_at = 0.0
-        self._arrays: dict[tuple[int, int], Arrays] = {}  # (call, epoch)
-        self._pushed: set[tuple[int, int, int]] = set()  # (call, epoch, stage)
+        self._requested_at = self._planned_at = self._led_at = 0.0
+        self._arrays: dict[tuple[int, int], Arrays] = {}  # by (call, epoch)
+        # Each (call, epoch, stage) in which this rank has sent its slices, or has folded slices.
+        self._pushed: set[tuple[int, int, int]] = set()
         self._folded: set[tuple[int, int, int]] = set()
         # The last report sent for each (call, epoch, what).
         self._reports_sent: dict[tuple[int, int, int], int] = {}
-        # Reports received by the leading rank: (call, epoch, what) -> rank -> ranks as bits.
+        # Reports received by the leading rank: (call, epoch, what) -> rank -> a mask of ranks.
         self._reports: dict[tuple[int, int, int], dict[int, int]] = {}
         self._taken: dict[int, int] = {}
         self._requests: dict[int, tuple[int, BoundedRequest]] = {}  # rank -> (call, request)
-        self._request_sent: tuple[int, int] | None = None  # (round, call) of the last one sent
+        self._request_sent: tuple[int, int] | None = None  # (round, call) of the last request sent
         self._orphans: set[int] = set()  # ended calls whose result no living rank has
         self._actions: list[Action] = []
 
@@ -403,7 +408,7 @@ class BoundedCalls:
 
     def ask(self, request: BoundedRequest, array: Any, now: float) -> None:
         """Records the next call made by this rank's program."""
-        self.request, self._asked_at = request, now
+        self.request, self._requested_at = request, now
         if not request.error:
             self._given[self.next] = request, array
 
@@ -439,15 +444,14 @@ class BoundedCalls:
         ended = ((one.call, one.epoch) for one in state.ended)
         return min(ended, default=(state.call, state.epoch))
 
-    # -- what has arrived ------------------------------------------------------------------------
+    # -- arrived data ----------------------------------------------------------------------------
 
     def _of(self, call: int, epoch: int) -> Arrays:
         return self._arrays.setdefault((call, epoch), Arrays())
 
     def arrived(self) -> int:
-        """The ranks whose data has arrived here, as bits. Before the plan, and if the call gathers,
-        these are the ranks whose slices or arrays have arrived; otherwise the owners whose folded
-        slices have arrived."""
+        """A mask of the ranks whose data has arrived here: their slices or whole arrays before the
+        call is planned and if it gathers, otherwise all their folded slices."""
         state = self.state
         if state is None:
             return 0
@@ -463,7 +467,7 @@ class BoundedCalls:
         return all((owner, stage) in of.totals for stage in stages)
 
     def _result(self, ended: EndedCall) -> list[Any] | None:
-        """The arrays of an ended call, in order; None while some are missing."""
+        """The arrays that form an ended call's result, in order; None while some are missing."""
         of = self._of(ended.call, ended.epoch)
         plan = ended.plan
         assert plan is not None
@@ -516,7 +520,7 @@ class BoundedCalls:
         return EndedCall(state.call, state.epoch, state.text, state.view, state.plan)
 
     def decide(self, reports: Mapping[int, Report], now: float) -> None:
-        """Takes over the state that a round has decided."""
+        """Adopts the state that follows from the reports of a round."""
         before, state = self.state, decided(reports)
         if before is None:
             self.next = dict(state.taken)[self.rank]
@@ -538,7 +542,7 @@ class BoundedCalls:
             self._give(one, lacks, keeps, living)
 
     def _adopt(self, state: BoundedState, now: float) -> None:
-        """Takes over the next state."""
+        """Adopts a state, and discards the data of calls before it."""
         before, self.state = self.state, state
         if before is None or (before.plan, before.call) != (state.plan, state.call):
             self._planned_at = now
@@ -559,8 +563,8 @@ class BoundedCalls:
     def _give(
         self, ended: EndedCall, lacks: set[int], keeps: set[int], living: Collection[int]
     ) -> None:
-        """After a death: the lowest rank that has the call's result sends it to the ranks that may
-        never receive it from the owners."""
+        """Called after a rank has died. The lowest rank that has the call's result sends it to the
+        ranks that may never receive it from the owners."""
         plan = ended.plan
         if plan is None or not lacks:
             return
@@ -578,7 +582,7 @@ class BoundedCalls:
         return self.state is not None and self.state.leader == self.rank
 
     def wants_round(self, alive: int) -> bool:
-        """Whether this rank has to begin a round. alive: the living ranks, as bits."""
+        """Whether this rank has to begin a round. alive: a mask of the living ranks."""
         state = self.state
         if state is None:
             return True
@@ -599,7 +603,7 @@ class BoundedCalls:
                     self._actions.append(SendReport(rank, (NEXT, state.step, 0, 0, state)))
 
     def _next_state(self, now: float) -> BoundedState | None:
-        """The next state; None: nothing has changed."""
+        """The next state; None if nothing has changed."""
         state, closes = self.state, self._closes(now)
         assert state is not None
         if state.plan is not None:
@@ -617,8 +621,8 @@ class BoundedCalls:
             return _over(state, None, error, message)
         if self.rank not in requests:
             return None
-        asked = sum(1 << rank for rank in requests)
-        has = {rank: some & asked for rank, some in self._reported(ARRIVED).items()}
+        requesting = sum(1 << rank for rank in requests)
+        has = {rank: some & requesting for rank, some in self._reported(ARRIVED).items()}
         request = requests[self.rank]
         plan_made = planned(state.receivers, has, request, closes=closes)
         if plan_made is None:
@@ -651,7 +655,7 @@ class BoundedCalls:
         return state.call - first >= self._late_calls_max
 
     def due(self) -> float | None:
-        """The time of the deadline; None if this rank waits for no deadline."""
+        """The time of the current deadline; None if this rank is waiting for no deadline."""
         state, request = self.state, self.request
         if state is None or not self.leads:
             return None
@@ -659,7 +663,7 @@ class BoundedCalls:
             return self._planned_at + state.deadline
         if request is None or state.call != self.next:
             return None
-        return self._asked_at + request.deadline
+        return self._requested_at + request.deadline
 
     def wakes_at(self) -> float | None:
         """The time at which `lead` must be called even if no event occurs; None if no deadline is
@@ -679,8 +683,9 @@ class BoundedCalls:
             self._actions.append(Post(to, what, call, epoch, stage, arrays))
 
     def turn(self, departed: Callable[[int, int], bool] = lambda call, rank: False) -> None:
-        """Sends, folds, reports and finishes as far as the arrived data allows. departed(call,
-        rank): whether nothing more will arrive from the member that had this rank in that call."""
+        """Performs all sends, folds, reports and finishes that the arrived data allows.
+        departed(call, rank): whether nothing more will arrive from the rank's member in that
+        call."""
         state = self.state
         if state is None:
             return

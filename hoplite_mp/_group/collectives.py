@@ -44,10 +44,10 @@ __all__ = ["GroupCollectives", "ObjectFolds"]
 
 # Reductions of picklable values by a user's function.
 #
-# The call itself is an allgather of the pickled values, with the same contributors as the
-# reduction. The lowest contributing rank, the leader, folds the values from left to right in rank
-# order, and sends each rank its result in a message with a reserved tag. If the leader dies or
-# leaves before its message has arrived, each remaining rank folds the gathered values itself.
+# The ranks first make an allgather of their pickled values. The lowest contributing rank, the
+# leader, then folds the values from left to right in rank order, and sends each rank its result in
+# a message with a reserved tag. If the leader dies or leaves before its message has arrived, each
+# remaining rank folds the gathered values itself.
 
 
 RESULT, ERROR, FOLD_YOURSELF = "result", "error", "fold yourself"
@@ -56,7 +56,7 @@ NAME_CHARS_MAX = 40
 
 
 class Parcel:
-    """A pickled value. Only ranks that fold it unpickle the value."""
+    """A pickled value. Only ranks that fold the values unpickle it."""
 
     def __init__(self, payload: bytes, refs: list[ObjectRef[Any]]) -> None:
         self._payload = payload
@@ -68,14 +68,14 @@ class Parcel:
 
 
 class Packed:
-    """Pickles a value as a Parcel."""
+    """A value that is pickled as a Parcel."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
         self._parcel: tuple[bytes, list[ObjectRef[Any]]] | None = None
 
     def pack(self) -> None:
-        """Pickles the value. TypeError: it cannot be pickled."""
+        """Pickles the value. Raises TypeError if the value cannot be pickled."""
         encoded = _encoded(self._value, "the value given")
         self._parcel = encoded.tobytes(), list(encoded.refs)
 
@@ -105,11 +105,11 @@ class ObjectFolds:
         try:
             deadline = deadline_ns(self._member.timeout)
             self._messages.inbox.look()
-            ended = self._messages.inbox.ended  # read before the call
+            ended = self._messages.inbox.ended  # before the call, in which the leader may leave
             found = self._committed_fold(kind, op, root, x, deadline, ended)
         except BaseException as error:
             if error is not self._folded_error:
-                # An interruption ends the membership, even if its type is documented.
+                # An interruption ends the membership, even if its type is in DOCUMENTED.
                 self._calls.is_open = self._calls.is_open or is_interruption(error)
                 self._calls.end_after(error)
             raise
@@ -166,7 +166,7 @@ class ObjectFolds:
                 try:
                     encoded = _serialize.encode((call, RESULT, value))
                 except _serialize.NotPicklable:
-                    _encoded(value, "the result of op")  # raises an error with this name
+                    _encoded(value, "the result of op")  # raises an error that names the result
                     raise
                 ready.append((some, encoded, self._memory.put_encoded(encoded)))
         except Exception as error:
@@ -246,8 +246,9 @@ class ObjectFolds:
         )
 
         def arrives() -> bool:
-            has_gone_on = self._board.member(leader)[0] > call + 1  # it sent the result first
-            return self._messages.arrives(receive) or has_gone_on
+            # The leader sends the results before it makes its next call.
+            is_past = self._board.member(leader)[0] > call + 1
+            return self._messages.arrives(receive) or is_past
 
         while True:
             receive = Receive(leader, RESULT_TAG, deadline, self._member.timeout)
@@ -266,8 +267,8 @@ class ObjectFolds:
 
 
 def _encoded(value: Any, what: str) -> _serialize.Encoded:
-    """The payload of a user's value. TypeError: the value cannot be pickled; the error calls it
-    `what`."""
+    """The payload of a user's value. If the value cannot be pickled, raises TypeError with `what`
+    as the name of the value."""
     try:
         return _serialize.encode(value)
     except _serialize.NotPicklable as error:
@@ -295,7 +296,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 IN_BACKGROUND = """Makes the call `{name}` in the background; takes the same arguments.
 
 A thread of the Group makes these calls in the order in which they were started. Do not write to the
-arrays of a call before its Future is done: see the notes of `empty`.
+arrays of a call before its Future is done: see the notes on `empty`.
 
 Returns
 -------
@@ -351,7 +352,7 @@ class GroupCollectives:
     def _bounded_gather(
         self, text: str, payload: Any, num: Any, deadline: Any, error: Exception | None
     ) -> tuple[tuple[int, ...], list[Any]]:
-        """For `hoplite_mp.ml`: the ranks that count, and the payload of each of these ranks."""
+        """For `hoplite_mp.ml`: the ranks that are in time, and the payloads of these ranks."""
         about = text, payload, num, deadline, error
         return self._here(self._bounded_reductions().gather, *about)  # type: ignore[no-any-return]
 
@@ -372,7 +373,7 @@ class GroupCollectives:
         num: int | None = None,
         deadline: float | None = None,
     ) -> Array:
-        """Reduces x of every living rank, and returns the result on every rank.
+        """Reduces x over all living ranks, and returns the result on every rank.
 
         Parameters
         ----------
@@ -392,12 +393,12 @@ class GroupCollectives:
             `contributors`. Allowed for "sum", "mean", "prod", "min", "max" and the robust
             operators. Default: False.
         num : int, optional
-            With `deadline`: the minimum number of ranks that count, from 1 to `size`. If fewer are
-            alive, all living ranks must count. Default: 1.
+            With `deadline`: the minimum number of ranks whose x is included, from 1 to `size`. If
+            fewer ranks are alive, all of them must be included. Default: 1.
         deadline : float, optional
-            Seconds, counted from the call by the lowest living rank. Ranks whose slices have not
-            all arrived by then are left out if at least `num` ranks remain. Default: None, wait for
-            all ranks.
+            Seconds after the call by the lowest living rank. Ranks whose slices have not all
+            arrived by then are left out if at least `num` ranks remain. Default: None, which waits
+            for all ranks.
 
         Returns
         -------
@@ -423,15 +424,15 @@ class GroupCollectives:
         waits for all ranks, and starts a thread that takes part when the program is late. A rank
         that joins again takes part in the first undecided call. If a late rank's arguments differ,
         only that rank raises ValueError. If a rank dies before a late rank has received the result,
-        another rank sends it; if no rank has it, the late rank raises PeerLostError. If the store
-        has no space for a rank's slices, only that rank raises StoreFullError, and its membership
-        ends. The idea is from OptiReduce (Warraich et al., NSDI 2025), here over TCP.
+        another rank sends the result; if no living rank has it, the late rank raises PeerLostError.
+        If the store has no space for a rank's slices, only that rank raises StoreFullError, and its
+        membership ends. The idea is from OptiReduce (Warraich et al., NSDI 2025), here over TCP.
 
-        Calls with `deadline` never match calls without it. If ranks mix the two, some are late, or
-        all wait until their `timeout`.
+        Calls with `deadline` never match calls without it. If some ranks pass `deadline` and others
+        do not, some ranks are late, or all wait until their `timeout`.
 
-        The leading rank commits the call by one write, so a dying rank's contribution is in the
-        results of all survivors, or of none. Over several hosts, large arrays are reduced by a
+        The leading rank commits the call by a single write, so a dying rank's contribution is in
+        the results of all survivors, or of none. Over several hosts, large arrays are reduced by a
         reduce-scatter and an allgather (Rabenseifner 2004; Patarasuk and Yuan 2009).
 
         Examples
@@ -467,7 +468,7 @@ class GroupCollectives:
         out: Array | None = None,
         finite: bool = False,
     ) -> Array | None:
-        """Reduces x of every living rank, and returns the result at `root`.
+        """Reduces x over all living ranks, and returns the result at `root`.
 
         Parameters
         ----------
@@ -539,12 +540,12 @@ class GroupCollectives:
     def gather(
         self, x: Any, root: int = 0, *, out: Sequence[Array] | None = None
     ) -> list[Any] | None:
-        """Returns the x of all ranks at `root`.
+        """Gathers x from all living ranks, and returns the values at `root`.
 
         Parameters
         ----------
         x : object
-            Anything that pickles.
+            Any picklable value.
         root : int, optional
             The rank that receives the values. Default: 0.
         out : list of numpy.ndarray, optional
@@ -574,12 +575,12 @@ class GroupCollectives:
         return result
 
     def allgather(self, x: Any, *, out: Sequence[Array] | None = None) -> list[Any]:
-        """Returns the x of all ranks on every rank.
+        """Gathers x from all living ranks, and returns the values on every rank.
 
         Parameters
         ----------
         x : object
-            Anything that pickles.
+            Any picklable value.
         out : list of numpy.ndarray, optional
             One writable array for each rank, with the shape and dtype of that rank's value. The
             array of a dead rank is left unchanged.
@@ -601,7 +602,7 @@ class GroupCollectives:
         return result
 
     def reduce_scatter(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
-        """Reduces x of every living rank, and returns to each rank its slice of the result.
+        """Reduces x over all living ranks, and returns to each rank its slice of the result.
 
         Parameters
         ----------
@@ -633,7 +634,7 @@ class GroupCollectives:
         return result
 
     def alltoall(self, parts: list[Any], *, out: Sequence[Array] | None = None) -> list[Any]:
-        """Sends parts[j] to rank j, and returns the parts that the ranks have sent to this rank.
+        """Sends parts[j] to rank j, and returns the parts that all ranks have sent to this rank.
 
         Parameters
         ----------
@@ -699,7 +700,7 @@ class GroupCollectives:
         return self._here(self._calls.call, "scatter", "", root, parts, out)
 
     def scan(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array:
-        """Reduces x of every living rank up to and including this one, from left to right.
+        """Reduces x over the living ranks up to and including this one, from left to right.
 
         Parameters
         ----------
@@ -725,7 +726,7 @@ class GroupCollectives:
         return result
 
     def exscan(self, x: Any, op: Any = "sum", *, out: Array | None = None) -> Array | None:
-        """Reduces x of every living rank below this one, from left to right.
+        """Reduces x over the living ranks below this one, from left to right.
 
         Parameters
         ----------

@@ -40,9 +40,9 @@ __all__ = ["Arrived", "GroupMessages", "Inbox", "MemberMessages", "Receive"]
 # The messages that have arrived for one member of a Group, and the pending receives.
 #
 # The node keeps messages until they are received. The member requests the list of new messages only
-# if a counter on the board has changed. It matches messages with receives by source and tag:
-# messages from one source in the order in which they were sent, receives in the order in which they
-# were posted.
+# if a counter on the board (memory shared with the node) has changed. The member matches messages
+# with receives by source and tag. Messages from one source are matched in the order in which they
+# were sent, receives in the order in which they were posted.
 
 
 class Arrived(NamedTuple):
@@ -55,7 +55,7 @@ class Arrived(NamedTuple):
 
 
 class Receive:
-    """A pending receive. `source`, `tag`: None for any."""
+    """A pending receive. If `source` or `tag` is None, any source or tag matches."""
 
     def __init__(
         self, source: int | None, tag: int | None, deadline: int, timeout: float | None = None
@@ -66,10 +66,10 @@ class Receive:
         self.timeout = timeout  # in seconds, as passed by the caller
         self.found: Arrived | None = None
         self.ended: tuple[int, ...] = ()  # `Inbox.ended` when the receive was posted
-        # The Future of a receive by `recv_async`, for which another thread waits.
+        # The Future of a receive by `recv_async`. Another thread waits for the message.
         self.future: concurrent.futures.Future[Any] | None = None
         self.with_source = False
-        self.whole_by = deadline  # deadline for the group to be complete
+        self.whole_by = deadline  # the deadline until which all members must have joined
 
     def matches(self, one: Arrived) -> bool:
         if self.tag is None:
@@ -85,9 +85,9 @@ class Receive:
         return f"a message from {source}" + ("" if self.tag is None else f" with tag {self.tag}")
 
     @property
-    def is_late(self) -> str:
+    def late_text(self) -> str:
         """The error text if no message arrives in time."""
-        return f"{self} has not come" + (f" within {self.timeout:g} s" if self.timeout else "")
+        return f"{self} has not arrived" + (f" within {self.timeout:g} s" if self.timeout else "")
 
 
 class Inbox:
@@ -102,8 +102,8 @@ class Inbox:
         board: _tasks.Board,
         check: weakref.WeakMethod[Callable[[], int]],
     ) -> None:
-        """check: raises an error if this member was removed. Weak, because the member refers to
-        this object."""
+        """check: a function that raises an error if this member was removed. The reference is weak,
+        because the member refers to this object."""
         self._memory = runtime.memory
         self._channel = runtime.channel
         self._generation = generation
@@ -112,10 +112,10 @@ class Inbox:
         self._check = check
         self._everybody = (1 << size) - 1
         self._lock = locks.lock("group.inbox")
-        # One request at a time, so that replies stay in order.
+        # Held during a request to the node, so that replies are processed in order.
         self._asking = locks.lock("group.asking")
         self._news = -1  # the board's counter at the last complete fetch
-        self._seen = 0  # number of the last listed message
+        self._seen = 0  # number of the last message in the node's replies
         self._arrived: dict[int, Arrived] = {}  # unmatched messages, by number
         self._receives: list[Receive] = []  # in the order in which they were posted
         self._ended: tuple[int, ...] = (0,) * size  # see `ended`
@@ -143,11 +143,11 @@ class Inbox:
 
     @property
     def ended(self) -> tuple[int, ...]:
-        """For each rank, the number of its former members whose messages have all been listed."""
+        """For each rank, the number of its former members whose messages have all been fetched."""
         return self._ended
 
     def is_gone(self, rank: int) -> bool:
-        """Whether that rank will send no more messages, and all its messages have been listed."""
+        """Whether that rank will send no more messages, and all its messages have been fetched."""
         return bool(self._gone >> rank & 1)
 
     def first(self, receive: Receive) -> Arrived | None:
@@ -158,7 +158,7 @@ class Inbox:
 
     def _match(self) -> None:
         for receive in self._receives:
-            if receive.found is not None:  # Ctrl-C may have interrupted the last two lines below
+            if receive.found is not None:  # Ctrl-C may have prevented the deletion below
                 self._arrived.pop(receive.found.number, None)
         for receive in self._receives:
             if receive.found is None and not receive.cancelled:
@@ -168,7 +168,7 @@ class Inbox:
                     del self._arrived[found.number]
 
     def why_never(self, receive: Receive) -> str:
-        """The reason why no message can match the receive any more; "" if a message may."""
+        """The reason why no message can match the receive any more; "" if a match is possible."""
         with self._lock:
             gone, ended = self._gone, self._ended
         source = receive.source
@@ -183,11 +183,11 @@ class Inbox:
     # -- the node ------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Fetches the list of new messages if there are any. PeerLostError: the node has removed
-        this member."""
+        """Fetches the list of new messages if there are any. Raises PeerLostError if the node has
+        removed this member."""
         while self._board.news(self._rank) != self._news:
             with self._asking:
-                news = self._board.news(self._rank)  # first, so no message is missed
+                news = self._board.news(self._rank)  # before the request, so no message is missed
                 if news == self._news:
                     return
                 ask = GroupInbox(self._generation, self._rank, self._seen)
@@ -199,7 +199,7 @@ class Inbox:
                     raise PeerLostError("this member was removed: its host was declared lost")
                 arrived, ended, gone, more = found
                 with self._lock:
-                    for one in arrived:  # listed again if Ctrl-C interrupts this loop
+                    for one in arrived:  # requested again if Ctrl-C interrupts this loop
                         self._arrived[one[0]] = Arrived(*one)
                     if arrived:
                         self._seen = arrived[-1][0]
@@ -208,10 +208,9 @@ class Inbox:
                     self._match()
 
     def take(self, receive: Receive) -> Any:
-        """A private copy of the matched message's value. After StoreFullError, HopliteTimeoutError
-        or KeyboardInterrupt, the message is still available. PeerLostError: the rest of the message
-        was lost with its sender.
-        """
+        """Returns a private copy of the matched message's value. After StoreFullError,
+        HopliteTimeoutError or KeyboardInterrupt, the message is still available. Raises
+        PeerLostError if the sender was lost before the whole message had arrived."""
         found = receive.found
         assert found is not None
         try:
@@ -225,7 +224,7 @@ class Inbox:
         except (StoreFullError, HopliteTimeoutError):
             self.withdraw(receive)
             raise
-        except Exception:  # it cannot be unpickled, now or later
+        except Exception:  # the value cannot be unpickled, now or later
             self._received(receive, found)
             raise
         except BaseException:
@@ -241,8 +240,8 @@ class Inbox:
         self._channel.tell(GroupMessageAck(self._generation, self._rank, found.number))
 
 
-# Maximum number of refs that a request to the node lists, with 16 bytes each. By default a packet
-# has at most 416 KiB.
+# Maximum number of refs in a request to the node, with 16 bytes each. By default the kernel accepts
+# packets of up to 416 KiB.
 REFS_IN_PACKET_MAX = 4096
 
 
@@ -286,7 +285,7 @@ class MemberMessages:
         try:
             self._post(receive)
             self._member.wait(
-                lambda: self.arrives(receive), receive.deadline, lambda: receive.is_late
+                lambda: self.arrives(receive), receive.deadline, lambda: receive.late_text
             )
             sender = receive.found.source if receive.found is not None else -1
             value = self.inbox.take(receive)
@@ -312,7 +311,7 @@ class MemberMessages:
 
         try:
             self._post(receive, probes=True)
-            self._member.wait(look, receive.deadline, lambda: receive.is_late)
+            self._member.wait(look, receive.deadline, lambda: receive.late_text)
         except HopliteTimeoutError:
             return None
         finally:
@@ -329,7 +328,7 @@ class MemberMessages:
         """See `Group.recv_async`."""
         receive = self._receive(source, tag, timeout)
         receive.with_source = with_source
-        # The thread does not count as blocked, because the task may continue meanwhile.
+        # A wait for this Future by the thread below does not count the task as blocked.
         future: ThreadFuture[Any] = ThreadFuture(self._runtime.submitter.waiting)
         receive.future = future
         self._check()
@@ -344,7 +343,7 @@ class MemberMessages:
                         target=self._serve, name="hoplite_mp messages", daemon=True
                     )
                     with starting_thread("receives a Group's messages"):
-                        thread.start()  # it waits for `_later_lock`
+                        thread.start()  # the thread first waits for `_later_lock`
                     self._later_thread = thread
         except BaseException:  # the caller gets no Future, so other receives may get the message
             future.cancel()
@@ -382,7 +381,8 @@ class MemberMessages:
             self._member.admitted()  # raises an error if this member was removed
 
     def _receive(self, source: Any, tag: Any, timeout: Any) -> Receive:
-        """A Receive that has not been posted. ValueError, TypeError: an argument is wrong."""
+        """Creates a Receive without posting it. Raises ValueError or TypeError if an argument is
+        wrong."""
         seconds = self._member.timeout if timeout is None else timeout
         deadline = deadline_ns(seconds)
         rank = None if source is None else self._rank(source, "source")
@@ -398,7 +398,7 @@ class MemberMessages:
 
     def _post(self, receive: Receive, *, probes: bool = False) -> None:
         """Posts a receive, or prepares it for `probe`. Like the first call, the first receive waits
-        until the group is complete."""
+        until all members have joined the group."""
         self._check()
         if self._member.calls is None:
             left = None
@@ -427,14 +427,14 @@ class MemberMessages:
         waits = receive.future is None and receive.deadline > 0
         if waits and (receive.source == self.rank or self.size == 1):
             raise RuntimeError(
-                f"group {self.name!r}: {receive} will never come: only this rank could send it, "
+                f"group {self.name!r}: {receive} will never arrive: only this rank could send it, "
                 "and this rank is waiting (recv_async does not wait)"
             )
 
     # -- the thread for recv_async -------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Runs the thread, which waits for all receives by `recv_async`, and ends when none is
+        """The thread's function. Waits for all receives by `recv_async`, and returns when none is
         left."""
         while True:
             with self._later_lock:
@@ -457,8 +457,9 @@ class MemberMessages:
                 self._serve_one(receive)
 
     def _are_all_here(self, waiting: list[Receive]) -> bool:
-        """Waits, like the first call, until the group is complete. Receives whose deadline passes
-        meanwhile fail. Returns False if other work must be done first."""
+        """Waits, like the first call, until all members have joined the group. Receives whose
+        deadline passes meanwhile fail. Returns False if the list of receives must be read again
+        first."""
         first = min(waiting, key=lambda receive: receive.whole_by)
         deadline = first.whole_by
         own = first.timeout is not None and first.deadline == deadline
@@ -506,7 +507,7 @@ class MemberMessages:
             elif why:
                 self._settle(receive, PeerLostError(f"group {self.name!r}: {why}"))
             elif receive.deadline <= clock.monotonic_ns():
-                text = f"group {self.name!r}: {receive.is_late}"
+                text = f"group {self.name!r}: {receive.late_text}"
                 self._settle(receive, HopliteTimeoutError(text))
             return
         if not future.set_running_or_notify_cancel():
@@ -533,8 +534,8 @@ class MemberMessages:
             future.set_exception(error)
 
     def end(self) -> None:
-        """Called when this member has left. Waits until the thread has failed its receives and
-        ended."""
+        """Called when this member has left. Waits until the thread has failed all receives and has
+        stopped."""
         thread = self._later_thread
         if thread is not None and thread is not threading.current_thread():
             if self._memory.client.usable:
@@ -561,8 +562,8 @@ class GroupMessages:
         """Sends an object to a rank, which may be this one.
 
         After the method has returned, x may be changed. The message is kept in the store or its
-        spill file until it is received. It is dropped if the receiver leaves or dies. Messages from
-        one rank to another arrive in the order in which they were sent.
+        spill file until it is received, and is dropped if the receiver leaves or dies. Messages
+        from one rank to another arrive in the order in which they were sent.
 
         Parameters
         ----------
@@ -576,13 +577,13 @@ class GroupMessages:
         Raises
         ------
         ValueError
-            The rank does not exist, or the tag is not allowed.
+            The rank does not exist, or the tag is out of range.
         PeerLostError
             That rank has left or died.
         StoreFullError
             There is no space for the message.
         HopliteTimeoutError
-            The Group did not fill in time. Nothing was sent.
+            Some ranks did not join the Group in time. Nothing was sent.
 
         Examples
         --------
@@ -682,7 +683,7 @@ class GroupMessages:
         >>> c.get(c.spmd(peer, 2))
         ['from 1', 'from 0']
         """
-        # Raises errors in the arguments of `recv` before anything is sent.
+        # Checks the arguments of `recv` before anything is sent.
         self._messages.check_receive(source, recv_tag, timeout)
         self.send(x, to, tag)
         return self.recv(source, recv_tag, timeout, with_source)

@@ -160,7 +160,7 @@ def test_a_receive_that_is_cancelled_takes_nothing(pair: Pair) -> None:
     pair.a.send("for the second", 1)
     assert stays.result(20) == "for the second"
     with pytest.raises(
-        HopliteTimeoutError, match=r"from rank 0 with tag 3 has not come within 0.\d+ s"
+        HopliteTimeoutError, match=r"from rank 0 with tag 3 has not arrived within 0.\d+ s"
     ):
         pair.b.recv_async(0, 3, timeout=0.05).result(20)
 
@@ -188,7 +188,7 @@ def test_mistakes(pair: Pair) -> None:
         pair.a.send(threading.Lock(), 1)
     with pytest.raises(TypeError, match="timeout="):
         pair.b.recv(timeout="1")  # type: ignore[arg-type]
-    with pytest.raises(HopliteTimeoutError, match="a message from any rank has not come"):
+    with pytest.raises(HopliteTimeoutError, match="a message from any rank has not arrived"):
         pair.b.recv(timeout=0.02)
     assert pair.b.probe(timeout=0.02) is None
     pair.a.send("still good", 1)
