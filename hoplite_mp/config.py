@@ -279,8 +279,8 @@ class Config(_MovedFields, metaclass=_ConfigMeta):
     every wait costs a system call and a wake-up."""
 
     drain_interval_s: Annotated[float, Meta(gt=0, le=60)] = 0.25
-    """Interval at which a process collects the freed and finished entries of its tables in shared
-    memory if nothing wakes it.
+    """Interval at which a process collects freed and finished entries of its tables in shared
+    memory without being woken.
     Higher: less background work. Lower: memory is freed sooner in a process that only waits."""
 
     connect_timeout_s: Seconds = 10.0

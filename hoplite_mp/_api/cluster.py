@@ -65,8 +65,8 @@ class Cluster(
     address : str, optional
         "host:port" of a running cluster, which this process joins. If the same user runs a node of
         that cluster on this host (`hoplite-mp up` or `join`, or `listen=`), this process attaches
-        to the node, and shares its memory and workers; `memory`, `ports` and `spill_dir` have no
-        effect. Otherwise, or if `workers` is given and not 0, this process starts a new node.
+        to the node, and shares its memory and workers; then, `memory`, `ports` and `spill_dir` have
+        no effect. Otherwise, or if `workers` is given and not 0, this process starts a new node.
     hosts : sequence of str, optional
         Names for ssh ("a", "user@b"). `Config.hosts_command` starts a node on each host. The nodes
         stop when this cluster shuts down.
@@ -316,9 +316,9 @@ class Cluster(
             A nested task has at least the priority of its parent. Default: 0.
         resources : dict, optional
             A task with ``{"gpu": 1}`` runs on a node where this amount is free, and holds the
-            amount while it runs; `hoplite_mp.assigned` returns the units. Each worker of `executor`
-            and `spmd`, and an actor's process, holds its units until it exits; its
-            CUDA_VISIBLE_DEVICES lists its "gpu" units. Default: none.
+            amount while it runs; `assigned` lists the units. Each worker of `executor` and `spmd`,
+            and an actor's process, holds its units until it exits; CUDA_VISIBLE_DEVICES lists its
+            "gpu" units. Default: none.
         env : dict, optional
             For `executor`, `actor` and `spmd`: environment variables for their processes, set
             before any import. A value of None removes the variable. Such a process starts in about

@@ -550,7 +550,7 @@ class CollectiveCalls:
         ValueError
             `to` and `refs` differ in length; otherwise as for `reduce`. From `get` of a slice:
             several hosts take part, and on one host, the number of refs times the number of slices
-            exceeds 262 144 (which is 512 refs if all are on that host).
+            exceeds 262 144 (more than 512 refs, if all are on that host).
 
         Examples
         --------

@@ -201,7 +201,7 @@ def open_pool(
         oid = runtime.memory.local_id(ref)
         setup = ref, initargs  # keeps alive the locks and queues among the arguments
 
-    def own_it(pool: int) -> PoolExecutor:
+    def create_owner(pool: int) -> PoolExecutor:
         runtime.pool_sizes[pool] = count
         made = PoolExecutor(runtime, pool, options, setup, places)
         made._dropped = weakref.finalize(made, _drop_pool, os.getpid(), runtime, pool, setup)
@@ -214,7 +214,7 @@ def open_pool(
         max_tasks=max_tasks,
         setup=oid,
         exact=False,
-        owner=own_it,
+        owner=create_owner,
         descriptors=inheritance.descriptors,
         env=env,
         demand=demand,
@@ -249,8 +249,8 @@ def _start(
         return made
 
     pools: list[int] = []
-    ask = OpenPool(here, max_tasks, setup, far, exact, env, demand or (), anywhere)
-    opened: T | str = runtime.channel.call(ask, take, descriptors)
+    request = OpenPool(here, max_tasks, setup, far, exact, env, demand or (), anywhere)
+    opened: T | str = runtime.channel.call(request, take, descriptors)
     if isinstance(opened, str):
         raise errors.NodeLostError(opened)
     runtime.submitter.queues.opened(pools[0])  # takes a lock, so `take` must not call it
@@ -277,7 +277,7 @@ def spmd(
         places = runtime.demands.places_for_workers(demand, size, [n for n, _ in weights])
     opened: list[PoolExecutor] = []
 
-    def own_it(pool: int) -> PoolExecutor:
+    def create_owner(pool: int) -> PoolExecutor:
         opened.append(PoolExecutor(runtime, pool, options, None, places))
         return opened[0]
 
@@ -290,7 +290,7 @@ def spmd(
             max_tasks=0,
             setup=0,
             exact=True,
-            owner=own_it,
+            owner=create_owner,
             env=env,
             demand=demand,
             anywhere=anywhere,

@@ -151,7 +151,7 @@ def _run(
     ended: list[Any] = []  # in the order in which they ended
     try:
         for _ in range(count):
-            one = submitter.submit(
+            future = submitter.submit(
                 fixed,
                 args,
                 {},
@@ -162,14 +162,14 @@ def _run(
                 name,
                 more_flags=flags | (1 << CONCURRENCY_SHIFT if flags else 0),
             )
-            one.add_done_callback(ended.append)
-            futures.append(one)
+            future.add_done_callback(ended.append)
+            futures.append(future)
         runtime.channel.tell(BeginWorkerBroadcast(pool))
-        if not _wait(runtime, [one._oid for one in futures], deadline):
+        if not _wait(runtime, [future._oid for future in futures], deadline):
             submitter.drain()
-            missing = sum(not one.done() for one in futures)
-            for one in futures:
-                one.cancel()
+            missing = sum(not future.done() for future in futures)
+            for future in futures:
+                future.cancel()
             submitter.close_queue(pool)
             runtime.channel.call(EndWorkerBroadcast(pool))
             raise HopliteTimeoutError(
@@ -178,9 +178,9 @@ def _run(
             )
         return _results(futures, ended)
     finally:
-        for one in futures:
-            one._seen()
-            one.cancel()
+        for future in futures:
+            future._seen()
+            future.cancel()
         if runtime.client.usable:
             submitter.close_queue(pool)
             runtime.channel.tell(ClosePool(pool, False))
@@ -219,11 +219,11 @@ def _wait(runtime: Runtime, oids: list[int], deadline: int) -> bool:
 def _results(futures: list[Future[Any]], ended: list[Future[Any]]) -> dict[str, Any]:
     """The results by the workers' names, excluding workers that have died meanwhile. Raises the
     function's first exception."""
-    for one in (*ended, *futures):
-        error = one.exception()
+    for future in (*ended, *futures):
+        error = future.exception()
         if error is not None and not _is_loss(error):
             raise error
-    found = dict(one.result() for one in futures if one.exception() is None)
+    found = dict(future.result() for future in futures if future.exception() is None)
     return {f"{slot}@h{node}": found[node, slot] for node, slot in sorted(found)}
 
 

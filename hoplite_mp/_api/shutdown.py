@@ -216,7 +216,7 @@ def _close_all() -> None:
         with contextlib.suppress(HopliteTimeoutError):
             if cluster._host is None or not cluster._runtime.client.usable:
                 if cluster._finisher is not None and cluster._pid == os.getpid():
-                    cluster._finisher()  # waits for the thread that shuts the cluster down
+                    cluster._finisher()  # waits for the thread that shuts it down or calls back
                 continue
             if failed:
                 cluster._abort()

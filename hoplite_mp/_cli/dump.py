@@ -178,7 +178,7 @@ def _transfer(item: dict[str, Any]) -> str:
 def _collective(item: dict[str, Any]) -> str:
     what = f"{item['kind']} {item['op']}".strip()
     ready = item["sources"] - item["missing"]
-    text = f"{what} (operation {item['operation']}) of {item['by']} is open{_for(item['seconds'])}"
+    text = f"{what} (operation {item['operation']}) by {item['by']} is open{_for(item['seconds'])}"
     text += f": {ready} of {item['sources']} sources ready, {item['num']} needed"
     if item["missing"]:
         text += f"; missing: {_needs(item)}"
@@ -209,7 +209,7 @@ def _group(item: dict[str, Any]) -> str:
         + f"{node_id(member['node'])})"
         for member in item["joined"]
     ]  # fmt: skip
-    text = f"group {item['name']!r} of {item['size']}: ranks {', '.join(joined) or 'none'} joined"
+    text = f"group {item['name']!r} of size {item['size']}: joined: {', '.join(joined) or 'none'}"
     if not item["formed"]:
         present = {member["rank"] for member in item["joined"]}
         absent = [rank for rank in range(item["size"]) if rank not in present]
@@ -223,7 +223,7 @@ def _group(item: dict[str, Any]) -> str:
         text += f" made by {_ranks(item['made'])}"
         text += f", waiting for {_ranks(item['awaited'])}" if item["awaited"] else ""
     else:
-        text += " not made by any rank of this host"
+        text += " not made by any rank on this host"
     if item["transferring"]:
         nodes = ", ".join(node_id(node) for node in item["transferring"])
         text += f"; transfers are incomplete on {nodes}"

@@ -38,10 +38,10 @@ def promote(arguments: argparse.Namespace) -> int:
     """Asks the standby to become the manager. Returns the exit code: 0 if it has."""
     deadline = clock.monotonic() + RETRY_S
     try:
-        answer = _ask(arguments)
+        answer = _request(arguments)
         while answer.may_change and clock.monotonic() < deadline:
             clock.sleep(RETRY_PAUSE_S)
-            answer = _ask(arguments)
+            answer = _request(arguments)
     except (HopliteError, OSError) as error:
         print(f"hoplite-mp: {error}", file=sys.stderr)
         return 1
@@ -53,7 +53,7 @@ def promote(arguments: argparse.Namespace) -> int:
     return 1
 
 
-def _ask(arguments: argparse.Namespace) -> PromoteResponse:
+def _request(arguments: argparse.Namespace) -> PromoteResponse:
     config = Config.from_environment()
     caller = Dialer(
         resolve(parse_address(arguments.address)),

@@ -70,7 +70,7 @@ def environment_of(
 
 
 def exec_interpreter(
-    start: Start, ask: Spawn, rpc_fd: int, inherited: list[int], own: dict[str, str]
+    start: Start, request: Spawn, rpc_fd: int, inherited: list[int], own: dict[str, str]
 ) -> NoReturn:
     """Executes the interpreter. Called in the forked child."""
     arguments = _Arguments(
@@ -78,12 +78,12 @@ def exec_interpreter(
         start.store_fd,
         start.event_fd,
         rpc_fd,
-        ask.slot,
-        ask.pool,
-        ask.max_tasks,
-        ask.setup,
-        ask.output_owner,
-        f"worker {ask.slot}@h",
+        request.slot,
+        request.pool,
+        request.max_tasks,
+        request.setup,
+        request.output_owner,
+        f"worker {request.slot}@h",
         start.config,
         start.inherited_settings,
         inherited,
@@ -101,7 +101,7 @@ def exec_interpreter(
     os.execve(
         sys.executable,
         [sys.executable, *flags, boot, str(info), "worker"],
-        environment_of(dict(os.environ), own, ask.env),
+        environment_of(dict(os.environ), own, request.env),
     )
 
 

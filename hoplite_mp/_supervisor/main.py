@@ -170,24 +170,24 @@ class Supervisor:
             slot, fds = self.first.pop(0)
             self.spawn(Spawn(slot, 0, 0, 0, processes=self.start.workers), fds)
 
-    def spawn(self, ask: Spawn, fds: list[int]) -> None:
+    def spawn(self, request: Spawn, fds: list[int]) -> None:
         s = self.start
         if len(fds) < WORKER_FDS:
-            self.not_spawned(ask.slot, fds, "Too many open files")
+            self.not_spawned(request.slot, fds, "Too many open files")
             return
         rpc_fd, out_fd, err_fd, *inherited = fds
         sys.stdout.flush()
         sys.stderr.flush()
-        blas = blas_environment(s.config.get("blas_threads"), s.cores, ask.processes)
-        environment = {**blas, **device_environment(ask.assigned)}
+        blas = blas_environment(s.config.get("blas_threads"), s.cores, request.processes)
+        environment = {**blas, **device_environment(request.assigned)}
 
         def run() -> int:
             os.dup2(out_fd, 1)
             os.dup2(err_fd, 2)
             os.close(out_fd)
             os.close(err_fd)
-            if ask.env:
-                exec_interpreter(s, ask, rpc_fd, inherited, environment)
+            if request.env:
+                exec_interpreter(s, request, rpc_fd, inherited, environment)
             for stream in (sys.stdout, sys.stderr):
                 stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
             os.environ.update(environment)
@@ -198,12 +198,12 @@ class Supervisor:
                 s.store_fd,
                 s.event_fd,
                 rpc_fd,
-                ask.slot,
-                ask.pool,
-                ask.max_tasks,
-                ask.setup,
-                ask.output_owner,
-                f"worker {ask.slot}@h",
+                request.slot,
+                request.pool,
+                request.max_tasks,
+                request.setup,
+                request.output_owner,
+                f"worker {request.slot}@h",
                 s.config,
                 s.inherited_settings,
                 inherited,
@@ -217,12 +217,12 @@ class Supervisor:
         try:
             pid = self.fork(b"hoplite worker", (__name__, "_run_in_child"), (run,), close)
         except OSError as error:  # too many processes, or too little memory
-            self.not_spawned(ask.slot, fds, os.strerror(error.errno or 0))
+            self.not_spawned(request.slot, fds, os.strerror(error.errno or 0))
             return
         for fd in fds:
             os.close(fd)
-        self.workers[pid] = (ask.slot, ask.pool)
-        self.send_node(Spawned(ask.slot, pid))
+        self.workers[pid] = (request.slot, request.pool)
+        self.send_node(Spawned(request.slot, pid))
 
     def not_spawned(self, slot: int, fds: list[int], why: str) -> None:
         for fd in fds:

@@ -91,17 +91,17 @@ class ManagerProcess:
         print_error(f"the {name} has exited and is restarted")
         self._start(self._begin_again if self.standby is None else self._begin_standby)
 
-    def take_standby(self, ask: StartStandby, manager_fd: int) -> None:
+    def take_standby(self, request: StartStandby, manager_fd: int) -> None:
         """Starts this host's standby, as requested by the node."""
         assert self.host.start.lan is not None
         lan = msgspec.structs.replace(
             self.host.start.lan,
             manager_fd=manager_fd,
-            standby=ask.addresses,
-            cluster=ask.cluster,
-            certificate=ask.certificate,
+            standby=request.addresses,
+            cluster=request.cluster,
+            certificate=request.certificate,
         )
-        self.standby = lan, ask.node
+        self.standby = lan, request.node
         self._start(self._begin_standby)
 
     def retry(self) -> None:

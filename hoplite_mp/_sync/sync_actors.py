@@ -170,7 +170,7 @@ class QueueActor(Served):
 
     def __init__(self, size_max: int) -> None:
         super().__init__(QueueTable(size_max))
-        self._decided_by = 0.0  # latest time for the decision on an item that may be given back
+        self._decided_by = 0.0  # time until which other calls wait for an uncertain item
         self.size_max = size_max
 
     def put(self, process: bytes, turn: int, value: Any, waits: bool) -> Reply:
@@ -194,7 +194,7 @@ class QueueActor(Served):
         ticket = process, turn
         with self._alone(process) as table:
             if table.uncertain is not None and clock.monotonic() >= self._decided_by:
-                table.decide()  # the caller has not confirmed the item, as its event loop is busy
+                table.decide()  # the caller's event loop is too busy to confirm the item in time
             found = table.take(ticket, waits, uncertain)
             if isinstance(found, Item):
                 if uncertain:
@@ -461,7 +461,7 @@ def promise(runtime: Runtime) -> ObjectRef[Any]:
 
 
 def keep(runtime: Runtime, promised: ObjectRef[Any], value: Any) -> None:
-    """Fulfils a promise of this process: seals the object with a small value without refs."""
+    """Fulfils a promise that this process has created: seals it with a small value without refs."""
     oid = runtime.memory.local_id(promised)
     runtime.submitter.store_result(oid, _serialize.encode(value), False)
 

@@ -46,7 +46,7 @@ class CallAnswer(enum.IntEnum):
 
 
 class Item(NamedTuple):
-    """An item in a queue. `number`: the number of items put into the queue so far."""
+    """An item in a queue. `number`: its place in the order in which all items were put, from 1."""
 
     number: int
     value: Any
@@ -216,15 +216,15 @@ class QueueTable:
                 self.lost -= 1
             elif len(self.taken) == 1:
                 self._forget_taken(next(iter(self.taken)))
-            # If several processes have items, it is unknown which of them handed over this item. If
-            # one of them dies, `join` may fail too early, which is better than waiting
+            # If several processes have taken items, it is unknown which of them handed over this
+            # item. If one of them dies, `join` may fail too early, which is better than waiting
             # indefinitely.
         self._bound_lost()
         return True
 
     def _bound_lost(self) -> None:
-        """Limits `lost`: items in the queue are not lost, even if `task_done` was called too
-        often."""
+        """Limits `lost` to the unfinished items that are not in the queue, because `task_done` may
+        have been called too often."""
         self.lost = min(self.lost, max(0, self.unfinished - len(self.items)))
 
     def _forget_taken(self, process: bytes) -> bool:

@@ -158,7 +158,7 @@ def test_a_group_that_does_not_fill(cluster: Cluster, tmp_path: Path) -> None:
     line = next(line for line in text(cluster).split("\n") if "group" in line)
     pid = group["joined"][0]["pid"]
     assert line == (
-        f"  group 'alone' of 3: ranks 1 (pid {pid} at h0) joined; waiting for ranks 0, 2"
+        f"  group 'alone' of size 3: joined: 1 (pid {pid} at h0); waiting for ranks 0, 2"
     )
     others = [cluster.submit(member, rank) for rank in (0, 2)]
     assert [f.result() for f in [others[0], future, others[1]]] == [0, 1, 2]
@@ -193,7 +193,7 @@ def test_messages_that_nobody_receives(cluster: Cluster) -> None:
         for at in range(3):
             first.send(at, 1)
         until(cluster, "groups", lambda f: f[0]["unread"] == [{"rank": 1, "messages": 3}])
-        assert "; 3 unread for rank 1; call 0 not made by any rank of this host" in text(cluster)
+        assert "; 3 unread for rank 1; call 0 not made by any rank on this host" in text(cluster)
         assert [second.recv() for _ in range(3)] == [0, 1, 2]
         until(cluster, "groups", lambda f: f[0]["unread"] == [])
 
@@ -343,7 +343,7 @@ def test_who_has_not_reported() -> None:
     assert found["nodes"][0]["collectives"]["first"][0]["not_reported"] == ["h2"]
     assert list(dump.lines(found)) == [
         "h0 (host0)",
-        "  reduce sum (operation 9) of the driver (pid 1) is open for 2.0 s: 3 of 3 sources ready, "
+        "  reduce sum (operation 9) by the driver (pid 1) is open for 2.0 s: 3 of 3 sources ready, "
         "3 needed; plan 2 runs for 1.5 s; not reported: h2",
         "h1 (host1)",
         "  part of operation 9, plan 2, open for 1.5 s: reported",

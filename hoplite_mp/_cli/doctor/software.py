@@ -48,7 +48,7 @@ def _software() -> Iterator[Finding]:
 
 
 def _required() -> list[tuple[str, str]]:
-    """(package, minimum version) of each package that the distribution always requires."""
+    """(name, minimum version) for each package that the distribution always requires."""
     try:
         wanted = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:  # not installed: a checkout
@@ -62,7 +62,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _kernel() -> Iterator[Finding]:
-    """Makes each of the required system calls."""
+    """Tries each of the required system calls."""
 
     def shared_file() -> None:
         os.close(os.memfd_create("hoplite_mp doctor", os.MFD_CLOEXEC))
