@@ -121,9 +121,9 @@ def node_id(number: int) -> str:
 
 
 def standby_of(runtime: Runtime) -> tuple[tuple[str, ...], int, bool, bool]:
-    """What this host's node knows about the cluster's standby. Returns the standby's addresses, the
-    preferred one first; the number of the node on the standby's host, or -1 if that node has not
-    joined; whether the standby is the manager now; and whether there is a manager."""
+    """The state of the cluster's standby, as known to this host's node. Returns the standby's
+    addresses, the preferred one first; the number of the node on the standby's host, or -1 if that
+    node has not joined; whether the standby is the manager now; and whether there is a manager."""
     standing = runtime.channel.call(JoinStatus()).value
     return tuple(standing[2]), standing[4], standing[5], standing[6]
 

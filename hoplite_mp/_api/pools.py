@@ -297,7 +297,7 @@ def spmd(
         )
         for rank in range(size):
             futures.append(peers.submit(fixed, rank, *args))
-    except BaseException:  # e.g., `fn` cannot be pickled; no peer may wait for the others
+    except BaseException:  # for example, `fn` cannot be pickled: no peer may wait for missing peers
         for future in futures:
             future.cancel(force=True)
         for one in opened:

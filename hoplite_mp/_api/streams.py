@@ -100,8 +100,8 @@ class StreamCalls(TaskExecutor):
         refuse_unused(options, "stream")
         if options.retry_exceptions:
             raise ValueError(
-                "stream() does not support retry_exceptions=: a generator's exception is raised "
-                "after the items that it has yielded; catch the exception inside the generator"
+                "retry_exceptions= is not for stream(): a generator's exception is raised after "
+                "the items that it has yielded; catch the exception inside the generator"
             )
         if runtime.pool_sizes.get(0) == 0:
             raise RuntimeError(

@@ -210,7 +210,7 @@ class QueueActor(Served):
             return int(found), None
 
     def keep_item(self, process: bytes, turn: int) -> None:
-        """Records that a caller has its item, and will not give it back."""
+        """Records that the caller has received its item, and will not give it back."""
         with self._alone(process) as table:
             table.keep_item((process, turn))
 

@@ -43,7 +43,7 @@ __all__ = ["bench", "host_rows", "show", "workers_of"]
 BLOCK_BYTES = 64 * MIB
 SOURCES, SOURCE_BYTES = 8, 16 * MIB
 WORKERS_MIN = 2
-# More workers do not make single calls faster, and take a long time to start.
+# More workers do not speed up single calls, and take a long time to start.
 WORKERS_MAX = 16
 CALLS = 50  # number of consecutive calls by one contestant
 QUEUED = 1000

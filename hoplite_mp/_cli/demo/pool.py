@@ -1,6 +1,6 @@
 """The same training on concurrent.futures.ProcessPoolExecutor, for comparison.
 
-It is as fast as such a pool allows: the initialiser sends the examples to each worker once, workers
+It is as fast as this pool allows: the initialiser sends the examples to each worker once, workers
 use one BLAS thread, and only parameters and gradients are sent with the tasks.
 """
 

@@ -104,7 +104,7 @@ def _instructions() -> Iterator[Finding]:
 
 
 def _bytes_per_s(call: Callable[[], object]) -> float:
-    """The highest rate of three runs, because disturbances only make a run slower."""
+    """The highest rate in three runs, because other activity can only slow a run down."""
     times = []
     for _ in range(3):
         began = time.perf_counter()
