@@ -1,10 +1,12 @@
 """The store's budget: leases of blocks and spans, limits, freeing, spilling.
 
 The kernel does not free shared memory when one of its users dies, so one process must keep track of
-all allocations. Before the store grows, memory=, MemAvailable and the limits of every enclosing
-control group are checked. When memory is short, the store first frees objects that only lineage
-keeps, objects without a holder, and returned blocks. Then it revokes empty spans, then returns warm
-pages to the system, and then spills the least recently used unpinned objects.
+all allocations. A block contains one big object; a span is filled with small objects by one client.
+Before the store grows, the `memory=` limit, MemAvailable and the limits of every enclosing control
+group are checked. When memory is short, the store first frees objects that are kept only for
+reconstruction (lineage), objects without a holder, and returned blocks. Then it revokes empty
+spans, returns unused resident pages to the system, and finally spills the least recently used
+unpinned objects.
 """
 
 from __future__ import annotations
@@ -30,16 +32,16 @@ if TYPE_CHECKING:
 __all__ = ["Pages", "Store"]
 
 
-ADOPTED = -1
+ADOPTED = -1  # in place of a slot: the lessee is dead
 PROMISED = -2  # in place of a slot: a reserved block (see groups/group_results.py)
 LEASED = (1 << 64) - 1
 HEAD = _shm.BLOCK_HEAD_BYTES
-# Spill in batches of 1/32 of the store's limit. Smaller batches: fewer objects leave memory before
-# they must. Larger: more objects share the cost of one scan of all headers.
+# Spill in batches of 1/32 of the store's limit. Smaller batches: fewer objects are spilled
+# unnecessarily. Larger: more objects share the cost of one scan of all headers.
 SPILL_BATCHES = 32
-# A reader that has requested a spilled object needs a moment to pin it, so the object is not
-# spilled again for this time. Otherwise readers of more objects than fit in memory would displace
-# each other's objects indefinitely. Longer: others wait longer for memory after a reader has died.
+# A restored object is not spilled again for this long, so that its reader has time to pin it.
+# Otherwise readers of more objects than fit in memory would displace each other's objects
+# indefinitely. Longer: the memory stays occupied longer if the reader has died.
 HANDED_S = 0.02
 ERROR_SHARE = 16  # the reserve for errors is at most 1/16 of the limit
 # The spill file is purged when the number of writes since the last purge exceeds 1/16 of the number
@@ -60,7 +62,7 @@ class StoreEvents(Protocol):
         disk."""
 
     def drop_unneeded(self) -> None:
-        """Drops objects that only lineage keeps and that are not needed."""
+        """Drops the bytes of results that only lineage keeps and that can be reconstructed."""
 
 
 class Store:
@@ -97,9 +99,9 @@ class Store:
         self.spill_error = ""  # reason why the last write to the disk failed
         self._spill_again = 0.0
         self._writes = 0  # number of writes to the spill file since it was purged
-        # Slot of the client in whose spans the last allocation freed memory by spilling objects.
+        # Slot of the client whose small objects the last allocation spilled, or NODE_SLOT.
         self.returned_to = NODE_SLOT
-        self.ahead = 0  # bytes in ranges from `reserve`
+        self.ahead = 0  # bytes in ranges that `reserve` has returned and `release` has not freed
         self.call_buffer_bytes = 0  # bytes leased for call buffers of Groups, until the Groups end
         self.clients: Iterable[int] = ()  # slots of processes that may request spans
         self.promised = 0  # bytes reserved for clients other than the one being served
@@ -117,16 +119,16 @@ class Store:
         return payload
 
     def has_spare(self, nbytes: int) -> bool:
-        """Whether a block that may never be needed fits and leaves as much memory for others."""
+        """Whether a block that may never be needed fits and leaves at least its size for others."""
         if self.used_bytes() + nbytes > self.limit // 2:
             return False
-        # A range whose pages are in memory takes nothing from others. Checked first, because
-        # reading the host's remaining memory from several files takes longer.
+        # A range whose pages are already resident takes no memory from others. This is checked
+        # first, because `fits` reads the available memory from several files.
         return not self.arena.growth(nbytes + HEAD) or self.fits(2 * nbytes, 4096)
 
     def lease_error(self, nbytes: int, slot: int) -> int | None:
-        """Leases a block for an error, within the limit or else from the reserve beyond it. Returns
-        the payload offset, or None if memory is short."""
+        """Leases a block for an error: within the limit if possible, else from the reserve beyond
+        the limit. Returns the payload offset, or None if memory is short."""
         payload = self.lease(nbytes, slot)
         if payload is not None:
             return payload
@@ -148,8 +150,9 @@ class Store:
         size = self.config.span_bytes
         self.take_returns()
         lessees = set(self.spans.values())
-        # A client with a span leaves memory for clients without one, which cannot put anything. The
-        # small objects of the former can be spilled.
+        # A client that already has a span must leave room for one span for each client without any,
+        # because those clients cannot store small objects at all. A client with a span can have its
+        # small objects spilled instead.
         self.promised = 0
         if slot in lessees:
             self.promised = size * sum(client not in lessees for client in self.clients)
@@ -176,18 +179,18 @@ class Store:
         ):
             return None
         if (start := self.arena.allocate(nbytes, align)) is None and not preallocated:
-            self.events.drop_unneeded()  # no free range is long enough
+            self.events.drop_unneeded()  # no free range is long enough for this request
         return start
 
     def fits(self, nbytes: int, align: int) -> bool:
-        """Whether the bytes fit without taking memory from others."""
+        """Whether the bytes fit without freeing or spilling any object."""
         if self.arena.used + nbytes + self.promised > self.limit:
             return False
         growth = self.arena.growth(nbytes, align)
         over = self.arena.resident + growth - self.limit
         if over > 0:
             self._cool(over)
-            growth = self.arena.growth(nbytes, align)  # higher if pages of the range were returned
+            growth = self.arena.growth(nbytes, align)  # `_cool` may have raised it
             if self.arena.resident + growth > self.limit:
                 return False
         # Spans may use most of the reserve, because a worker without a span cannot report errors.
@@ -224,7 +227,7 @@ class Store:
     # -- freeing -------------------------------------------------------------------------------
 
     def take_returns(self) -> None:
-        """Frees big blocks whose owner word was cleared."""
+        """Frees the blocks that clients have returned by clearing the owner word."""
         returned = self.client.returns()
         for payload in list(self.leases) if returned is None else returned:
             promised = self.leases.get(payload, PROMISED) == PROMISED
@@ -274,7 +277,8 @@ class Store:
                 self.arena.free(offset)
 
     def revoke_spans(self, enough: Callable[[], bool]) -> None:
-        """Takes empty spans from living clients, because an idle client returns none."""
+        """Takes empty spans from living clients until `enough` returns True. An idle client does
+        not return its spans itself."""
         for offset, lessee in list(self.spans.items()):
             if lessee != ADOPTED and self.client.revoke_span(offset):
                 del self.spans[offset]
@@ -302,12 +306,13 @@ class Store:
     # -- spilling ------------------------------------------------------------------------------
 
     def _spill_until(self, nbytes: int, align: int, slot: int) -> None:
-        """Spills until the bytes fit, and then to the end of a batch. The search for the least
-        recently used objects scans all headers, which the next requests then need not repeat."""
+        """Spills until the bytes fit, and then completes a batch, so that the next requests need
+        not repeat the search for the least recently used objects, which scans all headers."""
         size = self.config.span_bytes
-        # Spilling a small object only helps the client that leases its span, and only if that
-        # client requests a span. All others need whole spans. Big objects are spilled before whole
-        # spans, because fewer objects free the same number of bytes.
+        # Spilling a single small object only frees memory inside its span. That helps only the
+        # lessee of the span, and only if it has requested a span. Other requests need whole free
+        # spans. Big objects are spilled before whole spans, because fewer of them free the same
+        # number of bytes.
         own = {offset for offset, lessee in self.spans.items() if lessee == slot and align >= size}
         others: dict[int, list[Candidate]] = {}
         small = spilled = 0
@@ -374,8 +379,8 @@ class Store:
         return True
 
     def _write(self, data: memoryview) -> int | None:
-        """Writes to the spill file. Returns the position, or None if the write failed for the
-        reason in `spill_error`."""
+        """Writes to the spill file. Returns the position. If the write fails, sets `spill_error`
+        and returns None."""
         self._writes += 1
         if self._writes > len(self.spilled) // PURGE_SHARE:
             self.purge_spilled()
@@ -422,7 +427,7 @@ class Store:
         return False
 
     def spilled_bytes(self, oid: int) -> bytes | None:
-        """The payload of a spilled object, read from the spill file. None if it is not there."""
+        """The payload of a spilled object, or None if it is not in the spill file."""
         return self.read_spilled(oid, 0, self.spilled[oid][1]) if oid in self.spilled else None
 
     def read_spilled(self, oid: int, offset: int, nbytes: int) -> bytes | None:
@@ -443,14 +448,14 @@ class Store:
         self.spill.free(self.spilled.pop(oid)[0])
 
     def forget_spilled(self, oid: int) -> bool:
-        """Frees an object's bytes in the spill file. Returns False if it is not there."""
+        """Frees an object's bytes in the spill file. Returns False if the object is not there."""
         if oid not in self.spilled or self.client.state(oid) != STATE["SPILLED"]:
             return False
         self.spill.free(self.spilled.pop(oid)[0])
         return True
 
     def purge_spilled(self) -> None:
-        """Frees the bytes in the spill file of objects that are no longer spilled."""
+        """Frees the spill file's copies of objects that are no longer spilled."""
         self._writes = 0
         for oid, (position, _) in list(self.spilled.items()):
             if self.client.state(oid) != STATE["SPILLED"]:
@@ -460,8 +465,8 @@ class Store:
     # -- giving memory back --------------------------------------------------------------------
 
     def give_unneeded_back(self) -> bool:
-        """Gives warm pages back to the system that have not been needed since the last call to this
-        method. Returns whether any pages are left."""
+        """Returns to the system the resident pages that have not been needed since the previous
+        call. Returns whether any page is still resident."""
         self.client.reclaim_freed()
         self.take_returns()
         self.purge_spilled()
@@ -478,7 +483,7 @@ class Store:
         return f"{used} of {format_bytes(self.limit)}"
 
     def never_message(self) -> str:
-        """The reason why an object can never fit."""
+        """The error text for an object that can never fit."""
         limit = format_bytes(self.limit)
         return (
             f"that is larger than the whole store of h{self.client.number} ({limit}): raise memory="
@@ -524,17 +529,18 @@ class Store:
         return f"{self.usage_message()}{detail}. Free arrays, or raise memory=."
 
 
-# Pages of the store: touched ahead of the first large objects, and returned after a long idle time.
+# The store's pages: touched before the first large objects need them, and returned to the system
+# after a long idle time.
 #
-# The first write to a fresh page causes a page fault and the zeroing of the page. Unused pages
-# should be available to other programs.
+# The first write to a fresh page is slow, because it causes a page fault and the kernel must zero
+# the page. Unused pages should be available to other programs.
 
 
 # Delay after the start of the host, so that its workers start first. Higher: large objects may be
 # written before the pages have been touched.
 POPULATE_DELAY_S = 0.3
-# The number of bytes in one system call. Between calls other threads can take the lock of the
-# address space.
+# The number of bytes in one system call. Between the calls other threads can acquire the lock of
+# the address space.
 POPULATE_STEP_BYTES = 2 << 20
 IDLE_POLL_S = 0.1  # minimum interval of checks, even if memory_idle_s is shorter
 
@@ -577,8 +583,8 @@ class Pages:
         self.loop.run_in_thread(work, done)
 
     def watch_idle(self) -> None:
-        """Starts to check every memory_idle_s for pages that have not been needed since the last
-        check. Called when the store has grown."""
+        """Starts checking every memory_idle_s for pages that have not been needed since the
+        previous check. Called when the store has grown."""
         if not self._watching:
             self._watching = True
             self._check_later()

@@ -1,10 +1,11 @@
 """Growing blocks: blocks that are sent while members of Groups are still writing them.
 
 Copying an array into the store takes a large share of the time needed to send it, so sending begins
-with the first bytes. The member reports the bytes that it has written, and the engine's cells over
-the block advance. The node takes over the lease when the member passes the block to a call. The
-block is freed when no call needs it, no plan has cells in it, and its writer has written everything
-or is dead.
+as soon as the first bytes are written. The member reports the bytes that it has written, and the
+node advances the engine's cells over the block. A cell is a range of memory that the engine sends
+to other nodes up to a watermark. The node takes over the lease when the member passes the block to
+a call. The block is freed when no call needs it, no plan has cells in it, and its writer has
+written everything or is dead.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ __all__ = ["BLOCK", "EngineBuffer", "GrowingBlock", "GrowingBlocks", "Ranges"]
 # transfer was replanned. Bytes that have arrived are not transferred again.
 
 
-# The number of gaps in one stripe that are filled individually. Higher: more requests to a parent.
-# Lower: more bytes after the last gap are sent again even though they have arrived.
+# Maximum number of gaps in one stripe that are filled individually. Higher: more requests to the
+# node that sends the stripe. Lower: more bytes after the last gap are sent again even though they
+# have arrived.
 GAPS_MAX = 8
 
 
@@ -59,20 +61,20 @@ class Ranges:
 
     def reach(self, begin: int, end: int) -> int:
         """The number of bytes present without a gap from `begin` on, up to `end`."""
-        place = bisect.bisect_right(self.found, begin, key=lambda one: one[0]) - 1
+        place = bisect.bisect_right(self.found, begin, key=lambda found: found[0]) - 1
         if place < 0 or self.found[place][1] <= begin:
             return 0
         return min(self.found[place][1], end) - begin
 
     def gaps(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """The missing ranges in [begin, end), at most GAPS_MAX. The last one may include present
-        bytes."""
+        """The missing ranges in [begin, end), at most GAPS_MAX. The last range may include bytes
+        that are present."""
         missing: list[tuple[int, int]] = []
         while begin < end:
             begin += self.reach(begin, end)
             if begin == end:
                 break
-            place = bisect.bisect_right(self.found, begin, key=lambda one: one[0])
+            place = bisect.bisect_right(self.found, begin, key=lambda found: found[0])
             gap_end = end
             if place < len(self.found) and len(missing) + 1 < GAPS_MAX:
                 gap_end = min(end, self.found[place][0])
@@ -152,7 +154,7 @@ class GrowingBlocks:
         return self.blocks.get(payload ^ BLOCK) if host_id == self.client.host_id else None
 
     def take(self, slot: int, payload: int, nbytes: int, written: int) -> GrowingBlock:
-        """Takes over a block that a member continues to write. written: the number of bytes already
+        """Takes over a block that a member is still writing. written: the number of bytes already
         written, from the start. Raises ValueError if the block is not leased to the member or is
         too small."""
         if self.store.leases.get(payload) != slot:
@@ -165,7 +167,7 @@ class GrowingBlocks:
         return source
 
     def write(self, slot: int, payload: int, ranges: list[tuple[int, int]]) -> None:
-        """Advances the cells over ranges that the member has written."""
+        """Records ranges that the member has written, and advances the cells over them."""
         source = self.blocks.get(payload)
         if source is None or source.slot != slot:
             return
@@ -190,7 +192,7 @@ class GrowingBlocks:
             action()
 
     def lose(self, slot: int) -> None:
-        """Abandons the blocks of a process that has ended."""
+        """Abandons the blocks of a process that has exited."""
         for source in [block for block in self.blocks.values() if block.slot == slot]:
             self.abandon(source)
 
@@ -213,7 +215,8 @@ class GrowingBlocks:
     def keep(self, source: GrowingBlock) -> tuple[int, int]:
         """Removes a complete block that becomes an object or is leased to a member. Returns
         (payload, number of bytes)."""
-        # Otherwise the block was freed, and its memory may have been reused.
+        # If `blocks` has no such entry or another one, this block was freed and its memory may have
+        # been reused.
         if self.blocks.get(source.payload) is source:
             del self.blocks[source.payload]
         return source.payload, source.nbytes
