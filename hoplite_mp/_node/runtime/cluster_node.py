@@ -108,8 +108,8 @@ class ClusterNode:
         lines: ClientSocketsPort,
         poll: Callable[[], None],
     ) -> None:
-        """node_events: receives the components to which it passes events. poll: called after words
-        in shared memory have changed."""
+        """node_events: this constructor stores in it the components to which it passes events.
+        poll: called after words in shared memory have changed."""
         self.local = local
         self.host = host = local.host
         self.connections = connections
@@ -121,8 +121,8 @@ class ClusterNode:
             network.heartbeat_timeout_s, host.loop, host.send_manager, local.number, self._lost_many
         )
         self._stealing = False  # a timer for `_steal_again` is running
-        mine = Introduction(host.client.host_id, software_versions())
-        self.peers = Peers(host, network, connections, self.take, self.lost, mine)
+        introduction = Introduction(host.client.host_id, software_versions())
+        self.peers = Peers(host, network, connections, self.take, self.lost, introduction)
         self.remote_output = RemoteOutput(
             local.output,
             self.peers.send,
@@ -151,7 +151,8 @@ class ClusterNode:
         node_events.drivers, node_events.recovery = self.drivers, self.recovery
         node_events.replicas, node_events.transfers = self.replicas, self.transfers
         node_events.plan_runner = self.plan_runner
-        # The node calls these, too. In a cluster of one host it calls NoOtherHosts (node.py).
+        # HostNode calls these methods, too. In a cluster of one host it calls NoOtherHosts
+        # (node.py).
         self.line_ended = self.drivers.line_ended
         self.worker_exited = self.streaming_sources.lose
         self.poll_output = self.remote_output.poll
@@ -179,7 +180,7 @@ class ClusterNode:
         )
 
     def _make_transfers(self, engine: EnginePort) -> None:
-        """Makes the components that move bytes between hosts, for copies, collectives and
+        """Creates the components that move bytes between hosts, for copies, collectives and
         Groups."""
         local, host = self.local, self.host
         self.replicas = Replicas(
@@ -206,7 +207,7 @@ class ClusterNode:
         local.operations.plan_runner = self.plan_runner
 
     def _make_drivers(self, lines: ClientSocketsPort, poll: Callable[[], None]) -> None:
-        """Makes the components for attached drivers and their workers."""
+        """Creates the components for attached drivers and their workers."""
         local, host = self.local, self.host
         self.worker_recycling = WorkerRecycling(
             host, local.output, local.workers, local.worker_broadcasts
@@ -226,7 +227,7 @@ class ClusterNode:
         )
 
     def _make_actors(self, node_events: ClusterNodeEvents) -> None:
-        """Makes the components for actors on other hosts and for actor failover."""
+        """Creates the components for actors on other hosts and for actor failover."""
         local, host = self.local, self.host
         owners = self.recovery.owners
         self.remote_actors = RemoteActors(
@@ -259,10 +260,10 @@ class ClusterNode:
             **self.drivers.handlers,
             LeavingNodes: self._asked_leaving,
             DrainNode: self._asked_to_drain,
-            Locate: lambda slot, ask: self.locations.ask(slot, ask.number, ask.ask.oid),
+            Locate: lambda slot, request: self.locations.ask(slot, request.number, request.ask.oid),
             GroupDoorbell: self._doorbell,
-            GroupBlockWritten: lambda slot, ask: self.streaming_sources.write(
-                slot, ask.ask.payload, ask.ask.ranges
+            GroupBlockWritten: lambda slot, request: self.streaming_sources.write(
+                slot, request.ask.payload, request.ask.ranges
             ),
         }
 
@@ -362,44 +363,44 @@ class ClusterNode:
     # -- messages from the manager -------------------------------------------------------------
 
     def _take_credentials(self, message: Credentials) -> None:
-        # A later manager sends the credentials again, when this node is already listening.
+        # A new manager sends the credentials again, although this node is already listening.
         if not self.peers.listens_at:
             self.membership.certificate = message.pem
             self._open()
 
     def _admitted(self, message: NodeAdmitted) -> None:
         if self.local.lifecycle.joined and self.membership.members:
-            self._again(message)
+            self._update_members(message)
             return
         self._set_number(message.node)
         self.membership.numbers = message.given
         for member in message.members:
-            self._came(member)
+            self._member_joined(member)
         self.probing.begin(m for m in message.members if m.node != message.node)
 
     def _members_changed(self, message: MembersChanged) -> None:
         self.suspects.confirm(message.removed)
         for number in message.removed:
-            self._went(number)
+            self._member_gone(number)
             if number in message.left:
                 self.membership.has_left(number)
             self.recovery.report(number)
         self.backups.are_gone(message.removed)
         for member in message.added:
-            self._came(member)
+            self._member_joined(member)
 
     def _leave(self, _: Leave) -> None:
         self.host.client.set_removed()
         self.local.lifecycle.leave()
 
-    def _again(self, message: NodeAdmitted) -> None:
+    def _update_members(self, message: NodeAdmitted) -> None:
         """Updates the members from a new manager's list, which may differ from this node's."""
         found = {member.node: member for member in message.members}
         members = self.membership.members
         for number, member in list(members.items()):
             if number not in found or found[number].incarnation != member.incarnation:
-                self._went(number)
-        self.membership.numbers = message.given  # counts even nodes that this node never met
+                self._member_gone(number)
+        self.membership.numbers = message.given  # includes nodes that this node has never met
         gone = set(range(message.given)) - set(found)
         self.suspects.confirm(gone)
         self.suspects.again()
@@ -408,20 +409,21 @@ class ClusterNode:
         self.backups.are_gone(gone)
         for number, member in found.items():
             if number not in members and number not in self.suspects.members:
-                self._came(member)
+                self._member_joined(member)
 
     def _set_number(self, number: int) -> None:
-        """Handles the node's admission to the cluster with this number."""
+        """Handles this node's admission to the cluster. number: as assigned by the manager."""
         self.host.client.set_number(number)
         if self.membership.start.accepts_drivers:
-            mine = msgspec.structs.replace(self.peers.mine, node=number)
-            # Before the join is announced, because programs may attach immediately after it.
-            self.driver_listener.open(self.drivers, self.membership.cluster, mine)
+            introduction = msgspec.structs.replace(self.peers.mine, node=number)
+            # Open the listener before answering the join waiters, because programs may attach
+            # immediately afterwards.
+            self.driver_listener.open(self.drivers, self.membership.cluster, introduction)
         self.local.lifecycle.joined = True
         self.local.management.admitted()
         self.local.join_waiters.answer()
 
-    def _came(self, member: Member) -> None:
+    def _member_joined(self, member: Member) -> None:
         self.membership.peer_joined(member)
         self.peers.peer_joined(member)
         if member.host_id != self.host.client.host_id:
@@ -436,21 +438,21 @@ class ClusterNode:
             self.recovery.peer_joined(member.host_id)
 
     def _have_workers(self, host_id: int, count: int) -> None:
-        """Notes that the host `host_id` has `count` workers in its common pool."""
+        """Records that the host `host_id` has `count` workers in its common pool."""
         member = self.membership.have_workers(host_id, count)
         if member is not None:
             self.local.outbound_tasks.set_runner(host_id, member.node, count)
             self.local.resources.peer_joined(member)
 
-    def _went(self, number: int) -> None:
+    def _member_gone(self, number: int) -> None:
         member = self.membership.remove(number)
         if member is None:
             return
         pass_on(member, self.loss_receivers())
 
     def loss_receivers(self) -> dict[str, Callable[[Member], None]]:
-        """The method of each component that handles the loss of a host. `PHASES` states their
-        order."""
+        """The method of each component that handles the loss of a host. `PHASES` (peer_loss.py)
+        defines their order."""
         local = self.local
         return {
             "peers": self.peers.peer_lost,
@@ -477,19 +479,19 @@ class ClusterNode:
         }
 
     def lost(self, member: Member) -> None:
-        """Treats a member as lost because this node has lost contact with it. The manager decides
-        later."""
+        """Treats a member as lost because this node has lost contact with it. The manager later
+        decides which of the two nodes is excluded."""
         if member.node in self.membership.members:
-            self._went(member.node)
+            self._member_gone(member.node)
             self.suspects.add(member)
 
     def _lost_many(self, count: int) -> None:
-        """Stops this node if it has lost most of the others, because then this node is probably
-        the one that is cut off. The manager then has no disagreements to resolve."""
-        to = self.local.management
+        """Stops this node if it has lost most of the other nodes, because this node is then
+        probably the one that is cut off. The manager then need not decide which to exclude."""
+        management = self.local.management
         most = count > max(1, len(self.peers.by_host_id))
-        if most and not (to.is_here or to.waits_for_votes):
-            to.cut_off(f"this host has lost {count} others")
+        if most and not (management.is_here or management.waits_for_votes):
+            management.cut_off(f"this host has lost {count} others")
 
     # -- peers ---------------------------------------------------------------------------------
 
@@ -514,8 +516,7 @@ class ClusterNode:
     # -- shutdown of the node ------------------------------------------------------------------
 
     def ask_last_lines(self) -> None:
-        """Requests from the other nodes the output that their workers have printed for this host's
-        driver."""
+        """Asks the other nodes for the remaining output of their workers for this host's driver."""
         self.remote_output.ask_last_lines(self.peers.met)
 
     @property
@@ -545,8 +546,8 @@ class ClusterNode:
         self.host.reply(slot, Reply(request.number, None, why, gone=member is None))
 
     def poll(self, done: list[int]) -> None:
-        """Polls these components, because words in shared memory may have changed. done: ended
-        tasks in the node's own tables."""
+        """Polls these components, because words in shared memory may have changed. done: the tasks
+        in the node's own tables that have ended."""
         local = self.local
         local.inbound_tasks.completed(done)
         local.outbound_tasks.hand_out()
@@ -560,6 +561,6 @@ class ClusterNode:
         self.recovery.poll()
 
     def _steal_again(self) -> None:
-        """Wakes the loop so that its next turn steals. No message notifies this node that a worker
-        has become idle."""
+        """Wakes the loop, so that its next turn tries again to move waiting tasks to idle workers
+        on other hosts. No message notifies this node that a worker has become idle."""
         self._stealing = False

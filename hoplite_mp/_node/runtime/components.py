@@ -1,8 +1,8 @@
 """The components of one host's node, built bottom up.
 
-The constructor of each component takes only components below it. This file builds the components
-that a cluster of any size needs. Those for clusters of several hosts are built on top of these
-(_node/runtime/cluster_node.py).
+The constructor of each component receives only components below it. This file builds the components
+that a cluster of any size needs. The components for clusters of several hosts are built on top of
+them in _node/runtime/cluster_node.py.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Components:
             self.results, self.remote_objects, events.send_peer, self.number, loop, roster, events
         )
         self.questions = Questions(loop, roster, events.send_peer)
-        # time at which a timer wakes the loop for operations that are waiting for memory
+        # time at which a timer wakes the loop for operations that are waiting for memory; 0.0: none
         self._next_turn_at = 0.0
         self.host = host = HostContext(
             config,
@@ -152,7 +152,7 @@ class Components:
         self._make_requests(start.workers, lines.forget, events)
 
     def _make_tasks(self, events: ComponentsEvents) -> None:
-        """Makes the components for tasks, workers and actors."""
+        """Creates the components for tasks, workers and actors."""
         host = self.host
         self.outbound_tasks = outbound_tasks.OutboundTasks(
             self.results, self.imports, self.remote_objects, events.send_peer, events
@@ -183,7 +183,7 @@ class Components:
         )
 
     def _make_diagnostics(self, ports: NodePorts) -> None:
-        """Makes the components for counters, traces, and reports of waits."""
+        """Creates the components for counters, traces, and reports of waits."""
         host = self.host
         self.counters = Counters(host, self.sweeper, self.workers)
         self.counters.add(self.resources.counts)
@@ -208,8 +208,8 @@ class Components:
     def _make_requests(
         self, workers: int, forget: Callable[[int], None], events: ComponentsEvents
     ) -> None:
-        """Makes the components for requests from processes. forget: called with the slot of a
-        process that has ended."""
+        """Creates the components for requests from processes. forget: called with the slot of a
+        process that has exited."""
         host = self.host
         self.pages = Pages(host.config, host.loop, host.client, host.store, workers)
         self.join_waiters = membership.JoinWaiters(
@@ -241,8 +241,8 @@ class Components:
         yield from self.actors.report()
 
     def begin_turn(self) -> list[int]:
-        """Reads the words in shared memory that may have changed. Returns the ended tasks in the
-        node's own tables."""
+        """Reads the words in shared memory that may have changed. Returns the tasks in the node's
+        own tables that have ended."""
         done = self.host.tasks.drain()
         if done:
             self.sweeper.completed(done)
@@ -251,8 +251,8 @@ class Components:
         return done
 
     def _turn_is_due(self) -> None:
-        """Does no more than allow the next timer: the turn itself checks for free memory. A
-        rounding error may start that turn slightly early."""
+        """Only wakes the loop: the turn itself checks for free memory. A rounding error may start
+        that turn slightly too early, and `end_turn` must then set another timer."""
         self._next_turn_at = 0.0
 
     def end_turn(self) -> None:

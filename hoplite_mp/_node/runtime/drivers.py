@@ -2,9 +2,9 @@
 
 Several programs on one host share its store and its workers. Each program becomes a client with a
 slot, a connection for its requests, and access to the store and the control memory. A driver leaves
-in two steps. When its connection is closed, it has left the cluster: its tasks are stopped and its
-refs released. When its process exits or no longer needs the memory, its pins and blocks are
-released as well, and the slot is free.
+in two steps. When its request connection is closed, it has left the cluster: its tasks are stopped
+and its refs are released. When its process exits or no longer needs the shared memory, its pins and
+blocks are released as well, and the slot becomes free.
 """
 
 from __future__ import annotations
@@ -35,22 +35,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Drivers"]
 
-# The maximum time that the node waits for the output of a leaving driver's tasks on other hosts;
-# and the interval of polls for output on this host, because nothing signals an empty pipe.
+# OUTPUT_PATIENCE_S limits how long the node waits for the last output of a leaving driver's tasks.
+# The output on this host is polled every OUTPUT_POLL_S, because nothing signals that a pipe has
+# become empty.
 OUTPUT_PATIENCE_S = 0.8
 OUTPUT_POLL_S = 0.1
 
 
 @dataclass(slots=True, eq=False)
 class Driver:
-    """A driver that is attached, or has left but still reads shared memory. close: closes the
+    """A driver that is attached, or has left but still reads shared memory. `close`: closes the
     connection over which the driver was admitted."""
 
     slot: int
     name: int  # its output owner: lines printed by its tasks are sent to the driver with this name
     close: Callable[[], None]
     left: bool = False
-    output_until: float = 0.0  # deadline for the last lines of its tasks
+    output_until: float = 0.0  # time until which the node waits for its tasks' last lines
     is_polled: bool = False  # a timer for `_poll_again` is running
 
 
@@ -96,8 +97,8 @@ class Drivers:
         return {CountDrivers: self._asked_users}
 
     def _asked_users(self, slot: int, request: Request) -> None:
-        there = sum(not one.left for one in self.by_slot.values())
-        self.reply(slot, Reply(request.number, there))
+        count = sum(not driver.left for driver in self.by_slot.values())
+        self.reply(slot, Reply(request.number, count))
 
     def name_of(self, slot: int) -> int:
         """The output owner of the attached driver in the slot; 0 if there is none."""
@@ -130,9 +131,9 @@ class Drivers:
         output: Socket,
         close: Callable[[], None],
     ) -> None:
-        """Adds a driver that has received its slot. line: the connection for its requests. output:
-        the socket for lines printed by its tasks. close: closes the connection over which the
-        driver was admitted."""
+        """Adds a driver to which its slot has been sent. line: the connection for its requests.
+        output: the socket for lines printed by its tasks. close: closes the connection over which
+        the driver was admitted."""
         self._ever += 1
         self.output.attach(name, output)
         self.by_slot[slot] = Driver(slot, name, close)
@@ -142,8 +143,8 @@ class Drivers:
     # -- leaving -------------------------------------------------------------------------------
 
     def line_ended(self, slot: int) -> None:
-        """Settles a driver that has left or died. If it has died, `detached` is called soon
-        after."""
+        """Cleans up after a driver that has left or died. If it has died, `detached` is called soon
+        afterwards."""
         driver = self.by_slot.get(slot)
         if driver is not None and not driver.left:
             self._settle(driver, reads_on=True)
@@ -163,8 +164,8 @@ class Drivers:
         self.poll()
 
     def _settle(self, driver: Driver, reads_on: bool) -> None:
-        """Keeps those of the driver's objects that other processes need, and releases the rest.
-        reads_on: the driver still reads shared memory, so its pins and blocks are kept, too."""
+        """Keeps the driver's objects that other processes need, and releases the rest. reads_on:
+        the driver still reads shared memory, so its pins and blocks are kept, too."""
         slot = driver.slot
         if driver.left:
             self.ends.settle_again(slot)
@@ -186,8 +187,8 @@ class Drivers:
                 self._finish_output(driver, driver.output_until)
 
     def _finish_output(self, driver: Driver, until: float) -> None:
-        """Closes the output of a leaving driver if its last lines have arrived or the time is
-        `until`. Otherwise sets a timer to check again."""
+        """Closes the output of a leaving driver if its last lines have been sent or the time
+        `until` has come. Otherwise sets a timer to check again."""
         output, remote = self.output, self.remote_output
         if driver.name not in output.drivers:
             return
@@ -206,7 +207,7 @@ class Drivers:
         self._finish_output(driver, driver.output_until)
 
     def _stop_tasks(self, slot: int) -> None:
-        """Interrupts the driver's running tasks, unless another client holds the result."""
+        """Interrupts the driver's running tasks, except those whose result another client holds."""
         for header in self.client.concerned(slot):
             oid = header["id"]
             if header["owner"] != slot or header["kind"] != KIND_TASK:

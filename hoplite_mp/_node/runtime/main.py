@@ -90,8 +90,8 @@ class NodeProcess:
     def connect(
         self, slot: int, line: socket.socket, out: int, err: int, output_owner: int = 0
     ) -> None:
-        """Adds a worker that the supervisor is starting or has started. line, out, err: this node's
-        ends of the worker's connection and output pipes."""
+        """Adds a worker that the supervisor is starting or has started. line: this node's end of
+        the worker's connection. out, err: the read ends of its output pipes."""
         self.node.worker_joins(slot, line, out, err, output_owner)
 
     def from_supervisor(self) -> None:
@@ -179,7 +179,7 @@ def _to_hosts(
     from hoplite_mp._node.io.driver_listener import DriverListener
     from hoplite_mp._node.io.tcp_connections import TcpConnections
 
-    # With TLS, Python code handles each block, so blocks are as large as possible.
+    # With TLS, Python code handles every block, so few large blocks are cheaper.
     block_bytes = _engine.BLOCK_BYTES_MOST if lan.tls else BLOCK_BYTES
     engine = _engine.Engine(lan.host_id, block_bytes)
     return TcpConnections(loop, lan), engine, DriverListener(loop, start, lan)

@@ -42,8 +42,8 @@ class NoOtherHosts:
 
 
 class HostNode:
-    """One node. Its components are assigned to `node_events` as soon as they are built.
-    `node_events` is a ClusterNodeEvents if and only if `start.lan` is given."""
+    """One node. Assigns its components to `node_events`, which is a ClusterNodeEvents if and only
+    if `start.lan` is given."""
 
     def __init__(
         self,

@@ -44,7 +44,8 @@ __all__ = ["ClusterNodeEvents", "NodeEvents"]
 
 
 class NodeEvents:
-    """The events of a node in a cluster of one host; usable once its components are built."""
+    """The events of a node in a cluster of one host. Usable once `components` and `alone` are
+    set."""
 
     components: Components
     alone: SingleHostMembership
@@ -134,7 +135,7 @@ class NodeEvents:
         components, workers = self.components, self.components.workers
         pool = workers.tasks.pool_of(oid)
         if pool not in workers.pools and not self.is_remote_actor(pool):
-            workers.fail_closed(oid)  # the pool was closed while another host had the task
+            workers.fail_closed(oid)  # the pool was closed while the task was at another host
         elif oid in components.resources.held:  # it holds resources on this host or another one
             components.resources.again(oid)
         else:
@@ -308,13 +309,13 @@ class NodeEvents:
         return pool.team
 
 
-# In a cluster of several hosts many events concern other hosts. The next class passes them to
-# components that only such a node has. Its methods are in the order of NodeEvents.
+# Many events concern other hosts. In a cluster of several hosts the next class handles them, with
+# components that a node in a cluster of one host does not have.
 
 
 class ClusterNodeEvents(NodeEvents):
-    """The events of a node in a cluster of several hosts; usable once `ClusterNode` has built its
-    components and set the attributes below."""
+    """The events of a node in a cluster of several hosts. Usable once `ClusterNode` has set the
+    attributes below."""
 
     actor_failover: ActorFailover
     drivers: Drivers
@@ -360,8 +361,8 @@ class ClusterNodeEvents(NodeEvents):
         return self.membership.joining(incarnation)
 
     def returning(self, incarnation: int) -> NodeReturned:
-        """The counters that a new manager continues, as far as this node knows them. They count the
-        nodes, the epochs of Distribute, and the objects whose copies had an operation."""
+        """The first message to a new manager, with the counters that it continues. `epochs` and
+        `copied` are the highest numbers that this node has received from earlier managers."""
         return NodeReturned(
             node=self.components.number(),
             incarnation=incarnation,
@@ -462,7 +463,7 @@ class ClusterNodeEvents(NodeEvents):
     def runs_again(self, oid: int) -> bool:
         return oid in self.recovery.reconstruction.runs
 
-    # -- for components that only such a node has --------------------------------------------------
+    # -- for components that exist only in a cluster of several hosts ------------------------------
 
     def backup_number(self, object_id: bytes, host_id: int) -> int | None:
         return self.backups.number_of(object_id, host_id)

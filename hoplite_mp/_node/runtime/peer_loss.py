@@ -50,10 +50,10 @@ PHASES = (
 # (earlier component, later component) -> the reason for this order.
 # tests/simulation/test_peer_loss_order.py breaks each order, and swaps all other neighbours.
 ORDERS = {
-    ("recovery", "inbound_tasks"): "results of its tasks are held before the tasks are forgotten",
-    ("recovery", "replicas"): "replicas of its objects are held before they are released",
-    ("recovery", "remote_objects"): "lost objects are found after the owner is known to be dead",
-    ("recovery", "questions"): "an unanswered question may wait for the next owner",
+    ("recovery", "inbound_tasks"): "the host's results are held before its tasks are forgotten",
+    ("recovery", "replicas"): "recovery holds the host's objects before replicas are released",
+    ("recovery", "remote_objects"): "lost objects are handled once the owner is known to be dead",
+    ("recovery", "questions"): "an unanswered question may have to wait for the next owner",
     ("remote_objects", "questions"): "objects of unanswered questions are sought on living hosts",
 }
 
@@ -64,7 +64,7 @@ def pass_on(member: Member, receivers: Mapping[str, Callable[[Member], None]]) -
         receivers[name](member)
 
 
-# The cleanup of all components after a process on this host has ended or left.
+# The cleanup of all components after a process on this host has exited or left.
 #
 # Most components treat an exited worker and a departed driver alike. The order of the steps
 # matters: the node first takes holds on the results of Group calls that the process had committed,
@@ -94,7 +94,7 @@ class ClientCleanup:
     def settle(
         self, slot: int, worker: WorkerInfo | None, code: int, reads_on: bool = False
     ) -> list[int]:
-        """Keeps those objects of an ended process that other processes need, and releases the rest.
+        """Keeps the objects of an exited process that other processes need, and releases the rest.
         worker: the worker in the process, if there was one. code: its exit code. reads_on: the
         process has left the cluster but still reads shared memory. Returns the tasks to run
         again."""
@@ -109,8 +109,8 @@ class ClientCleanup:
         return again
 
     def settle_again(self, slot: int) -> None:
-        """Releases the memory that `settle` kept for a departed process that still read it. Called
-        when the process no longer reads shared memory."""
+        """Releases the memory that `settle` has kept because the departed process was still reading
+        it. Called when the process no longer reads shared memory."""
         self.groups.hold_committed(slot)
         self.groups.buffers.forget_client(slot)
         self.sweeper.sweep(slot, None, 0, False)

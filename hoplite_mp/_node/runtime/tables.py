@@ -1,4 +1,4 @@
-"""The tables of handlers for messages from clients, peers and the manager."""
+"""The tables of handlers for messages from clients, peers and the manager, by message type."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 
-# The types of answers, each with the number of its question (_node/questions.py).
+# The types of answers. Each answer contains the number of its question (_node/questions.py).
 ANSWERS = (
     diagnostics.DiagnosticsResponse,
     peers.RemoteActorStarted,
@@ -91,7 +91,7 @@ def object_table(
     locations: Locations,
     recovery: Recovery,
 ) -> dict[type, PeerHandler]:
-    """Messages about objects: holders, copies, reconstruction."""
+    """The handlers of messages about objects: holders, copies, reconstruction."""
 
     def releases(host_id: int, message: peers.Release) -> None:
         if not inbound_tasks.release(host_id, message):
@@ -119,7 +119,7 @@ def task_table(
     resources: Resources,
     membership: NodeMembership,
 ) -> dict[type, PeerHandler]:
-    """Messages about tasks and workers."""
+    """The handlers of messages about tasks and workers."""
     return {
         peers.RunTask: inbound_tasks.run,
         peers.TaskEnded: outbound_tasks.ended,
@@ -144,7 +144,7 @@ def inspection_table(
     remote_output: RemoteOutput,
     relays: Relays,
 ) -> dict[type, PeerHandler]:
-    """Messages about statistics, traces, dumps, workers' output, and relays."""
+    """The handlers of messages about statistics, traces, dumps, workers' output, and relays."""
     return {
         peers.CountersQuery: counters.asked,
         diagnostics.ClockQuery: tracing.clock,
@@ -158,8 +158,8 @@ def inspection_table(
 
 
 def client_table(components: Components, driver_name: Callable[[int], int]) -> dict[type, Handler]:
-    """Requests that every node handles. driver_name: returns the name under which printed lines are
-    sent to the driver in a slot."""
+    """The handlers of requests that every node serves. driver_name: returns the output owner (the
+    name to which printed lines are addressed) of the driver in a slot."""
     actors, groups, messages = components.actors, components.groups, components.messages
     resources, worker_broadcasts = components.resources, components.worker_broadcasts
     counters, waits = components.counters, components.waits
@@ -188,16 +188,18 @@ def client_table(components: Components, driver_name: Callable[[int], int]) -> d
         **components.join_waiters.handlers,
         **components.plan_requests.handlers,
         **components.tracing.handlers,
-        # Operations on objects, and Groups.
+        # Collectives on refs, and Groups.
         local.Collective: lambda slot, request: components.operations.asked(request.ask, slot),
         local.GroupCall: calls,
         local.GroupSend: messages.send,
         local.GroupInbox: messages.inbox,
         local.GroupMessageAck: messages.received,
         local.GroupJoin: joins,
-        local.GroupLeave: lambda slot, ask: groups.leave(ask.ask, slot, ask.number),
+        local.GroupLeave: lambda slot, request: groups.leave(request.ask, slot, request.number),
         local.GroupAdmit: admits,
-        local.GroupBuffers: lambda slot, ask: groups.give_buffers(ask.ask, slot, ask.number),
+        local.GroupBuffers: lambda slot, request: groups.give_buffers(
+            request.ask, slot, request.number
+        ),
         local.GroupRefusal: is_refused,
         # Actors, functions for every worker, resources.
         actor_requests.OpenActor: actors.open,
@@ -230,7 +232,7 @@ def client_table(components: Components, driver_name: Callable[[int], int]) -> d
 
 
 def manager_table(components: Components) -> dict[type, ManagerHandler]:
-    """Messages from the manager that every node handles."""
+    """The handlers of messages from the manager that every node receives."""
     return {
         **components.management.manager_handlers,
         **components.operations.manager_handlers,
@@ -241,7 +243,7 @@ def manager_table(components: Components) -> dict[type, ManagerHandler]:
 
 
 def ignored_alone() -> dict[type, ManagerHandler]:
-    """Messages from the manager that a node in a cluster of one host ignores."""
+    """Handlers that ignore the manager's messages about other hosts, for a cluster of one host."""
 
     def ignore(_: Any) -> None:
         """Does nothing, because this node is the only one in its cluster."""
