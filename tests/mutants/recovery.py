@@ -32,8 +32,8 @@ MUTANTS = (
     Mutant(
         "owners-question-dies-with-the-manager",
         "hoplite_mp/_node/objects/ownership_transfer.py",
-        "asks = is_kept(record) or (record.number and not record.described)",
-        "asks = is_kept(record)",
+        "unresolved = is_kept(record) or (record.number and not record.described)",
+        "unresolved = is_kept(record)",
         (
             "A process that asks who is the owner of an object gets an answer also if the "
             "manager dies meanwhile; here the next manager is not asked, and the reader "

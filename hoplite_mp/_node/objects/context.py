@@ -1,7 +1,7 @@
 """The context of a node's components: ports, shared memory, object table.
 
 Components are built one after another, each from this context and the components below it. A
-constructor takes what it needs from the context, and keeps no reference to it.
+constructor copies the attributes that it needs, and keeps no reference to the context.
 """
 
 from __future__ import annotations

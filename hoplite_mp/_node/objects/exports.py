@@ -3,10 +3,10 @@
 The owner of an object counts the hosts that hold it, one entry for each import, and keeps the
 object with its own hold. When a pending object is done, every importer is notified: with the
 payload if that is small and present, otherwise with the nodes that have the bytes. Replicas
-(_node/objects/replicas.py) do not count: when the object has no holder left in the cluster, the
-owner lets their nodes release them. While there are replicas, this file polls whether its own hold
-is the only one left. That state is stable, because processes can then obtain a hold only through
-this node.
+(_node/objects/replicas.py) do not count as holders: when the object has no holder left in the
+cluster, the owner asks the nodes with replicas to release them. While there are replicas, the owner
+polls whether its own hold is the only one left. That state is stable, because processes can then
+obtain a hold only through this node.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ __all__ = ["KEPT_POLL_S", "Exports"]
 # Interval of checks whether replicated objects are still held. Higher: memory of unneeded replicas
 # is freed later. Lower: more checks (a few us for each object).
 KEPT_POLL_S = 0.25
-NO_BUCKET = -1  # for objects that are polled in each turn, as no process announces their completion
+# For objects that are polled in each turn, because no process announces their completion.
+NO_BUCKET = -1
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ class Export:
     hold: Any
     importers: set[tuple[int, int]] = field(default_factory=set)  # (host id, number of the import)
     copies: set[int] = field(default_factory=set)  # ids of hosts whose nodes keep a replica
-    # buckets in which the node is parked until the object is done
+    # buckets (lists of waiters) in which the node is registered until the object is done
     watched: list[int] = field(default_factory=list)
 
 
@@ -207,7 +208,8 @@ class Exports:
             self.loop.call_later(KEPT_POLL_S, self._poll_copies)
 
     def only_ours(self, oid: int) -> bool:
-        """Whether a single hold by this node keeps the object, apart from `extra_holds`."""
+        """Whether the object is kept only by a single hold of this node, apart from
+        `extra_holds`."""
         return self.holds_only(oid, 1)
 
     def holds_only(self, oid: int, more: int) -> bool:

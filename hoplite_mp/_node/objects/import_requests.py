@@ -76,9 +76,9 @@ class ImportRequests:
         self.imports.drop(request.ask.oid)  # type: ignore[union-attr]
 
 
-# An object's owner knows the nodes that hold the whole value. Processes on other hosts ask the
-# owner through their node. If the owner dies in the meantime, their node answers from its own
-# records.
+# Locations of objects. An object's owner knows the nodes that hold the whole value. Processes on
+# other hosts ask the owner through their own node, which answers from its own records if the owner
+# dies before it has answered.
 
 
 class Locations:

@@ -1,9 +1,9 @@
 """Imports: objects of other hosts that processes on this host use.
 
-A ref to another host's object becomes a header on this host. The node claims the header until the
-object's owner has described the object. Then every process here uses the header like any other. The
-owner receives an Acquire message when the first process here holds the object, and a Release
-message when the last process has released it.
+An object of another host is represented by a header on this host. The node claims the header until
+the object's owner has described the object. After that, every process here uses the header like any
+other. The owner receives an Acquire message when the first process here holds the object, and a
+Release message when the last process has released it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = ["ImportRecord", "Imports"]
 
 @dataclass(slots=True, eq=False)
 class ImportRecord:
-    """One header here that represents another host's object. owner: id of the owner's host. number:
-    identifies the import to the owner; 0: the owner does not count the import."""
+    """One header here that represents another host's object. `owner`: the id of the owner's host.
+    `number`: identifies the import to the owner; 0 if the owner does not count the import."""
 
     object: bytes
     owner: int
@@ -52,16 +52,16 @@ class ImportsEvents(Protocol):
     """Reports and requests from this component to the components above it."""
 
     def nobody_named(self, oid: int) -> None:
-        """Handles the owner's reply that it knows no holder of an object. All holders that were
-        known here have died."""
+        """Handles the owner's reply that it knows no holder of an object whose holders known to
+        this node have all died."""
 
     def ask_for_owner(self, record: ImportRecord) -> bool:
         """Asks for the new owner of an import whose owner is gone. Returns False if there will be
         no new owner."""
 
     def result_held(self, oid: int) -> None:
-        """Notes that the owner now counts the holds by processes here on the result of its task.
-        The node may also keep this result for the owner."""
+        """Records that the owner now counts this host as a holder of the result of its task. The
+        node may also keep this result for the owner."""
 
 
 class Imports:
@@ -114,7 +114,8 @@ class Imports:
         if known is not None:
             hold = self.client.hold(known.oid)
             if hold is not None:
-                # A replica, or the result of a task of the owner, which does not count this host.
+                # The owner does not count this host yet, because the header is for a replica or for
+                # the result of the owner's task.
                 if not known.number and known.owner not in (self.client.host_id, holder):
                     self._acquire(known)
                     self.events.result_held(known.oid)
@@ -183,12 +184,12 @@ class Imports:
         self.lead(ImportRecord(object_id, owner, 0, oid, None, True, runs_here=True))
 
     def follow_owner(self, oid: int) -> None:
-        """Makes the result of a task that returns to its owner an import like any other: processes
-        on this host that hold the result receive its value from the owner."""
+        """Makes the result of a task an ordinary import, because the task returns to its owner.
+        Processes on this host that hold the result receive its value from the owner."""
         record = self.by_oid[oid]
         record.runs_here = False
         # This is necessary even if the owner already counts this host. While the task was here, the
-        # owner may have reported that the object is gone, and now has to report that again.
+        # owner may have reported that the object is gone, and must now repeat that report.
         self._acquire(record)
 
     def public(self, oid: int) -> bytes:
@@ -208,8 +209,8 @@ class Imports:
         return None if isinstance(got, int) else memoryview(got)
 
     def own(self, object_id: bytes) -> int:
-        """The local id of an object that this host owns because the object was made here or taken
-        over. 0 if another host owns it."""
+        """The local id of an object that this host owns because the object was created here or
+        taken over. 0 if another host owns it."""
         host_id, oid = ids.unpack_id(object_id)
         if host_id == self.client.host_id:
             return oid
@@ -250,7 +251,7 @@ class Imports:
             return
         if self.client.state(record.oid) not in UNWRITTEN:
             if self.remote_objects.absent(record.oid):
-                self._there_again(record, message)
+                self._described_again(record, message)
             else:
                 self.remote_objects.set_holders(record.oid, message.holders)
             self.answer(record)  # the object was described before, or a collective placed it here
@@ -267,7 +268,7 @@ class Imports:
             self.fail(record, "it was deleted, or had no holder left")
         self.answer(record)
 
-    def _there_again(self, record: ImportRecord, message: ObjectReport) -> None:
+    def _described_again(self, record: ImportRecord, message: ObjectReport) -> None:
         """Handles the owner's description of an object whose known holders have died."""
         if message.payload is not None:
             self.remote_objects.replace(record.oid, message.payload)
@@ -315,8 +316,8 @@ class Imports:
     # -- the end -------------------------------------------------------------------------------
 
     def freed(self, oid: int) -> None:
-        """Handles a header of the node that has been collected. If the header was an import,
-        notifies the owner that no process here holds the object."""
+        """Handles a freed header in the node's own table. If the header was an import, notifies the
+        owner that no process here holds the object."""
         record = self.by_oid.get(oid)
         if record is None or self.client.state(oid) not in GONE:
             return

@@ -35,8 +35,8 @@ __all__ = ["Deadlines", "ForeignLeases", "Leases"]
 
 PATIENCE_S = 0.2  # how long a request is retried before the reply that the store is full
 RETRY_S = 0.01
-# Preallocated blocks take at most 1/16 of the store. A lower number: more members have the block
-# for their next contribution ready, but large objects that need this memory are refused.
+# Preallocated blocks occupy at most 1/16 of the store. A larger share: more members have a block
+# ready for their next contribution, but large objects that need this memory are refused.
 SPARES_SHARE = 16
 
 
@@ -169,7 +169,7 @@ class Leases:
 
         def again() -> None:
             died = line is None or self.lines.get(slot) is not line  # its slot may have been reused
-            if died or not self.requests.is_latest(slot, request.number):  # or Ctrl-C
+            if died or not self.requests.is_latest(slot, request.number):  # or was interrupted
                 self.client.set_hungry(False)  # other waiting requests set it again
                 return
             value = attempt()
@@ -204,8 +204,8 @@ def _nothing() -> None:
 #
 # A pickled ref is not a hold, and the number of times that it will be unpickled is unknown. When a
 # process pickles a ref for an engine, its node therefore holds the object for the requested time.
-# The hold is the node's own, so it outlives the process. Each object has a single hold, which
-# another pickled ref extends.
+# The hold is the node's own, so it outlives the process. Each object has a single hold, which is
+# extended when another ref to the object is pickled.
 
 
 # How long after its deadline a hold may be released. Higher: the node's loop wakes less often when
@@ -214,7 +214,7 @@ SLACK_S = 0.1
 
 
 class Deadlines:
-    """Keys with extendable deadlines. The methods take the time as an argument."""
+    """Keys with deadlines that can be extended. The caller passes all times."""
 
     def __init__(self) -> None:
         self._until: dict[int, float] = {}
@@ -252,7 +252,7 @@ class Deadlines:
 
 
 class ForeignLeases:
-    """All leases for foreign engines on one node."""
+    """All holds for foreign engines on one node."""
 
     def __init__(
         self,

@@ -1,11 +1,12 @@
-"""Objects that outlive their owner: how this node reports them, and follows or becomes new owners.
+"""Objects that outlive their owner: this node reports them, and follows or becomes their new owner.
 
 The owner of an object (the host with the id `ImportRecord.owner`) counts the hosts that hold it;
 compare ownership in Ray (Wang et al., NSDI 2021), where processes own objects. When an owner dies,
 every node reports its holds on that owner's objects and its copies of them. The manager then names
-a new owner for each object that some host has completely (_planner/owners.py). Until then this node
+a new owner for each object that is complete on some host (_planner/owners.py). Until then this node
 releases none of these objects. The new owner starts with the counts in the reports. A host that has
-released an object since its report notifies the new owner, possibly before the manager does.
+released an object since its report notifies the new owner, which may receive that message before
+the manager's.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Lost:
     # holds on headers until new owners are known
     holds: dict[int, Any] = field(default_factory=dict)
     reported: dict[bytes, int] = field(default_factory=dict)  # object -> number of the import
-    # Object -> numbers of imports that were reported to managers that have died since. A new owner
-    # may count these imports, so this node notifies it of the released ones.
+    # Object -> numbers of imports that were reported to earlier managers. A new owner may count
+    # these imports, so this node notifies it of those that have been released since.
     former: dict[bytes, set[int]] = field(default_factory=dict)
     # numbers of imports for which this node expects an OwnerReport
     asked: set[int] = field(default_factory=set)
@@ -113,8 +114,8 @@ class OrphanInventory:
     def report(
         self, number: int, imports: list[ImportRecord], lost: Lost | None
     ) -> OrphansReported:
-        """Describes this host's holds on these objects and its copies. number: the node number of
-        their dead owner."""
+        """Describes this host's holds on these objects and its copies of them. number: the node
+        number of their dead owner."""
         headers: dict[bytes, list[ImportRecord]] = {}
         for record in imports:
             headers.setdefault(record.object, []).append(record)
@@ -126,8 +127,8 @@ class OrphanInventory:
             counted = next((record.number for record in found if record.number), 0)
             here = any(self.imports.is_whole(record) for record in found)
             used = counted or any(map(is_kept, found))
-            # An object that was reported before is always reported again, because the manager's
-            # answer will name it.
+            # An object that was reported before is always reported again, because the manager will
+            # decide about it.
             reported = lost is not None and object_id in lost.reported
             if len(objects) == HOLDINGS_MAX or not (here or used or reported):
                 continue
@@ -142,7 +143,7 @@ class OrphanInventory:
                 lost.reported[object_id] = counted
         if lost is not None:
             for object_id in lost.former:
-                # Report the object so that the manager names its owner to this node.
+                # Report the object so that the manager sends its new owner to this node.
                 if not self.imports.all_of(object_id) and len(objects) < HOLDINGS_MAX:
                     objects.append(object_id)
                     numbers.append(0)
@@ -211,15 +212,15 @@ class OwnershipTransfer:
         self.lost = self.orphan_inventory.lost  # by host id
         self.numbers: dict[int, int] = {}  # host id -> node number, for all nodes that have died
         # Number of a first owner -> holds on objects that were reported again to a new manager even
-        # though they have a new owner. They are kept until the manager has answered.
+        # though they already have a new owner. The holds are kept until the manager has answered.
         self._restated: dict[int, list[Any]] = {}
 
     def is_open(self, host_id: int) -> bool:
-        """Whether the host is dead and new owners for its objects are still to be named."""
+        """Whether the host is dead and the manager has yet to name new owners for its objects."""
         return host_id in self.lost
 
     def is_decided(self, host_id: int) -> bool:
-        """Whether the host is dead and no more owners will be named for its objects."""
+        """Whether the host is dead and the manager will name no more owners for its objects."""
         return host_id in self.numbers and host_id not in self.lost
 
     # -- after a death -------------------------------------------------------------------------
@@ -236,7 +237,7 @@ class OwnershipTransfer:
         lost = self.orphan_inventory.lost_as(number)
         if lost is not None:
             lost.confirmed = True
-        # These include objects that were first imported after the death.
+        # The report includes objects that were first imported after the death.
         imports = [] if lost is None else self.orphan_inventory.of(lost.host_id)
         self.send_manager(self.orphan_inventory.report(number, imports, lost))
         if lost is not None and not lost.reported:  # the manager does not answer an empty report
@@ -254,12 +255,12 @@ class OwnershipTransfer:
             elif record.owner in self.lost:
                 number = self.lost[record.owner].number
                 moved.setdefault(number, []).append(record)
-                if record.moved >= 0:  # other nodes may only know the first owner
+                if record.moved >= 0:  # some nodes may only know the first owner
                     owners[record.object] = number
-            asks = is_kept(record) or (record.number and not record.described)
-            # Open questions were lost with the former manager. They are repeated even if the
+            unresolved = is_kept(record) or (record.number and not record.described)
+            # Unanswered queries were lost with the former manager, so they are repeated even if the
             # owner's host is now known.
-            if asks and (owner is None or record.asks) and record.owner not in self.lost:
+            if unresolved and (owner is None or record.asks) and record.owner not in self.lost:
                 yield OwnerQuery(self.node(), record.object)
         for begin in range(0, len(owners), HOLDINGS_MAX):
             part = slice(begin, begin + HOLDINGS_MAX)
@@ -272,17 +273,18 @@ class OwnershipTransfer:
                 for object_id, before in lost.reported.items():
                     lost.former.setdefault(object_id, set()).add(before)
                 lost.reported.clear()
-                lost.asked.clear()  # this report replaces the questions to the former manager
+                lost.asked.clear()  # this report replaces the queries to the former manager
             inventory = self.orphan_inventory.report(number, moved.get(number, []), lost)
             if inventory.objects:
-                # The manager may name this node as the owner if the present owner dies before that.
+                # Keep the objects, because the manager may name this node as their owner if the
+                # present owner dies before the manager has answered.
                 restated[number] = [
                     self.client.hold(record.oid) for record in moved.get(number, ())
                 ]
             if inventory.objects or lost is not None:
                 yield inventory
-            # A manager that has not detected the death may name that host as an owner. When it
-            # later declares the host lost, `report` is called again.
+            # Until the death is confirmed, the manager may still name that host as an owner. When
+            # it declares the host lost, `report` is called again.
             if lost is not None and lost.confirmed and not inventory.objects:
                 self._close(lost)
         self._restated = restated
@@ -291,15 +293,15 @@ class OwnershipTransfer:
     def manager_handlers(self) -> dict[type, ManagerHandler]:
         """Handlers of messages from the manager about owners."""
 
-        def owner_told(message: OwnerReport) -> None:
-            self._told(message)
+        def owner_reported(message: OwnerReport) -> None:
+            self._owner_reported(message)
             self.events.owners_handled()
 
         def owners_named(message: OwnersReassigned) -> None:
             self._owners_named(message)
             self.events.owners_handled()
 
-        return {OwnerReport: owner_told, OwnersReassigned: owners_named}
+        return {OwnerReport: owner_reported, OwnersReassigned: owners_named}
 
     def _owners_named(self, message: OwnersReassigned) -> None:
         if not message.more:
@@ -324,9 +326,9 @@ class OwnershipTransfer:
 
     def back(self, host_id: int) -> None:
         """Handles the return of a host that the last manager had declared lost. The host is a
-        member again without a restart, because a user has promoted its standby (`promote
-        --anyway`). It keeps its objects, so this node acquires them from it. If the last manager
-        has already named another owner, both hosts count holders, and values are read from
+        member again without a restart, because a user has promoted the standby (`promote
+        --anyway`). The host keeps its objects, so this node acquires them from it. If the last
+        manager has already named another owner, both hosts count holders, and values are read from
         either."""
         self._restated.pop(self.numbers.pop(host_id, -1), None)
         lost = self.lost.pop(host_id, None)
@@ -334,8 +336,8 @@ class OwnershipTransfer:
             return
         for record in self.orphan_inventory.of(host_id):
             self.events.moved(record)
-            # The owner counts an import once, however often it is acquired. The owner describes the
-            # object each time, which also answers readers of an absent value.
+            # The owner counts an import only once, however often it is acquired. Each time it
+            # replies with the object's description, which also answers readers of an absent value.
             if record.number:
                 self._acquire(record)
             elif self.imports.is_whole(record) or is_kept(record):
@@ -365,7 +367,7 @@ class OwnershipTransfer:
         lost.holds.clear()
 
     def _lose(self, record: ImportRecord, lost: Lost) -> None:
-        """Fails an object that no host has completely, even if holders are recorded here."""
+        """Fails an object that is complete on no host, even if holders are recorded here."""
         why = _no_copy(lost.number)
         remote = self.remote_objects.by_oid.get(record.oid)
         if remote is not None and remote.payload:  # the running transfer may still succeed
@@ -431,9 +433,9 @@ class OwnershipTransfer:
         copies: numbers of nodes that have replicas."""
         if not ours:  # a former manager, which then died, has already made this node the owner
             return
-        mine = next((record for record in ours if self.imports.is_whole(record)), ours[0])
-        object_id = mine.object
-        self.imports.lead(mine)
+        primary = next((record for record in ours if self.imports.is_whole(record)), ours[0])
+        object_id = primary.object
+        self.imports.lead(primary)
         for record in ours:
             record.owner, record.moved = self.client.host_id, lost.number
         for node, number in zip(counted[::2], counted[1::2], strict=True):
@@ -443,20 +445,20 @@ class OwnershipTransfer:
                 self.exports.count(object_id, peer, number)
         host_ids = [self.host_id_at(node) for node in copies]
         self.exports.lend(object_id, [host_id for host_id in host_ids if host_id is not None])
-        self.imports.answer(mine)
+        self.imports.answer(primary)
         for record in ours:
-            if record is not mine and record.number:
-                self.imports.described(self.exports.describe(mine.oid, object_id, record.number))
-                record.hold = self.client.hold(mine.oid)
+            if record is not primary and record.number:
+                self.imports.described(self.exports.describe(primary.oid, object_id, record.number))
+                record.hold = self.client.hold(primary.oid)
         self.replicas.let_go(object_id)  # the export's hold now keeps the object
-        self.events.moved(mine)
+        self.events.moved(primary)
 
     # -- late messages -------------------------------------------------------------------------
 
     def released(self, peer: int, message: Release) -> None:
         """Handles the release of an object that this node owns or is about to own. In the latter
-        case the manager's message may still count that import, even if this node has already
-        counted the import and handled its release."""
+        case the release is remembered, because the manager's message may still count that
+        import."""
         self.exports.release(peer, message)
         lost = self.lost.get(self.imports.owner_of(message.object))
         if lost is not None:
@@ -470,7 +472,7 @@ class OwnershipTransfer:
         self.send_manager(OwnerQuery(self.node(), record.object))
         return True
 
-    def _told(self, message: OwnerReport) -> None:
+    def _owner_reported(self, message: OwnerReport) -> None:
         owner = self._named(message.owner)
         for record in self.imports.all_of(message.object):
             if is_kept(record):
@@ -509,7 +511,7 @@ class OwnershipTransfer:
 
     def own(self, object_id: bytes) -> int:
         """Like `Imports.own`, but objects of dead owners count as well if they are complete here,
-        because other hosts may be notified earlier than this node that it is the new owner."""
+        because other hosts may be notified before this node that this node is the new owner."""
         found = self.imports.own(object_id)
         if found:
             return found
@@ -533,7 +535,7 @@ class OwnershipTransfer:
 
 
 def _drop(hold: Any) -> None:
-    """Does nothing. A closure that will call it keeps `hold` until the call."""
+    """Does nothing. The closure that calls this function keeps `hold` alive until the call."""
 
 
 def _no_copy(number: int | None) -> str:

@@ -2,8 +2,9 @@
 
 To a process on this host, an object on another host looks like a spilled object: it is done, but
 its bytes must be requested. The node fetches it once, however many readers request it. An object
-without a known living holder is *absent*: it stays done, and readers wait until the maker has found
-or reconstructed it. The value of a permanently lost object becomes an error, which readers raise.
+without a known living holder is *absent*: it remains done, and readers wait until the maker
+(_node/lineage/reconstruction.py) has found or reconstructed it. The value of a permanently lost
+object becomes an error, which readers raise.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ __all__ = [
 
 # Layouts: the shape and dtype of an array as text, for messages between nodes.
 #
-# Before any byte is sent, a node that folds arrays from other hosts must know their sizes, and the
-# manager must check that the sources are compatible. The manager only compares the texts. Errors
-# show them to users.
+# Before any byte is sent, a node that reduces arrays from other hosts must know their sizes, and
+# the manager must check that the arrays are compatible. The manager only compares the texts, which
+# also appear in error messages.
 
 
 _BETWEEN = " and dtype "
 _LAYOUT = re.compile(r"shape \((?:(\d{1,20}(?:, \d{1,20})*),?)?\) and dtype (.+)", re.ASCII)
-# The number of bytes of a spilled payload that are read at first. A head that lists very many
-# sources is longer, so the number is multiplied by HEAD_GROWTH until the head is complete.
+# The number of bytes of a spilled payload that are read first. If its head is longer, the number is
+# multiplied by HEAD_GROWTH until the head is complete.
 HEAD_BYTES, HEAD_GROWTH = 16 << 10, 8
 
 
@@ -102,14 +103,14 @@ def layout_of(results: ResultWriter, remote_objects: RemoteObjects, oid: int) ->
 
 
 def can_fold(op: str, layout: bytes) -> bool:
-    """Whether there is a kernel for the fold. Otherwise NumPy folds the arrays on one node."""
+    """Whether a compiled kernel can reduce such arrays. Otherwise NumPy does so on one node."""
     return bool(layout) and has_kernel(op, parse_layout(layout)[1]) is not None
 
 
-# Interval of retries for a fetch while the store is full. Lower: more attempts.
+# Retry interval for a fetch while the store is full. Lower: more attempts.
 MEMORY_POLL_S = 0.02
 FOREVER = float("inf")
-INDEX_SHIFT = 32  # the low 32 bits of a local id are the generation, the others table and index
+INDEX_SHIFT = 32  # a local id's low 32 bits are the generation, the high bits table and index
 
 
 @dataclass(slots=True)
@@ -128,7 +129,7 @@ class RemoteObject:
     engine_buffer: EngineBuffer = field(default_factory=EngineBuffer)  # for cells over the block
     arrived: Ranges = field(default_factory=Ranges)  # bytes that earlier plans wrote to the block
     why: str = ""  # reason why no living holder is known
-    making: bool = False  # the maker was called
+    making: bool = False  # the maker is looking for the value or reconstructing it
     asked: int = 0  # number of times that the owner was asked for the holders
     copies_failed: int = 0  # number of failed fetches from replicas
     # The reason why the last holder cannot read the object from its disk, and the time until which
@@ -160,7 +161,8 @@ class Maker(Protocol):
         """The reason why `make` cannot succeed, or "" if an attempt can be made."""
 
     def make(self, oid: int, remote: RemoteObject) -> None:
-        """Eventually calls `found`, `replace` or `fail`, but never before it returns."""
+        """Eventually calls `found`, `replace` or `fail` of RemoteObjects, but never before this
+        method has returned."""
 
     def forget(self, oid: int) -> None:
         """Stops looking for a value that is no longer needed."""
@@ -170,7 +172,7 @@ class RemoteObjectsEvents(Protocol):
     """Requests from this component to the components above it."""
 
     def near(self, object_id: bytes, oid: int) -> memoryview | None:
-        """The payload if this host has it under a header other than `oid`, else None."""
+        """The object's payload if it is on this host under a header other than `oid`, else None."""
 
 
 class RemoteObjects:
@@ -185,7 +187,7 @@ class RemoteObjects:
         self.loop = loop
         self.events = events
         self.by_oid: dict[int, RemoteObject] = {}
-        # A header's table and index, as returned by `take_gone` -> the header's id.
+        # Table and index of a header, as returned by `take_gone` -> the header's id.
         self._at: dict[int, int] = {}
         self._gone: list[int] = []  # objects that were already freed or deleted in `add`
 
@@ -242,7 +244,7 @@ class RemoteObjects:
             remote.payload = payload
             self._fetch(oid, remote)
         remote.waiting.append(done)
-        if oid not in self.by_oid:  # the fetch has ended already
+        if oid not in self.by_oid:  # the fetch has already ended
             done()
         return True
 
@@ -453,8 +455,8 @@ class RemoteObjects:
         return remote
 
     def purge(self) -> list[RemoteObject]:
-        """Drops objects whose headers were freed or deleted. Visits only headers in the `gone`
-        bitmaps of their tables."""
+        """Drops objects whose headers were freed or deleted. Only visits headers whose bit is set
+        in the `gone` bitmap of their table."""
         gone, self._gone = self._gone, []
         for key in self.client.take_gone():
             oid = self._at.get(key)

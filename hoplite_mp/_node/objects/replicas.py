@@ -1,10 +1,11 @@
 """Replicas: copies of other hosts' objects that the node keeps even if no process here holds them.
 
-`to=` and broadcast place values on hosts that hold no ref yet. Such a host's node keeps the copy
-with its own hold, which the owner does not count. When the object has no holder left in the
-cluster, the owner sends DropReplica (_node/objects/exports.py), and the replicas are released. When
-a process here requests the object, the replica becomes an import like any other while the process
-holds it. This file therefore polls whether the node's own hold is the only one left.
+Broadcasts and the argument `to=` place values on hosts that hold no ref yet. Such a host's node
+keeps the copy with its own hold, which the owner does not count. When the object has no holder left
+in the cluster, the owner sends DropReplica (_node/objects/exports.py), and the replicas are
+released. When a process here requests the object, the replica becomes an import like any other
+while the process holds it. This file therefore polls whether the node's own hold is the only one
+left.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Replicas:
         oid = self._header(object_id)
         if self.client.state(oid) == STATE["CLAIMED"]:
             self.results.store_block(oid, payload, nbytes)
-        # The owner's description has preceded the manager's commit.
+        # The owner's description has arrived before the manager's commit.
         elif oid in self.remote_objects:
             self.remote_objects.brought(oid, payload)
         else:
@@ -91,7 +92,7 @@ class Replicas:
                 self.imports.events.ask_for_owner(record)
 
     def report(self, message: ReplicaStored) -> None:
-        """Notifies the object's owner, which may be this host."""
+        """Passes the notification to the object's owner, which may be this host."""
         owner = self.imports.owner_of(message.object)
         if owner == self.client.host_id:
             self.exports.kept(owner, message)

@@ -1,7 +1,8 @@
 """Values and errors that the node itself writes: results of collectives, errors of dead tasks.
 
-A header is finished by its claimant. The node is the claimant for every collective, and after the
-death of a process. The node never unpickles, so it passes errors of sources on as bytes.
+A header is finished by its claimant. The node claims the results of every collective, and takes
+over the headers that a dead process had claimed. The node never unpickles, so it copies the error
+of a source as bytes.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class ResultWriter:
         return oid if host_id == self.client.host_id else 0
 
     def all_made_here(self, object_id: bytes) -> list[int]:
-        """The result of `made_here` as a list, empty instead of 0."""
+        """The result of `made_here` as a list, which is empty instead of containing 0."""
         oid = self.made_here(object_id)
         return [oid] if oid else []
 
@@ -96,9 +97,9 @@ class ResultWriter:
         error: BaseException | None = None,
         instead: Callable[[], _serialize.Encoded] | None = None,
     ) -> None:
-        """Stores a small payload (None, or an error). An error that does not fit is replaced by a
-        short form. error: the exception, if known. instead: returns a value that fits in the
-        header, which is stored if the payload does not fit."""
+        """Stores a small payload (None, or an error). A payload that does not fit is replaced by
+        the result of `instead`, which must fit in the header, or else by a short form of the error.
+        error: the exception, if known."""
         if self.store_if_fits(oid, encoded, failed):
             return
         if instead is not None:
@@ -160,7 +161,8 @@ class ResultWriter:
             self.store.free(payload)
 
     def raw_error(self, oid: int) -> _serialize.Encoded | None:
-        """The error payload of a failed source. None if it is not here, too large, or no error."""
+        """The error payload of a failed source, or None if the payload is not here, is too large,
+        or is not an error."""
         state = self.client.state(oid)
         if state in CANCELLED:
             return _serialize.encode_error(CancelledError(), "")
