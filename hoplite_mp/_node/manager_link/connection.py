@@ -1,8 +1,9 @@
 """This node's connection to its manager: joining, sending, and finding the next manager.
 
 If the manager's process dies while the cluster is running, its supervisor starts another one at the
-same address. Until the node has found the new manager, only work that needs a new plan waits. A new
-manager starts without state, so each node reports its objects and open requests.
+same address. Until the node has found the new manager, only work that needs a new plan (the
+manager's list of transfers) is blocked. A new manager starts without state, so each node reports
+its objects and open requests.
 
     joined ──► lost without ClusterEnded ──► called again ──► reported ──► as before
                       │                           └─ no answer: the node stops; its host may rejoin
@@ -61,10 +62,10 @@ MANAGER_SILENCES = 5.0
 # How long a node waits for a lost manager. Higher: slower restarts succeed. Lower: a host that is
 # cut off from the manager rejoins sooner.
 MANAGER_ABSENT_S = 10.0
-# The numbers of messages that are kept to be repeated to the next manager: those in ONCE, which no
-# component reports, and ends of operations, which the last manager may not have sent to every node.
-# The messages are small, and the limits exceed the number of messages that a dying manager can have
-# left unread.
+# Maximum numbers of messages that are kept for the next manager. SENT_MAX: messages of the types in
+# ONCE, which no component reports again. ENDED_MAX: ends of operations, which the last manager may
+# not have sent to every node. The messages are small, and a dying manager cannot leave as many of
+# them unread.
 SENT_MAX = 1024
 ENDED_MAX = 1024
 ONCE = (
@@ -85,7 +86,7 @@ class ManagerConnectionEvents(Protocol):
         """Answers programs that are waiting for this node to join or to fail."""
 
     def joining(self, incarnation: int) -> NodeJoined:
-        """The first message to the manager. incarnation: counts attempts to join."""
+        """The first message to the manager. incarnation: the number of this attempt to join."""
 
     def returning(self, incarnation: int) -> NodeReturned:
         """The first message to a new manager, after this node has joined."""
@@ -109,7 +110,7 @@ class ManagerNetwork(Protocol):
         """Calls `done` with a connection to the leading manager, or with None if none is found."""
 
     def failover(self, named: StandbyAnnounced) -> FailoverInterface:
-        """Makes the Failover after the manager has named a standby."""
+        """Creates the Failover after the manager has named a standby."""
 
 
 class FailoverInterface(Protocol):
@@ -127,10 +128,10 @@ class FailoverInterface(Protocol):
         """Whether this node has voted for a candidate that does not lead yet."""
 
     def leads(self, message: LeaderHeartbeat) -> None:
-        """Handles the manager's message that it leads in a term."""
+        """Handles the heartbeat with which the manager announces that it leads in a term."""
 
     def named(self, message: StandbyAnnounced) -> None:
-        """Handles a further message with which the manager names the standby."""
+        """Handles a repeated announcement of the standby by the manager."""
 
     def hold(self) -> None:
         """Starts the standby if this is its host."""
@@ -190,8 +191,8 @@ class ManagerConnection:
         elif isinstance(message, HostMeasured):
             self._measured[-1] = message
         elif isinstance(message, LinkMeasured) and message.bytes_per_s is None:
-            # Rates of pairs are not kept, because the next manager must not mistake old rates for
-            # new ones. They are measured again.
+            # Rates between pairs of hosts are not kept, because the next manager would mistake old
+            # rates for new ones. They are measured again.
             self._measured[message.peer] = message
         if self.channel is not None:
             self.channel.send(encode(message))
@@ -234,8 +235,8 @@ class ManagerConnection:
             self.failover.leads(message)
 
     def _vote_asked(self, _: VoteRequest) -> None:
-        """Ignores a standby's repeated request over the connection over which this node voted,
-        because this node already follows that standby."""
+        """Ignores a standby's repeated request for a vote that this node has already given it: the
+        node follows that standby."""
 
     def _standby_named(self, message: StandbyAnnounced) -> None:
         if self.failover is not None:
@@ -269,7 +270,8 @@ class ManagerConnection:
 
     def _join_again(self, reason: str) -> bool:
         """Asks the next manager for admission, because the first one died before it admitted this
-        node. Returns False if there will be no other manager or the time for joining is over."""
+        node. Returns False if there will be no other manager or the time for joining has run
+        out."""
         left, network = self._join_until - self.loop.now(), self.network
         if network is None or self.is_near or self.ended or self.lifecycle.given_up or left <= 0:
             return False
@@ -303,9 +305,9 @@ class ManagerConnection:
 
     @property
     def standby(self) -> tuple[tuple[str, ...], str, int, bool]:
-        """The standby, for `status`: its addresses; its address on this host, or ""; the number of
-        the member whose host has one of these addresses, or -1; whether that host runs the
-        manager."""
+        """Describes the standby for `status`, as a tuple of four values: its addresses; its address
+        on this host, or ""; the number of the member whose host has one of the addresses, or -1;
+        and whether that host runs the manager."""
         failover = self.failover
         if failover is None:
             return (), "", -1, False
@@ -313,7 +315,7 @@ class ManagerConnection:
         at, leads = (-1, False) if member is None else (member.node, member.host_id == self.host_id)
         return failover.addresses, failover.holds, at, leads
 
-    def _speak(self, stream: ByteStream, words: list[Any]) -> None:
+    def _speak(self, stream: ByteStream, messages: list[Any]) -> None:
         channel = ControlChannel(
             self.loop,
             stream,
@@ -322,9 +324,9 @@ class ManagerConnection:
             self._lost,
             shared=not self.is_near,
         )
-        self._use(channel, words)
+        self._use(channel, messages)
 
-    def _use(self, channel: ControlChannel, words: list[Any]) -> None:
+    def _use(self, channel: ControlChannel, messages: list[Any]) -> None:
         self.channel = channel
         if not self.is_near:
             assert self.network is not None
@@ -336,9 +338,10 @@ class ManagerConnection:
                 patience_s=MANAGER_SILENCES * self.network.heartbeat_timeout_s,
             )
             channel.received = self.heartbeat_sender.received
-        for word in words:
-            channel.send(encode(word))
-        # Bytes that arrived together with the end of the handshake do not wake the loop again.
+        for message in messages:
+            channel.send(encode(message))
+        # Handle bytes that arrived together with the end of the handshake: they do not wake the
+        # loop.
         if channel.open:
             channel.ready()
 
@@ -419,7 +422,7 @@ class ManagerConnection:
             channel.close(why)
 
     def farewell(self) -> None:
-        """Announces the end of this node, so that the node is not considered lost, and the
+        """Announces that this node is stopping, so that the node is not considered lost, and the
         manager's lease no longer depends on it."""
         if self.lifecycle.orderly and not self.is_here:
             self.announce_leaving()
@@ -452,8 +455,8 @@ class ManagerConnection:
 
     def _return(self, stream: ByteStream) -> None:
         begun = self.loop.now()
-        words = list(self._report())
-        self._speak(stream, words)
+        messages = list(self._report())
+        self._speak(stream, messages)
         _log.info(
             "reported this node's state to another manager in %.3f s", self.loop.now() - begun
         )

@@ -2,12 +2,12 @@
 
 In a cluster with a standby a node must never follow two managers. Terms and votes work as in Raft's
 elections. The manager's right to decide is a lease (Gray and Cheriton, SOSP 1989). Each answer from
-this node to a heartbeat from its manager renews the lease, and binds the node for a while. A node
-that has lost its manager and is no longer bound offers its vote to the standby. If the manager
-returns before the vote, the node follows it again. After the vote the node no longer follows the
-old manager, and its connection to the standby becomes its connection to the manager. If the standby
-does not lead, the node also asks the old manager whether it still decides. If so, the cluster has
-continued without this node, and the node stops.
+this node to a heartbeat from its manager renews the lease, and binds the node to that manager for a
+while. A node that has lost its manager and is no longer bound offers its vote to the standby. If
+the manager returns before the vote, the node follows it again. After the vote the node no longer
+follows the old manager, and its connection to the standby becomes its connection to the manager. If
+the standby does not become the leader, the node also asks the old manager whether it is still in
+charge. If so, the cluster has continued without this node, and the node stops.
 
     following ──► no heartbeat or connection ──► vote offered ──► voted ──► following the new one
         ▲                                              │ ▲               │
@@ -129,7 +129,7 @@ class ManagerDialing:
         )
 
     def failover(self, named: StandbyAnnounced) -> Failover:
-        """Makes the Failover after the manager has named a standby."""
+        """Creates the Failover after the manager has named a standby."""
         return Failover(
             self.loop,
             self.lifecycle,
@@ -145,11 +145,11 @@ class ManagerDialing:
 
 
 # How long a node without a manager waits for a user to promote the standby, if the node is
-# connected to the standby. Higher: more time for the user. Lower: programs fail sooner without a
-# user's help.
+# connected to the standby. Higher: more time for the user. Lower: programs fail sooner if no user
+# intervenes.
 PROMOTE_WAIT_S = 300.0
-# How long a node waits without a connection to the standby, and for its candidate to lead. Higher:
-# a standby may start later.
+# How long a node without a manager waits for a connection to the standby, and how long it then
+# waits for the standby to lead after the vote. Higher: a standby may start later.
 ALONE_S = 10.0
 US = 1_000_000
 # In clusters of at most this many hosts, the death of a peer cannot be distinguished from the loss
@@ -163,7 +163,7 @@ _log = logging.getLogger("hoplite_mp")
 
 
 class Failover:
-    """The failover on one node. It is made when the manager names a standby."""
+    """The failover on one node, created when the manager names a standby."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class Failover:
         self._voted_at: float | None = None
         self._endpoints = [endpoint_of(parse_address(address)) for address in named.addresses]
         # Addresses of the manager that this node follows before it votes. The standby's address may
-        # be among them. The standby ignores NoLeader, so addresses are tried in sequence.
+        # be among them, and the standby ignores NoLeader, so the addresses are tried in sequence.
         self._former = tuple(endpoint_at(*where) for where in membership.start.manager)
         self._asked = 0  # number of requests to the former manager
         self._is_unled = False  # no manager has led for a long time since this node voted
@@ -217,11 +217,11 @@ class Failover:
     # -- messages from the manager -------------------------------------------------------------
 
     def named(self, message: StandbyAnnounced) -> None:
-        """Handles a further message with which the manager names the standby."""
+        """Handles a repeated announcement of the standby by the manager."""
         self.voter.bind(message.lease_us / US)
 
     def leads(self, message: LeaderHeartbeat) -> None:
-        """Handles the manager's message that it leads in a term."""
+        """Handles the heartbeat with which the manager announces that it leads in a term."""
         voter, now = self.voter, self.loop.now()
         # A late loop reads the message late. This delay does not count as the manager's silence.
         self._silence.heard(min(now, self._poll_at))
@@ -276,8 +276,8 @@ class Failover:
             self._alone_since = now
         if self.has_voted:
             return
-        # A manager that was stopped for a long time may not decide, and immediately ends each
-        # connection.
+        # A manager that was suspended for a long time is no longer in charge, and immediately
+        # closes each connection. Pause before calling it again.
         pause_s = self._found_at + self.network.heartbeat_interval_s - now
         if pause_s > 0:
             self.loop.call_later(pause_s, self._call_again)
@@ -332,7 +332,7 @@ class Failover:
         if self._is_unled and self._alone_since is not None and not self._asking:
             self._ask_former()
         if self._alone_since is not None:
-            # The standby refuses a promotion unless a voting node knows a list of hosts.
+            # The standby refuses a promotion unless a voting node has a list of the hosts.
             may_follow = self.channel is not None and bool(self.voter.lists)
             patience_s = PROMOTE_WAIT_S if may_follow else ALONE_S
             if now - self._alone_since > patience_s:
@@ -389,7 +389,8 @@ class Failover:
             self._standby_lost,
             shared=True,
         )
-        # Bytes that arrived together with the end of the handshake do not wake the loop again.
+        # Handle bytes that arrived together with the end of the handshake: they do not wake the
+        # loop.
         self.channel.ready()
         self._offer(self.loop.now())
 
@@ -415,8 +416,8 @@ class Failover:
         )
 
     def _ask_former(self) -> None:
-        """Asks the manager from before the vote whether it still decides. If so, it has declared
-        this node lost, but could not report that to the node, because the vote has ended their
+        """Asks the manager from before the vote whether it is still in charge. If so, it has
+        declared this node lost, but could not notify the node, because the vote has ended their
         connection."""
         self._asking = True
         endpoint = self._former[self._asked % len(self._former)]

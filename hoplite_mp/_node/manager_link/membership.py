@@ -41,7 +41,7 @@ __all__ = ["JoinWaiters", "NodeMembership", "SingleHostMembership"]
 
 NUMBER = 0  # the number of the only node in a cluster of one host
 GONE_MAX = 32  # the number of former hosts that are remembered for `status` and `top`
-# How long former hosts are remembered. Higher: `status` and `top` list old losses beside new ones.
+# How long former hosts are remembered. Higher: `status` and `top` list old losses next to new ones.
 GONE_SHOWN_S = 600.0
 
 
@@ -68,17 +68,17 @@ class SingleHostMembership:
     def handlers(self) -> dict[type, Handler]:
         """Handlers by type of request."""
 
-        def says(value: Any, error: str = "") -> Handler:
+        def replies(value: Any, error: str = "") -> Handler:
             return lambda slot, request: self.reply(slot, Reply(request.number, value, error))
 
         return {
             Members: self.asked,
-            DepartedNodes: says([]),
-            LeavingNodes: says([]),
-            DrainNode: says(None, "this is the only node"),
-            GroupDoorbell: says(None, "this is the only node"),
-            CountDrivers: says(0),
-            Locate: says([NUMBER]),
+            DepartedNodes: replies([]),
+            LeavingNodes: replies([]),
+            DrainNode: replies(None, "this is the only node"),
+            GroupDoorbell: replies(None, "this is the only node"),
+            CountDrivers: replies(0),
+            Locate: replies([NUMBER]),
             GroupBlockWritten: lambda slot, request: None,  # no other host waits for the blocks
         }
 
@@ -93,12 +93,12 @@ class SingleHostMembership:
 
     def asked(self, slot: int, request: Request) -> None:
         """Replies to a process with all nodes."""
-        mine = len(self.workers.pools[0].workers)
+        workers = len(self.workers.pools[0].workers)
         node = (
             NUMBER,
             "127.0.0.1",
             self.hostname,
-            mine,
+            workers,
             self.store.used_bytes(),
             self.store.limit,
             self.resources.totals,
@@ -166,7 +166,7 @@ class NodeMembership:
             self.send_peer(host_id, WorkersReport(count))
 
     def workers_are(self, count: int) -> None:
-        """Announces the number of workers if the other nodes know a different one."""
+        """Announces this host's number of workers if it differs from the last announced number."""
         known = self.workers_at_start if self.workers_now is None else self.workers_now
         if count != known and not self.roster.leaves:
             self.tell_workers(count)
@@ -196,7 +196,7 @@ class NodeMembership:
         # A program without workers that was connected for a while is not a former host.
         if member is not None and (member.workers or had_workers or member.stays):
             self.gone.append((number, member.host, self.loop.now()))
-            self.left &= {one for one, *_ in self.gone} - {number}
+            self.left &= {gone for gone, *_ in self.gone} - {number}
             if member.host_id in self.roster.leaving:
                 self.has_left(number)
         return member
@@ -228,13 +228,13 @@ class NodeMembership:
     def asked(self, slot: int, request: Request) -> None:
         """Replies to a process with all nodes."""
         number = self.client.number
-        mine, free = len(self.workers.pools[0].workers), self.resources.ledger.free()
+        workers, free = len(self.workers.pools[0].workers), self.resources.ledger.free()
         found = [
             (
                 member.node,
                 member.addresses[0].rpartition(":")[0].strip("[]") if member.addresses else "",
                 member.host,
-                mine if member.node == number else member.workers,
+                workers if member.node == number else member.workers,
                 self.store.used_bytes() if member.node == number else 0,
                 member.memory_total,
                 member.resources,
@@ -245,8 +245,8 @@ class NodeMembership:
         self.reply(slot, Reply(request.number, found))
 
     def asked_gone(self, slot: int, request: Request) -> None:
-        """Replies to a process with the hosts that are gone, for how many seconds they have been
-        gone, and whether they had announced their departure."""
+        """Replies to a process with a list of the hosts that are gone, with the seconds since each
+        loss and whether the host had announced its departure."""
         now = self.loop.now()
         while self.gone and now - self.gone[0][2] > GONE_SHOWN_S:
             self.gone.popleft()
@@ -256,8 +256,8 @@ class NodeMembership:
 
 # Requests from clients that wait until their node has joined a cluster.
 #
-# A node serves the processes on its host before a manager has admitted it, but a program must not
-# begin before that.
+# A node serves the processes on its host even before a manager has admitted it, but a program must
+# not begin until the node has joined.
 
 
 class JoinWaitersEvents(Protocol):
