@@ -1,7 +1,7 @@
 """The sockets between this node and the processes on its host, one for each client slot.
 
 A process sends requests as packets over its socket (its connection), and receives replies over the
-same socket. A closed connection means that the process has ended or makes no more requests.
+same socket. A closed connection means that the process has exited or makes no more requests.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ClientSockets:
         self._loop.watch(sock.fileno(), lambda: self._ready(slot, sock))
 
     def forget(self, slot: int) -> None:
-        """Closes the connection to a client that has ended or makes no more requests."""
+        """Closes the connection to a client that has exited or makes no more requests."""
         sock = self.by_slot.pop(slot, None)
         if sock is not None:
             self._loop.unwatch(sock.fileno())
@@ -93,7 +93,7 @@ class ClientSockets:
 
     def replier(self, slot: int) -> Callable[[Reply], None]:
         """Returns a function that later sends a reply to the slot's present process, or drops the
-        reply if that process has ended."""
+        reply if that process has exited."""
         line = self.by_slot.get(slot)
 
         def reply(found: Reply) -> None:
@@ -122,7 +122,7 @@ class ClientSockets:
         except Exception as error:  # an error of one client must not stop the node
             _log.exception("a request of client %d", slot)
             self._refuse(slot, data, f"{type(error).__name__}: {error}")
-        for fd in given:  # descriptors that the handler has not taken
+        for fd in given:  # descriptors that the handler has left in the list
             os.close(fd)
 
     def _refuse(self, slot: int, data: memoryview, why: str) -> None:

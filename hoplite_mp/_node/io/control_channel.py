@@ -67,7 +67,7 @@ class ControlChannel:
         loop.watch(stream.fileno(), self.ready)
 
     def hand_over(self, take: Callable[[Any], None], ended: Callable[[str], None]) -> None:
-        """Directs all further messages to a new receiver."""
+        """Passes all further messages, and the end of the channel, to a new receiver."""
         self._take, self._ended = take, ended
 
     def send(self, frame: bytes) -> bool:
@@ -92,7 +92,7 @@ class ControlChannel:
         call, the loop detects that when it next uses the connection."""
         with self._lock:
             if self.open:
-                # Queued bytes serve as a heartbeat.
+                # If other bytes are queued, they serve as the heartbeat.
                 if not self.stream.wants_write:
                     self.stream.write(frame)
                 self.stream.flush()
@@ -124,7 +124,7 @@ class ControlChannel:
             self.close(str(error))
 
     def drain(self) -> None:
-        """Handles the remaining messages from the other side, which has ended."""
+        """Handles the remaining messages from the other side, whose process has died."""
         while self.open:
             self.ready()
 

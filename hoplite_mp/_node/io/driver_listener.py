@@ -1,9 +1,9 @@
-"""Lets programs on this host find the node and attach to it, by a socket named after the cluster.
+"""Lets programs on this host attach to the node, through a socket named after the cluster.
 
-A driver finds the node by the name in `Rendezvous`, and proves that it has the token, as a node on
-the network does. Over this connection it receives a socket for requests, the descriptors of the
-store and the control memory, and the node's eventfd. When the connection is closed or the driver's
-process exits, the driver no longer reads the memory.
+A driver finds the socket by its name (see `Rendezvous`), and proves that it has the token, as other
+nodes do. Over the new connection it receives a socket for requests, a socket for output, the
+descriptors of the store and the control memory, and the node's eventfd. When the connection is
+closed or the driver's process exits, the driver no longer reads the memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DriverListener"]
 
-# Interval of attempts to take the cluster's name while another node on this host has it. Lower:
+# Interval of attempts to use the cluster's name while another node on this host uses it. Lower:
 # more system calls. Higher: drivers find no node for longer after that node has stopped.
 NAME_AGAIN_S = 2.0
 _log = logging.getLogger("hoplite_mp")
@@ -69,14 +69,14 @@ class DriverListener:
         sock = admission.stream.detach()
         try:
             self._attach(drivers, sock)
-        except OSError as error:  # the driver has ended, or the node has no free descriptor
+        except OSError as error:  # the driver has exited, or the node has no free descriptor
             _log.info("a driver could not be attached: %s", error)
             sock.close()
 
-    def _attach(self, drivers: AttachedDrivers, life: socket.socket) -> None:
+    def _attach(self, drivers: AttachedDrivers, connection: socket.socket) -> None:
         """Sends an authenticated driver a slot, a connection, a socket for output and the memory,
         or the reason for a refusal."""
-        pid, uid = peer_of(life)
+        pid, uid = peer_of(connection)
         slot, generation, name, reason = -1, 0, 0, ""
         if uid != os.geteuid():
             reason = f"it belongs to user {uid}, but this node belongs to user {os.geteuid()}"
@@ -87,8 +87,8 @@ class DriverListener:
         if slot < 0:
             _log.info("a driver is not attached: %s", reason)
             with contextlib.suppress(OSError):
-                life.send(dump(AttachRefused(reason)))
-            life.close()
+                connection.send(dump(AttachRefused(reason)))
+            connection.close()
             return
         with contextlib.ExitStack() as stack:
             stack.callback(drivers.unregister, slot)
@@ -109,17 +109,22 @@ class DriverListener:
                 )
                 given = [start.control_fd, start.store_fd, start.event_fd]
                 given += [its_line.fileno(), its_output.fileno()]
-                socket.send_fds(life, [dump(attached)], given)
+                socket.send_fds(connection, [dump(attached)], given)
             stack.pop_all()
-        close = functools.partial(self._close, life, process, output)
+        close = functools.partial(self._close, connection, process, output)
         drivers.attached(slot, name, pid, line, output, close)
-        self.loop.watch(life.fileno(), functools.partial(self._life, drivers, slot, life))
+        self.loop.watch(
+            connection.fileno(),
+            functools.partial(self._connection_ready, drivers, slot, connection),
+        )
         self.loop.watch(process, functools.partial(self._ended, drivers, slot, process))
 
-    def _life(self, drivers: AttachedDrivers, slot: int, life: socket.socket) -> None:
-        """Handles the end of the connection. A driver never sends anything else over it."""
+    def _connection_ready(
+        self, drivers: AttachedDrivers, slot: int, connection: socket.socket
+    ) -> None:
+        """Handles the end of the connection. A driver sends nothing over it after the handshake."""
         try:
-            data = life.recv(1)
+            data = connection.recv(1)
         except BlockingIOError:
             return
         except OSError:
@@ -129,16 +134,17 @@ class DriverListener:
         drivers.detached(slot)
 
     def _ended(self, drivers: AttachedDrivers, slot: int, process: int) -> None:
-        """Handles the exit of the driver's process. A child may still have the sockets open."""
+        """Handles the exit of the driver's process, whose children may still have its sockets
+        open."""
         poll = select.poll()
         poll.register(process, select.POLLIN)
         if poll.poll(0):  # otherwise the event was for an earlier descriptor of the same number
             drivers.detached(slot)
 
-    def _close(self, life: socket.socket, process: int, output: socket.socket) -> None:
+    def _close(self, connection: socket.socket, process: int, output: socket.socket) -> None:
         with contextlib.suppress(OSError):  # ends the output even if a child holds the other end
             output.shutdown(socket.SHUT_RDWR)
-        for fd in (life.fileno(), process):
+        for fd in (connection.fileno(), process):
             self.loop.unwatch(fd)
-        life.close()
+        connection.close()
         os.close(process)

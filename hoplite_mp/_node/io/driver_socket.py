@@ -1,4 +1,4 @@
-"""The socket over which a driver on this host receives the output of workers.
+"""The socket over which a driver on this host receives workers' output.
 
 A driver reads at its own pace, so frames are queued here. Each sender is notified how many of its
 bytes have been sent to the driver, and limits its bytes in the queue.
@@ -47,7 +47,7 @@ def frames(stream: int, label: str, lines: list[bytes]) -> bytes:
 
 
 class DriverSocket:
-    """A send queue without its own limit; each sender limits its queued bytes."""
+    """A queue of data for one driver. It has no limit, because each sender limits its own bytes."""
 
     def __init__(self, sock: socket.socket, loop: LoopPort) -> None:
         sock.setblocking(False)

@@ -24,8 +24,8 @@ T = TypeVar("T")
 
 
 class EpollLoop:
-    """See LoopPort in _node/ports.py. The user of the loop calls `call_due`, `wait` and `serve` in
-    turn."""
+    """See LoopPort in _node/ports.py. In each turn, the user of the loop calls `call_due`, `wait`
+    and `serve`."""
 
     def __init__(self) -> None:
         self.now = clock.monotonic
@@ -33,7 +33,8 @@ class EpollLoop:
         self._epoll = select.epoll()
         self._ready: dict[int, Callable[[], None]] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        # A counter of timers. If two timers have the same time, the one added first runs first.
+        # The number of timers so far. Of two timers with the same time, the one added first runs
+        # first.
         self._timer = 0
         # Results of threads, to be handled in the loop.
         self._finished: deque[Callable[[], None]] = deque()
@@ -50,8 +51,8 @@ class EpollLoop:
         events = (select.EPOLLIN if read else 0) | (select.EPOLLOUT if write else 0)
         known = fd in self._ready
         self._ready[fd] = ready
-        # Epoll may have dropped a descriptor in `_ready` that was closed without `unwatch`, or may
-        # still have one that is not in `_ready`, because a duplicate is open.
+        # Epoll may have dropped a descriptor that was closed without `unwatch`. Conversely, it may
+        # still watch an unwatched descriptor, because a duplicate is open.
         with contextlib.suppress(FileNotFoundError if known else FileExistsError):
             (self._epoll.modify if known else self._epoll.register)(fd, events)
             return

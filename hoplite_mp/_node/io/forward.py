@@ -2,8 +2,8 @@
 
 Two hosts may be unable to reach each other even if both can reach a third. The third host then
 lends a port, and its kernel forwards bytes in both directions (splice). The two ends authenticate
-each other with the token. In a cluster with TLS they also use TLS, so the host in the middle need
-not be trusted. Each connection costs that host two threads and six descriptors.
+each other with the token. In a cluster with TLS they also use TLS, so the third host need not be
+trusted. Each connection costs it two threads and six descriptors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Forward", "reach"]
 
 # Timeout for one address of the target host, as for any call (_transport/caller.py).
 ARRIVE_S = 2.0
-# The number of concurrent connections over one port. A peer needs three. Higher: unneeded
+# Maximum number of concurrent connections over one port. A peer needs three. Higher: unneeded
 # connections cost more threads.
 CONNECTIONS_MAX = 64
 # Size of the kernel buffer between the two sockets in each direction. Higher: fewer wake-ups of the

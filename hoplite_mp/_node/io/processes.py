@@ -1,7 +1,7 @@
 """Worker processes on this host: how they are started and stopped, and their stacks.
 
-The supervisor forks workers; signals stop them. The node makes a worker's connection and output
-pipes, and sends their other ends to the supervisor.
+The supervisor forks workers, and signals stop them. The node creates a worker's connection and
+output pipes, and sends the worker's ends to the supervisor.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SupervisedProcesses:
     def spawn(self, ask: Spawn, descriptors: list[int]) -> str:
         made: list[int] = []
         try:
-            mine, theirs = seqpacket_pair()
+            node_end, worker_end = seqpacket_pair()
             for _ in range(2):
                 made += os.pipe2(os.O_CLOEXEC)
         except OSError as error:  # no free descriptor, so the worker cannot be started
@@ -66,13 +66,13 @@ class SupervisedProcesses:
                 os.close(fd)
             return error.strerror or str(error)
         out, err = made[:2], made[2:]
-        self._connect(ask.slot, mine, out[0], err[0], ask.output_owner)
+        self._connect(ask.slot, node_end, out[0], err[0], ask.output_owner)
         try:
-            fds = [theirs.fileno(), out[1], err[1], *descriptors]
+            fds = [worker_end.fileno(), out[1], err[1], *descriptors]
             socket.send_fds(self._supervisor, [msgspec.msgpack.encode(ask)], fds)
         except OSError:
             self._leave()
-        theirs.close()
+        worker_end.close()
         os.close(out[1])
         os.close(err[1])
         return ""
@@ -117,11 +117,11 @@ def close(fd: int) -> None:
 
 # The stacks of this host's workers, which are requested by a signal and read from files.
 #
-# Where a task hangs is known only to its own process, whose interpreter may never run a signal
-# handler written in Python. Each worker therefore registers the C handler of `faulthandler`, which
-# writes to an unnamed file (memfd). The node finds that file among the worker's descriptors. If
-# user code has removed the handler, the node sends no signal, because the signal would kill the
-# worker.
+# Only a task's own process can tell where the task hangs, and its interpreter may never get to run
+# a signal handler written in Python. Each worker therefore registers the C handler of
+# `faulthandler`, which writes to an unnamed file (memfd). The node finds that file among the
+# worker's descriptors. If user code has removed the handler, the node sends no signal, because the
+# signal would kill the worker.
 
 
 # Timeout for workers to write their stacks. Higher: workers on a loaded host are included. Lower: a

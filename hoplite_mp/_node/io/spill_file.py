@@ -22,7 +22,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def is_tmpfs(path: str) -> bool:
-    """Whether the directory's files are kept in memory, where spilling would gain nothing."""
+    """Whether the directory's files are kept in memory, so that spilling to it would free
+    nothing."""
     buffer = ctypes.create_string_buffer(256)
     if _libc.statfs(os.fsencode(path), buffer) != 0:
         return True

@@ -1,6 +1,6 @@
-"""TCP connections to other hosts: TLS, if it is on, and a handshake that proves the token.
+"""TCP connections to other hosts, with a handshake that proves the token, and TLS if it is on.
 
-Components need not know about the token, TLS and the listening sockets.
+Other components do not deal with the token, TLS or listening sockets.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def open_listener(
     mine: Introduction,
     roles: Mapping[str, Callable[[Admission], None]],
 ) -> Listener:
-    """Starts to admit connections. certificate: None without TLS. roles: role -> function that
-    takes the connection. Any other role is refused."""
+    """Starts to admit connections. certificate: None without TLS. roles: maps each role to the
+    function that receives the connection. Connections with any other role are closed."""
     listener = Listener(
         listening_socket,
         key=start.key,

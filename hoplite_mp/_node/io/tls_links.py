@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TlsLink"]
 
-# If a frame is available within this time after the last one was sent, it had to wait, so the link
-# was backlogged.
+# A frame that is available within this time after the previous one was sent had to wait, so the
+# link counts as backlogged.
 GAP_NS = 2_000_000
 POLL_S = 1.0  # interval at which an idle thread checks whether its link is still open
 _log = logging.getLogger("hoplite_mp")
