@@ -1,17 +1,16 @@
 """Lineage of the results of this host's tasks: the objects needed to reconstruct a lost result.
 
-A result that only another host held is lost together with that host. It is then computed again by
-its task, as in Ray. While the result has a holder, the task's record names the function and
-arguments, but does not keep them alive. A lineage entry keeps them alive: it holds the function,
-arguments passed by value, and arguments that are results. If only lineage holds a result and the
-result can itself be reconstructed, its bytes are dropped and only its header is kept. The result is
-then absent (see _node/objects/remote_objects.py). A chain of steps therefore costs about one KiB
-per step. Objects from `put` and those of other owners are not held, so they are freed with their
-last ref as usual.
+A result that is only on another host is lost together with that host. Its task is then run again,
+as in Ray. While the result has a holder, the task's record names the function and the arguments,
+but does not keep them alive. A lineage entry does: it holds the function, arguments passed by
+value, and arguments that are results. If only lineage holds a result and the result can itself be
+reconstructed, its bytes are dropped and only its header is kept. The result is then absent (see
+_node/objects/remote_objects.py). A chain of steps therefore costs about one KiB per step. Objects
+from `put` and objects of other owners are not held, so they are freed with their last ref as usual.
 
-An entry is made when the result is on another host, or when a worker on this host leases a block
+An entry is created when the result is on another host, or when a worker on this host leases a block
 for a large result. At that time the task is still claimed, so its submitter still holds all objects
-of the entry. The entry is dropped when the result is gone or memory for lineage is short.
+in the entry. The entry is dropped when the result is gone or memory for lineage is short.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ __all__ = ["Lineage", "LineageEntry"]
 # Interval of checks for unneeded objects. Higher: memory of intermediate results is freed later.
 # Lower: more checks (a few us for each entry).
 POLL_S = 0.25
-# With many entries, checks take at most about 1/20 of the node's time.
+# Even with many entries, checks take at most about 1/20 of the node's time.
 POLL_SHARE = 20
 # Minimum interval of checks when the store is full.
 FULL_POLL_S = 0.05
@@ -95,7 +94,7 @@ class Lineage:
     # -- keeping -------------------------------------------------------------------------------
 
     def keep(self, oid: int) -> None:
-        """Makes an entry for an unfinished task whose result may be lost later."""
+        """Creates an entry for an unfinished task whose result may be lost later."""
         if oid in self.entries or not self.bytes_max:
             return
         header = self.client.inspect(oid)
@@ -220,8 +219,8 @@ class Lineage:
         """Drops entries of results that are gone, and bytes that only lineage holds. Returns the
         duration in seconds."""
         begun = self.loop.now()
-        # Objects dropped earlier have been collected in the meantime, so spans of dead clients may
-        # be empty.
+        # Objects that the previous check dropped have been collected in the meantime, so spans of
+        # dead clients may now be empty.
         if self._let_go:
             self._let_go = False
             self.results.store.sweep_spans()
@@ -235,7 +234,7 @@ class Lineage:
         return self._swept_at - begun
 
     def _only_ours(self, oid: int) -> bool:
-        """Whether lineage has the last hold on the object."""
+        """Whether lineage has the only remaining hold on the object."""
         if self.client.private_counts(oid) != (1, 0):
             return False
         header = self.client.inspect(oid)

@@ -1,8 +1,8 @@
 """Reconstruction: tasks compute lost results again when the results are requested.
 
 A task's result is absent (_node/objects/remote_objects.py) when it is done but has no known living
-holder. When it is requested, the node runs the task again as a task of its own, in the same pool,
-with the arguments in the task's record. Absent arguments are reconstructed first. This is lineage
+holder. When the result is requested, the node itself submits the task again, to the same pool, with
+the arguments in the task's record. Absent arguments are reconstructed first. This is lineage
 reconstruction as in Ray. The value that this run returns, or the exception that it raises, becomes
 the object's value. Each run uses up one of the task's retries. An absent object of another owner is
 requested from that owner.
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Reconstruction", "ReplicaQuery"]
 
-# Replica query: before a reconstructed result is used, all hosts are asked for the first value.
+# Replica query: before a reconstructed result is used, all hosts are asked for the original value.
 #
-# A second run of a task may return another value, and no reader may see parts of both values. The
-# owner of a lost result may not know all hosts with a copy, so it asks all hosts while the task is
-# running again. A host that has the whole value reports that. A host that has a part of the value,
-# or is about to fetch it, discards the part and asks the owner again. When all hosts have answered
-# and none has reported the first value, no part of that value is left on any of them. A host with
-# which only this node has lost contact may still be alive and have the value, so this node waits
-# for the manager's decision.
+# A second run of a task may return a different value, and no reader may see parts of both values.
+# The owner of a lost result may not know all hosts with a copy, so it asks all hosts while the task
+# is running again. A host that has the whole original value reports that. A host that has a part of
+# it, or is about to fetch it, discards the part and asks the owner again. When all hosts have
+# answered and none has reported the original value, no part of it is left on any of them. A host
+# with which only this node has lost contact may still be alive and have the value, so this node
+# waits for the manager's decision.
 
 
 class ReplicaQuery:
@@ -107,7 +107,7 @@ class ReplicaQuery:
     # -- answers from this node ----------------------------------------------------------------
 
     def asked(self, host_id: int, message: CopiesQuery) -> None:
-        """Answers the owner of these objects, which knows no holders."""
+        """Answers the owner of these objects, which has no record of any holder."""
         for object_id in message.objects:
             for record in self.imports.all_of(object_id):
                 if record.oid in self.remote_objects and not self.remote_objects.absent(record.oid):
@@ -117,9 +117,9 @@ class ReplicaQuery:
         self.send(host_id, CopiesReport(message.number))
 
 
-# The interval and the number of requests to the owner about one object. They are repeated because
-# the owner may detect a death later than this host. The product must exceed the time until a silent
-# host is lost.
+# The interval and the maximum number of requests to the owner about one object. They are repeated
+# because the owner may detect a death later than this host. The product of the two must exceed the
+# time after which a silent host is declared lost.
 ASK_S = 0.05
 ASKS_MAX = 400
 # The number of fetches from known copies that may fail before the value is reconstructed.
@@ -136,7 +136,7 @@ class _Run:
     holds: list[Any] = field(default_factory=list)  # holds on the objects that the task names
     oid: int = 0  # the header of the second run; 0: the run has not been submitted
     posted: bool = False
-    question: int = 0  # number of the round with the replica query about the first value
+    question: int = 0  # number of the replica query's round about the original value
     brought: bool = False  # the new value is being fetched from the host that ran the task
 
 
@@ -159,8 +159,8 @@ class Reconstruction:
         take_resources: Callable[[int, Demand], None],
     ) -> None:
         """send: as in Peers. copies_of: returns the numbers of other nodes with a copy of an object
-        of this host. take_resources: called with a run that needs resources, which is posted when
-        it receives them."""
+        of this host. take_resources: called with a run that needs resources. Once they are
+        available, the run is offered to workers."""
         self.results = results
         self.client = results.client
         self.tasks = results.tasks
@@ -241,7 +241,7 @@ class Reconstruction:
             oid = self._new.popleft()
             if self.remote_objects.absent(oid):
                 self._begin(oid)
-        # The latest run comes first, because its target is usually an argument of an earlier run.
+        # Poll the latest run first, because its target is usually an argument of an earlier run.
         for run in reversed(list(self.runs.values())):
             if run.oid:
                 self._go_on(run)
@@ -282,7 +282,7 @@ class Reconstruction:
             self._fail(oid, _NOT_KEPT)
 
     def ask_again(self, oid: int) -> None:
-        """Handles an owner's answer that names no holder."""
+        """Repeats the request after the owner has answered without naming a holder."""
         record = self.imports.by_oid.get(oid)
         if record is not None and self.remote_objects.absent(oid):
             self._ask_owner(oid, record)
@@ -403,7 +403,8 @@ class Reconstruction:
             self._fail(run.target, "its task was cancelled while it was run again")
 
     def _store_full(self, run: _Run) -> None:
-        """Makes readers raise StoreFullError, because the new value does not fit on this host."""
+        """Makes readers raise StoreFullError, because the recomputed value does not fit on this
+        host."""
         if self.runs.get(run.target) is run:
             name = f"the result of {self.client.task_name(run.target)}(), which was reconstructed"
             error = StoreFullError(f"{name}: {self.results.store.full_message()}")
@@ -419,7 +420,8 @@ class Reconstruction:
             return
         mem = memoryview(got)
         error = _serialize.payload_kind(mem) == _serialize.ERROR
-        # A submitter takes over the refs in a result only once, and has done so for the first run.
+        # The submitter takes over the refs in a result only once, and has already done so for the
+        # first run.
         if not error and _serialize.read_refs(mem):
             self._fail(oid, "run again, its task returned refs, which a lost result cannot hold")
             return
@@ -436,8 +438,8 @@ class Reconstruction:
         self.loop.call_later(0.0, self.poll)  # it may be an argument of another run
 
     def _is_kept(self, run: _Run) -> bool:
-        """Whether the replica query has found a host that still has the first value. If so, the
-        first value is used, and the second one is discarded."""
+        """Whether the replica query has found a host that still has the original value. If so, that
+        value is used, and the recomputed one is discarded."""
         remote, copies = self.remote_objects.by_oid.get(run.target), self.copies_of(run.target)
         if not copies or remote is None or remote.copies_failed >= COPIES_TRIED_MAX:
             return False

@@ -1,8 +1,8 @@
-"""Recovery of values that were lost with a host: the interface of its four components.
+"""Recovery of values that were lost with a host: the common interface of four components.
 
 `Lineage` keeps the inputs for the results of this host's tasks. `Reconstruction` computes lost
-results again on request. `ReplicaQuery` asks all hosts for the first value before a second value is
-used. `OwnershipTransfer` finds new owners for objects of dead owners.
+results again on request. `ReplicaQuery` asks all hosts for the original value before a recomputed
+value is used. `OwnershipTransfer` finds new owners for objects of dead owners.
 """
 
 from __future__ import annotations
@@ -106,15 +106,15 @@ class Recovery:
     # -- lineage -------------------------------------------------------------------------------
 
     def keep(self, oid: int) -> None:
-        """Makes a lineage entry for a task, unless it is a second run, a call to an actor, or an
-        inbound task, whose own host keeps an entry."""
+        """Creates a lineage entry for a task. Calls to actors, second runs, and inbound tasks (for
+        which the submitting host keeps an entry) have none."""
         again = self.reconstruction.hints.may_run_again(oid)
         if again and oid not in self.inbound_tasks and oid not in self.reconstruction.by_run:
             self.lineage.keep(oid)
 
     def leases(self, slot: int) -> None:
-        """Called when the process in the slot requests a block, which may be for the result of its
-        task."""
+        """Called when the process in the slot requests a block, because the block may be for the
+        result of its task."""
         running = self.tasks.running(slot)
         if running and self.roster.by_host_id:
             self.keep(running)

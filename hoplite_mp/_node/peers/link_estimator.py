@@ -2,11 +2,12 @@
 
 Active probes would use up the bandwidth that they measure, so the counters of all links are sampled
 while bytes are moving. A collective sends everything at once when it begins, so the fastest stretch
-of a burst shows how fast the host can send and receive. A faster stretch raises an estimate
-immediately. An estimate is lowered gradually, and only by bursts that should have filled the link
-in that direction: a host that sends one of three contributions to a gather is not slow. The
-estimate for sending is lowered immediately if two bursts in a row agree and their bytes waited for
-the link. The host has then become slow, and must own less from the next plan on.
+(a period of STRETCH_S) of a burst shows how fast the host can send and receive. A faster stretch
+raises an estimate immediately. An estimate is lowered gradually, and only by bursts that should
+have filled the link in that direction: a host that sends one of three contributions to a gather is
+not slow. The estimate for sending is lowered immediately if two bursts in a row agree and their
+bytes waited for the link. The host has then become slow, and the next plans must assign it fewer
+bytes.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ LATER_POLL_S = 0.09
 # Higher: more samples in each burst. Lower: in a short burst, full and idle times of the link fall
 # into the same stretch.
 YOUNG_S = 0.15
-# Length of a stretch. Lower: bytes that a switch has only buffered count as speed. Higher: fewer
-# stretches in which a link is full, because links are rarely full for so long.
+# Length of a stretch. Lower: bytes that a switch has only buffered raise the estimate. Higher:
+# fewer stretches in which a link is full, because links are rarely full for so long.
 STRETCH_S = 0.06
 # A stretch with fewer bytes is ignored, because the sender may have had no more. A link of less
 # than 140 Mbit/s is therefore not measured, and its rate counts as unknown.
@@ -46,14 +47,15 @@ LOWER_WEIGHT = 0.15  # weight of a slower burst in the new estimate
 # is detected later. Higher: bursts that were slowed by busy processors count.
 AGREEING = 1.25
 UP = 0  # index of the sending direction in pairs (up, down)
-# The number of seconds of a burst in which bytes must have waited for the link.
+# A burst can lower the estimate for sending immediately only if bytes have waited for the link for
+# this many seconds of the burst.
 BACKLOGGED_S = 0.1
 # A burst ends after this time without a byte. Higher: more useless samples.
 QUIET_S = 0.5
 # A transfer that follows a burst of at least this length begins another burst, even without a
-# pause. Otherwise a series of calls would be a single burst, in which a host that is now slow was
-# once fast. Higher: more calls pass before a slow host is detected. Lower: bursts are too short to
-# agree.
+# pause. Otherwise a series of calls would be a single burst, whose fastest stretch would hide that
+# the host has since become slow. Higher: more calls pass before a slow host is detected. Lower:
+# bursts are too short to agree.
 LONG_S = 0.3
 # The manager is notified when a rate has changed by more than this fraction. Lower: more messages.
 SENT_CHANGE = 0.05
@@ -88,7 +90,7 @@ class LinkEstimator:
         follower: BurstFollower | None = None,
     ) -> None:
         """moved: returns the bytes (sent, received) so far. tell: called with new rates (up, down).
-        follower: follows the same bursts."""
+        follower: notified of the same bursts."""
         self.moved = moved
         self.tell = tell
         self.follower = follower
@@ -135,7 +137,7 @@ class LinkEstimator:
             self._ended_at = self.loop.now()
             if self._measuring and self._ended_at - self._begun_at >= LONG_S:
                 self._sample()  # includes the bytes since the last sample
-                self._finish()  # the plan of the next call uses the results of this one
+                self._finish()  # so that the plan for the next call uses the new rates
 
     @property
     def rates(self) -> tuple[int, int]:
@@ -188,7 +190,7 @@ class LinkEstimator:
         """Lowers an estimate after a slower burst that should have filled the link."""
         self.known[i] += LOWER_WEIGHT * (peak - self.known[i])
         if i != UP:
-            return  # a receiver cannot see whether bytes waited for its link
+            return  # a receiver cannot tell whether bytes have waited for its link
         before, self._slower = self._slower, 0.0
         if self.follower is not None and self.follower.backlogged_s >= BACKLOGGED_S:
             self._slower = peak

@@ -1,7 +1,8 @@
 """Data connections to other nodes, and the engine that fills cells over them.
 
-One engine moves all bulk bytes of this host. A connection to a node is made for the first pull from
-that node. The component that requested a cell is notified when the cell is full or has failed.
+A cell is a range of memory. One engine moves all bulk data of this host. A connection to a node is
+opened for the first pull from that node. The component that requested a cell is notified when the
+cell is full or its pull has failed.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Links", "Pulling", "Wanting"]
 
-# A failure that callers recognise: no connection could be made directly or over a relay, and
-# another attempt would take as long.
+# The reason for a failure if no connection could be made, directly or over a relay. Callers compare
+# the reason with this text, because another attempt would take as long.
 UNREACHABLE = "the node cannot be reached"
 _log = logging.getLogger("hoplite_mp")
 
@@ -51,7 +52,7 @@ class Wanting(Protocol):
         again."""
 
     def describe(self, cell: int) -> dict[str, Any]:
-        """The purpose of the cell's bytes, for traces: "object" (16 bytes), "operation",
+        """Describes the cell's bytes for traces. Possible keys: "object" (16 bytes), "operation",
         "bytes"."""
 
 
@@ -102,8 +103,7 @@ class Links:
             self._connect(peer.member.node, admission)
 
     def _connect(self, number: int, admission: Admission) -> str:
-        """Passes the connection to the engine. Returns the reason if that is impossible, else
-        ""."""
+        """Passes the connection to the engine. Returns the reason if that fails, else ""."""
         try:
             with admission.stream.detach() as sock:
                 link = self.engine.connect(sock.fileno(), number)
@@ -117,11 +117,11 @@ class Links:
 
     def _admitted_driven(self, member: Member, admission: Admission) -> None:
         """With TLS, a link consists of two halves: each side makes the connection over which it
-        sends. Either side may end its half and begin a new one before connections for older halves
-        have arrived. Each connection therefore has the id of its half, and the id of the other
-        side's half that it answers. **Invariant**: half A receives from half B only if A answers B,
-        B answers A, or both were begun simultaneously. Otherwise two nodes could replace each
-        other's halves indefinitely."""
+        sends. Either side may close its half and begin a new one before connections for older
+        halves have arrived. Each connection therefore has the id of its half, and the id of the
+        other side's half that it answers. **Invariant**: half A receives from half B only if A
+        answers B, B answers A, or both were begun simultaneously. Otherwise two nodes could replace
+        each other's halves indefinitely."""
         begun, answered = admission.peer.link, admission.peer.answers
         known = self.driven.get(member.node)
         if answered:
@@ -134,12 +134,12 @@ class Links:
                 self.lose_node(member.node)
             return
         if known is not None and (known.receiving or known.answers not in (0, begun)):
-            self.lose_node(member.node)  # the other side has ended its half and begun a new one
+            self.lose_node(member.node)  # the other side has closed its half and begun a new one
         self._driven(member, begun).receive_over(admission.stream.detach())
 
     def _driven(self, member: Member, answers: int = 0) -> TlsLink:
-        """Returns this side's half of the link to a node with TLS, and makes it if necessary.
-        answers: the other side's half if that was made first, else 0."""
+        """Returns this side's half of the TLS link to a node, and creates it if necessary. answers:
+        the other side's half if that was created first, else 0."""
         known = self.driven.get(member.node)
         if known is not None:
             return known
@@ -205,7 +205,7 @@ class Links:
             self._call(peer.member)
 
     def prepare(self, nodes: Collection[int]) -> None:
-        """Makes the missing links to these nodes, in a cluster without TLS. Of two nodes, the one
+        """Creates the missing links to these nodes, in a cluster without TLS. Of two nodes, the one
         with the lower number connects."""
         for node in nodes:
             peer = self.peers.by_number.get(node)
@@ -222,7 +222,7 @@ class Links:
         why_not = UNREACHABLE if admission is None else self._connect(member.node, admission)
         for cell, asked in list(self.awaiting.items()):
             if asked[0] != member.node or self.awaiting.get(cell) is not asked:
-                continue  # it waits for another node, or `failed` below has replaced its pull
+                continue  # the cell waits for another node, or `failed` below has replaced its pull
             del self.awaiting[cell]
             if why_not:
                 self.wanting[cell].failed(cell, why_not)
@@ -320,7 +320,7 @@ class Links:
             driven = self.driven.get(number)
             if driven is not None:
                 backlogged_ns = driven.backlogged_ns
-            other = found.get(number, Flow(0, 0, 0))  # both nodes may have made a connection
+            other = found.get(number, Flow(0, 0, 0))  # not 0 if both nodes have opened a connection
             found[number] = Flow(
                 other.sent + sent, other.received + received, other.backlogged_ns + backlogged_ns
             )

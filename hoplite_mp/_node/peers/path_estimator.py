@@ -11,14 +11,15 @@ socket accepted.
 3. The flow has less than half of its fair share of each of the two links. Flows share a link about
 equally, though not exactly.
 
-The sender knows the first condition and its own link, so it sends PathCongested to the receiver.
-The receiver knows its own link. It also measures the rate, because bytes that a sender has written
-to a socket may not have arrived. It uses the fastest stretch of a burst, because a path is at least
-that wide. A narrow path has nearly the same rate in every stretch. If the flow was much faster at
-another time in the burst, it was slowed by a busy processor, or by TCP after a loss, so the burst
-is ignored. A pair is reported after BURSTS_MIN bursts that agree. It is reported again while bursts
-confirm it, because the manager forgets unconfirmed rates of pairs (_planner/link_speeds.py). A
-faster stretch of a known pair raises its rate immediately.
+The sender can check the first condition and its own link. If the flow is slow although the link is
+not full, it sends PathCongested to the receiver. The receiver checks its own link, and measures the
+rate, because bytes that a sender has written to a socket may not have arrived. The rate of the
+fastest stretch of a burst counts, because the path is at least that wide. A narrow path has nearly
+the same rate in every stretch. If the flow was much faster at another time in the burst, it was
+slowed by a busy processor, or by TCP after a loss, so the burst is ignored. A pair is reported
+after BURSTS_MIN bursts that agree. It is reported again while bursts confirm it, because the
+manager forgets unconfirmed rates of pairs (_planner/link_speeds.py). A faster stretch of a known
+pair raises its rate immediately.
 
 The same samples show when this host's own link becomes slow during a burst: flows to several hosts
 are backlogged, and together they have less than half of the link's rate.
@@ -50,11 +51,11 @@ BACKLOGGED = 0.8
 # A link counts as full above this share of its rate. Higher: full links that are slowed by busy
 # processors do not count as full.
 FULL = 0.8
-# A flow is congested elsewhere if it has less than this share of its equal part of a link. Higher:
-# less important narrow paths are found, but also flows that TCP has treated unfairly.
+# A flow counts as congested if its rate is below this fraction of an equal share of the link.
+# Higher: less important narrow paths are found, but also flows that TCP has treated unfairly.
 CONGESTED = 0.5
-# The greatest ratio of the fastest stretch of a burst to the congested stretch. Higher: more flows
-# that were slow for a moment count as congested.
+# Maximum ratio of the rate in the fastest stretch of a burst to the rate in the congested stretch.
+# Higher: more flows that were only briefly slow count as congested.
 STEADY = 1.3
 # The number of bursts that must agree, within a factor of AGREEING, before a pair is reported.
 # Higher: fewer mistakes, but later reports.
@@ -66,7 +67,7 @@ FLOW_BYTES_MIN = 64 << 10
 SAY_AGAIN_S = 0.25
 # This host's link has become slow if it sends at less than this share of its rate for SLOW_S while
 # flows to SLOW_FLOWS_MIN or more hosts are backlogged (a single flow may be slow because of its
-# receiver). A higher share or a shorter time: plans change for hosts that are slow for a moment.
+# receiver). A higher share or a shorter time: plans change for hosts that are only briefly slow.
 SLOW = 0.5
 SLOW_S = 0.3
 SLOW_FLOWS_MIN = 2
@@ -204,7 +205,8 @@ class PathEstimator:
                 tell(int(sent / elapsed), int(received / elapsed))
 
     def congested(self, node: int) -> None:
-        """Handles PathCongested from a node, whose own link does not slow its flow to this host."""
+        """Handles PathCongested from a node: the node's own link does not limit its flow to this
+        host."""
         link, rate = self.rates()[1], self._received.get(node)
         if rate is None or sum(self._received.values()) >= FULL * link:
             return

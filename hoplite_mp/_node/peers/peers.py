@@ -1,8 +1,9 @@
 """The other nodes of the cluster, and a control channel to each of them.
 
-A connection is made for the first message. Messages wait in order until the connection is ready. A
-node answers over a connection that the other node has made, so two nodes usually share one. Only
-the manager decides which nodes are members. A peer that cannot be reached is treated as lost.
+A connection is opened when the first message is sent. Messages wait in order until the
+connection is ready. A node answers over a connection that the other node has opened, so two nodes
+usually share one. Only the manager decides which nodes are members. A peer that cannot be reached
+is treated as lost.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class PeerDialing:
         waits: bool = True,
     ) -> None:
         """target: the other side's name in log messages. done: called with the connection, or with
-        None. level: the level of the message that `target` cannot be reached. waits: whether to
+        None. level: the level of the log message if `target` cannot be reached. waits: whether to
         retry instead of failing while this process has no free descriptor."""
         self._level = level
         self._make = make
@@ -159,7 +160,7 @@ class Peers:
         self.by_host_id: dict[int, Peer] = {}
         self.traffic = Traffic()  # over all control channels
         self.by_number: dict[int, Peer] = {}
-        # Host id -> connections from a node that this node does not know as a member yet.
+        # Host id -> connections from a node that this node does not yet know to be a member.
         self.unknown: dict[int, list[tuple[Admission, Callable[[Peer, Admission], None]]]] = {}
         self.own: set[str] = set()  # addresses of this host, without ports
         self.listens_at = ""  # the address at which this node accepts others, without a port
@@ -195,7 +196,8 @@ class Peers:
         )
 
     def is_near(self, number: int) -> bool:
-        """Whether the node advertises an address of this host, so that no network link is used."""
+        """Whether the node advertises an address of this host, so that traffic to it uses no
+        network."""
         peer = self.by_number.get(number)
         return peer is not None and not self.own.isdisjoint(_hosts(peer.member))
 
@@ -269,7 +271,7 @@ class Peers:
                 done(None)
                 return
             # If there is no relay, call the other node directly and for longer, because it may not
-            # be listening yet. If the other node is gone, the manager will announce that.
+            # be listening yet. If that node is gone, the manager will announce its loss.
             self._call_at(route or endpoints_of(member.addresses), member, role, done, link)
 
         rounds = DIRECT_ROUNDS_MAX if others and not route else 0
@@ -313,7 +315,8 @@ class Peers:
     ) -> None:
         """Handles a connection from another node. An unknown node may have joined before the
         manager's message about it has arrived here, so the connection waits for that message until
-        the handshake timeout. attach: takes the connection; None: it becomes a control channel."""
+        the handshake timeout. attach: receives the connection; None: the connection becomes a
+        control channel."""
         host_id, attach = admission.peer.host_id, attach or self._attach
         peer = self.by_host_id.get(host_id)
         if peer is not None:
@@ -333,8 +336,8 @@ class Peers:
 
     def _too_late(self, host_id: int, admission: Admission) -> None:
         waiting = self.unknown.get(host_id, [])
-        for one in [one for one in waiting if one[0] is admission]:
-            waiting.remove(one)
+        for entry in [entry for entry in waiting if entry[0] is admission]:
+            waiting.remove(entry)
             admission.stream.close()
         if not waiting:
             self.unknown.pop(host_id, None)
@@ -356,7 +359,8 @@ class Peers:
                 channel.send(frame)
         else:
             peer.extra.append(channel)
-        # Bytes that arrived together with the end of the handshake do not wake the loop again.
+        # Handle bytes that arrived together with the end of the handshake: they do not wake the
+        # loop.
         if channel.open:
             channel.ready()
 
@@ -373,10 +377,10 @@ def _hosts(member: Member) -> set[str]:
 # Suspects: nodes with which only this node has lost contact, until the manager decides.
 #
 # A connection between two nodes may end even if both are alive. The manager is connected to both,
-# so it decides which node is excluded. Until then the other node is still a member.
+# so it decides which node is excluded. Until it has decided, the other node is still a member.
 
 
-# The time that the manager has to detect a dead node before this node reports it, as a multiple of
+# The time for the manager to detect a dead node before this node reports it, as a multiple of
 # heartbeat_timeout_s. Lower: a living node is excluded sooner because another node has lost contact
 # with it.
 PEER_LOST_SILENCES = 2.0
@@ -394,8 +398,8 @@ class Suspects:
         most: Callable[[int], None],
     ) -> None:
         """tell: sends a message to the manager. number: returns this node's number. most: called
-        some time after a loss with the number of suspects. If there are many, this host itself may
-        be cut off."""
+        some time after a loss with the number of suspects, because this host itself may be cut off
+        if there are many."""
         self.members: dict[int, Member] = {}
         self._silence_s = heartbeat_timeout_s
         self._loop = loop
@@ -416,7 +420,7 @@ class Suspects:
             self.members.pop(number, None)
 
     def again(self) -> None:
-        """Restarts the timers, because a new manager may not know of any of these losses."""
+        """Restarts the timers, because these losses may not have been reported to a new manager."""
         for number in self.members:
             self._report_later(number)
 
@@ -425,8 +429,8 @@ class Suspects:
 
     def _report(self, number: int) -> None:
         """Reports the loss if the manager has not decided yet. Both nodes are then still connected
-        to the manager, which must choose one. If no manager is running, `again` lets the next one
-        receive the report."""
+        to the manager, which must exclude one of them. If no manager is running, `again` repeats
+        the report to the next one."""
         if number in self.members:
             _log.warning("lost contact with node h%d; reporting it to the manager", number)
             self._tell(PeerLost(self._number(), number))

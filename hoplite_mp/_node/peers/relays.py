@@ -1,6 +1,6 @@
 """Relays: connections to unreachable nodes, through a port of a third node.
 
-    this node ── RelayRequest ──► a third node, which tries to reach that node,
+    this node ── RelayRequest ──► a third node, which tries to reach the unreachable node,
               ◄─ RelayOpened ── and opens a port that forwards to it (_node/io/forward.py)
 
 A firewall or a missing route between two hosts must not split a cluster whose hosts can all reach
@@ -33,7 +33,8 @@ __all__ = ["Relays", "endpoints_of"]
 # Timeout for an answer. The asked node tries each address of the unreachable node for 2 s (ARRIVE_S
 # in _node/io/forward.py).
 ANSWER_S = 6.0
-# The number of nodes that are asked for one relay. Higher: the loss of a node is detected later.
+# The number of nodes that are asked to relay to one node. Higher: the loss of a node is detected
+# later.
 ASKED_MAX = 3
 _log = logging.getLogger("hoplite_mp")
 
@@ -140,7 +141,7 @@ class Relays:
             endpoints = endpoints_of(peer.addresses)
             reach = partial(self.connections.is_reached, endpoints)
             self.loop.run_in_thread(reach, partial(self._tried, host_id))
-            self.trying[host_id] = [(asker, number)]  # the thread's result comes in a later turn
+            self.trying[host_id] = [(asker, number)]  # the thread reports in a later turn
 
     def _tried(self, host_id: int, reached: bool) -> None:
         port = self._lend(host_id) if reached else 0
@@ -162,10 +163,10 @@ class Relays:
         self.forwards[host_id] = forward
         return forward.port
 
-    # -- ends ----------------------------------------------------------------------------------
+    # -- lost hosts ----------------------------------------------------------------------------
 
     def lose_peer(self, host_id: int) -> None:
-        """Removes the relays over a lost host and to that host."""
+        """Removes the relays through a lost host and to that host."""
         self.routes = {
             behind: route
             for behind, route in self.routes.items()
