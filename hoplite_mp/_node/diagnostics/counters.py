@@ -41,7 +41,7 @@ class Counters:
         self._more.append(counts)
 
     def own(self) -> dict[str, int]:
-        """The counts since the start of this node, and the present sizes. Unneeded memory is freed
+        """The counts since the start of this node, and the current sizes. Unneeded memory is freed
         first, so that it is not counted."""
         client, store, workers, sweeper = self.client, self.store, self.workers, self.sweeper
         store.events.drop_unneeded()

@@ -1,4 +1,6 @@
-"""Asks the manager for the plans of an object, at the request of a process (`Cluster.explain`)."""
+"""Asks the manager for the plans of an object, at the request of a process (`Cluster.explain`).
+
+A plan states which node sends which part of the object to which other node."""
 
 from __future__ import annotations
 

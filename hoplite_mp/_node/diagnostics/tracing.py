@@ -1,13 +1,13 @@
 """Traces of the whole cluster: recording on every node, and comparison of the nodes' clocks.
 
 The tracing process sends requests only to its own node. That node notifies the other nodes,
-including those that join later, and forwards their recorded events in pieces, so that no process
+including nodes that join later, and forwards their recorded events in pieces, so that no process
 has all events in memory. Clocks are compared at the beginning and at the end of a trace. The answer
-to a message states the other clock with an error of at most half of the round trip, as in
+to a query contains the other clock's time, with an error of at most half of the round trip, as in
 Cristian's algorithm (1989). The answer with the shortest round trip is used.
 
 Only one trace at a time runs in a cluster. Two traces would halve the space for each, and a second
-one is usually a mistake. A trace ends when the process that started it ends or that process's host
+one is usually a mistake. A trace ends when the process that started it exits or that process's host
 is lost.
 """
 
@@ -69,7 +69,7 @@ assert EVENT.size == _tasks.EVENT_BYTES
 
 
 class Recording:
-    """This node's part of the present trace."""
+    """This node's part of the current trace."""
 
     def __init__(
         self, host: HostContext, track_name: Callable[[int, WorkerInfo | None], str]
@@ -134,7 +134,7 @@ class Recording:
 
     def exited(self, slot: int, worker: WorkerInfo | None) -> None:
         """Records the tasks that a process was running when it exited. Called before the headers
-        that it had claimed are settled."""
+        that the process had claimed are settled."""
         if self.on:
             opened = self._trace.open(slot)
             verdict = _VERDICTS.get(worker.verdict if worker is not None else "", LOST)
@@ -167,7 +167,7 @@ class Recording:
     def stop(self) -> int:
         """Ends the recording. Returns the size of the document in bytes."""
         if self.on:
-            # Read the stacks before the rings. A task that leaves its stack from now on is in the
+            # Read the stacks before the rings. A task that ends after its stack was read is in the
             # ring, so it may be read twice but is never missed.
             opened = {slot: self._trace.open(slot) for slot in self.clients}
             self._trace.stop()
@@ -215,12 +215,13 @@ CLOCK_ROUNDS = 8
 # Lower: an unresponsive node delays the end of the trace less.
 END_PATIENCE_S = 5.0
 
-Clock = tuple[int, int, int]  # (local time, lead of the other clock, maximum error), in ns
+Clock = tuple[int, int, int]  # (local time, other clock minus local clock, maximum error), in ns
 
 
 def best_clock(known: Clock | None, asked_ns: int, came_ns: int, there_ns: int) -> Clock:
-    """The more precise of two comparisons: the known one and that of a new answer. asked_ns,
-    came_ns: the local times of the question and the answer. there_ns: the other clock's time."""
+    """The more precise of two clock comparisons: `known`, or one computed from a new answer.
+    asked_ns, came_ns: the local times of the query and the answer. there_ns: the other clock's
+    time."""
     trip = max(0, came_ns - asked_ns)
     middle = asked_ns + trip // 2
     error = (trip + 1) // 2
@@ -246,7 +247,7 @@ class _Owned:
 
 
 class Tracing:
-    """This node's part in the present trace, if there is one."""
+    """This node's part in the current trace, if there is one."""
 
     def __init__(self, host: HostContext, recording: Recording) -> None:
         self.loop = host.loop
@@ -275,10 +276,10 @@ class Tracing:
     def begin(self, slot: int, request: Request) -> None:
         """Starts a trace. Replies when all nodes are recording."""
         trace = request.ask.trace  # type: ignore[union-attr]
-        say = self._speaker(slot, request)
+        respond = self._responder(slot, request)
         why = self._start(trace, self.client.host_id)
         if why:
-            say(why)
+            respond(why)
             return
         owned = self.owned = _Owned(trace, slot, set(self.roster.by_host_id))
 
@@ -287,7 +288,7 @@ class Tracing:
                 return
             refusal = next((a.message.error for a in found.values() if a.message.error), "")
             if refusal:
-                self._end(owned, lambda: say(refusal))
+                self._end(owned, lambda: respond(refusal))
                 return
             for host_id in owned.host_ids - found.keys():
                 self._lose(owned, host_id)
@@ -295,7 +296,7 @@ class Tracing:
 
         def clocks_known(clocks: dict[int, Clock]) -> None:
             owned.before = clocks
-            say("")
+            respond("")
 
         self._ask(owned, owned.host_ids, "begin", begun)
 
@@ -303,14 +304,16 @@ class Tracing:
         """Ends a trace. Replies with the size of each node's document, the comparisons of clocks,
         and the missing nodes."""
         owned = self.owned
-        say = self._speaker(slot, request)
+        respond = self._responder(slot, request)
         if owned is None or owned.trace != request.ask.trace:  # type: ignore[union-attr]
-            say(None)
+            respond(None)
             return
         size = self.recording.stop()
 
         def ended(answers: dict[int, Answer]) -> None:
-            found = {host_id: one for host_id, one in answers.items() if not one.message.error}
+            found = {
+                host_id: answer for host_id, answer in answers.items() if not answer.message.error
+            }
             for host_id in owned.host_ids - found.keys():
                 self._lose(owned, host_id)
             owned.nodes = {answer.node: host_id for host_id, answer in found.items()}
@@ -325,7 +328,7 @@ class Tracing:
                     rows.append((answer.node, answer.message.value, at))
                 else:
                     owned.lost.add(answer.node)
-            say((sorted(rows), sorted(owned.lost), sorted(owned.left)))
+            respond((sorted(rows), sorted(owned.lost), sorted(owned.left)))
 
         self._ask(owned, owned.host_ids, "end", ended)
 
@@ -333,32 +336,32 @@ class Tracing:
         """Replies with a piece of a node's document."""
         ask: Any = request.ask
         owned = self.owned
-        say = self._speaker(slot, request)
+        respond = self._responder(slot, request)
         if owned is None or owned.trace != ask.trace:
-            say(None)
+            respond(None)
         elif ask.node == self.client.number:
-            say(self._piece(ask.offset))
+            respond(self._piece(ask.offset))
         elif ask.node not in owned.nodes:
-            say(None)
+            respond(None)
         else:
             self.questions.ask(
                 owned.nodes[ask.node],
                 lambda number: TraceReadRequest(number, ask.trace, ask.offset),
-                lambda answer: say(None if answer is None else answer.message.data),
+                lambda answer: respond(None if answer is None else answer.message.data),
                 END_PATIENCE_S,
             )
 
     def drop(self, slot: int, request: Request) -> None:
         """Discards a trace that has been read or is no longer needed."""
         owned = self.owned
-        say = self._speaker(slot, request)
+        respond = self._responder(slot, request)
         if owned is None or owned.trace != request.ask.trace:  # type: ignore[union-attr]
-            say(None)
+            respond(None)
         else:
-            self._end(owned, lambda: say(None))
+            self._end(owned, lambda: respond(None))
 
     def forget_client(self, slot: int) -> None:
-        """Ends the trace of a process that has ended."""
+        """Ends the trace of a process that has exited."""
         if self.owned is not None and self.owned.slot == slot:
             self._end(self.owned, _nothing)
 
@@ -390,7 +393,8 @@ class Tracing:
     # -- nodes that join and leave -------------------------------------------------------------
 
     def peer_joined(self, host_id: int) -> None:
-        """Starts recording on a node that has joined during a trace of this host."""
+        """Starts recording on a node that has joined during a trace that was started on this
+        host."""
         owned = self.owned
         if owned is None:
             return
@@ -460,7 +464,7 @@ class Tracing:
 
         self.questions.ask_all(host_ids, make, done, END_PATIENCE_S)
 
-    def _speaker(self, slot: int, request: Request) -> Callable[[Any], None]:
+    def _responder(self, slot: int, request: Request) -> Callable[[Any], None]:
         """Returns a function that replies to the request unless its process has died in the
         meantime."""
         reply = self.replier(slot)
@@ -490,4 +494,4 @@ class Tracing:
 
 
 def _nothing() -> None:
-    """Replaces a reply when the process that began the trace has ended."""
+    """Does nothing, because the process that began the trace has exited and expects no reply."""

@@ -1,4 +1,4 @@
-"""Reports for each process on this host what it is waiting for, to diagnose hangs.
+"""Reports what each process on this host is waiting for, to diagnose hangs.
 
 Each component reports its own waits. This file collects the reports and limits their number. It
 changes no state.
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
 __all__ = ["WAITS_MAX", "WaitReports"]
 
-# The number of entries of one kind (e.g. waiting tasks) that an answer lists. The others are only
-# counted. Higher: a longer answer, which takes 0.1 ms of the node's time for ten entries.
+# The number of entries of one kind (e.g. waiting tasks) that an answer lists. Further entries are
+# only counted. Higher: a longer answer, which takes 0.1 ms of the node's time for ten entries.
 WAITS_MAX = 100
 NEEDS_MAX = 5  # the number of missing objects that are listed for one task or collective
 # How long nodes may take to answer, including the stacks of their workers. Higher: slow nodes are
@@ -62,7 +62,7 @@ MORE = ("transfers", "groups", "actors", "actor calls")
 
 
 class WaitReports:
-    """Collects the waits of this host, and those of all hosts at the request of a process."""
+    """Collects the waits on this host, and on all hosts at the request of a process."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class WaitReports:
     # -- requests -------------------------------------------------------------------------------
 
     def ask(self, slot: int, request: Request) -> None:
-        """Collects the waits on all nodes for a process, which then reads them by `piece`."""
+        """Collects the waits on all nodes for a process, which then reads them in pieces."""
         stacks: bool = request.ask.stacks  # type: ignore[union-attr]
         line = self.clients.get(slot)
         numbers = {host_id: member.node for host_id, member in self.roster.by_host_id.items()}
@@ -136,7 +136,7 @@ class WaitReports:
         self.reply(slot, reply)
 
     def forget_client(self, slot: int) -> None:
-        """Discards the answers for a process that has ended."""
+        """Discards the answers for a process that has exited."""
         self.dumps.pop(slot, None)
 
     def asked(self, host_id: int, message: DumpRequest) -> None:
@@ -314,7 +314,7 @@ class WaitReports:
                 "seconds": self._seconds(info["waiting_ns"]) if oid else None,
             }
 
-    # -- descriptions in words ------------------------------------------------------------------
+    # -- descriptions for users -----------------------------------------------------------------
 
     def process(self, slot: int) -> str:
         """Describes a process on this host for users."""
@@ -359,15 +359,15 @@ class WaitReports:
         if STATE[state] not in PENDING:
             return f"{state.lower()}"
         if header["kind"] == KIND_TASK:
-            what = f"the result of {self.tasks.name(oid)}()"
+            result = f"the result of {self.tasks.name(oid)}()"
             if state == "WAITING":
-                return f"{what}, which is itself waiting"
+                return f"{result}, which is itself waiting"
             if state == "QUEUED":
-                return f"{what}, which is queued"
+                return f"{result}, which is queued"
             runner = self.outbound_tasks.where.get(oid)
             if runner is not None:
-                return f"{what}, which was sent to h{runner.number}"
-            return f"{what}, which runs on {self.process(header['claimant'])}"
+                return f"{result}, which was sent to h{runner.number}"
+            return f"{result}, which runs on {self.process(header['claimant'])}"
         if header["kind"] == KIND_OPERATION:
             for operation in self.operations.operations.values():
                 if oid in operation.ask.results:
@@ -376,10 +376,10 @@ class WaitReports:
         if header["kind"] == KIND_FOREIGN:
             record = self.imports.by_oid.get(oid)
             return "pending at " + ("another host" if record is None else self._peer(record.owner))
-        who = self.process(header["claimant"])
+        claimant = self.process(header["claimant"])
         if header["kind"] == KIND_STREAM:
-            return f"the next item of {self.client.task_name(oid)}(), which runs on {who}"
-        return f"being written by {who}"
+            return f"the next item of {self.client.task_name(oid)}(), which runs on {claimant}"
+        return f"being written by {claimant}"
 
 
 def some(items: Iterable[dict[str, Any]]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LineSplitter", "Output", "Run", "Subscriber"]
 
-# A driver as a subscriber of lines: its unread bytes, and its progress in reading them.
+# Subscribers: each one counts its driver's unread bytes, and records the driver's progress.
 #
 # A slow driver must not lose lines, but a driver that reads nothing must not block workers that
 # also serve other drivers. Lines therefore wait while the driver makes progress, however slow.
@@ -33,7 +33,8 @@ __all__ = ["LineSplitter", "Output", "Run", "Subscriber"]
 
 
 class Subscriber:
-    """A driver on this or another host. Times are in seconds on one clock."""
+    """A driver on this or another host, which receives lines. Times are in seconds on the loop's
+    clock."""
 
     def __init__(
         self,
@@ -46,14 +47,14 @@ class Subscriber:
         self.bytes_max = bytes_max
         self.patience_s = patience_s
         self.waiting = 0  # number of bytes delivered but not yet read
-        # time at which the driver last made progress while lines waited; None if no lines wait
+        # time at which the driver last made progress while lines were waiting; None: none wait
         self.stalled_at: float | None = None
         self.stuck = False  # the driver has read nothing for too long, so its lines are dropped
         self.dropped: dict[tuple[int, int], int] = {}  # (slot, stream) -> number of lines
 
     def offer(self, slot: int, stream: int, lines: list[bytes], now: float) -> bool:
-        """Sends the lines to the driver if the limit allows, or drops them if the driver is
-        `stuck`. Returns False if they must wait."""
+        """Sends the lines to the driver if the limit allows that, or drops them if the driver is
+        `stuck`. Returns False if the lines must wait."""
         if self.stuck:
             key = slot, stream
             self.dropped[key] = self.dropped.get(key, 0) + len(lines)
@@ -109,8 +110,9 @@ class Subscriber:
 
 # Splits the bytes of one pipe into lines, and finds the output owner of each line.
 #
-# A pipe is read in pieces of any length. A line may exceed the limit, lack a line end, or be cut
-# off by a mark, after which the lines belong to another output owner.
+# The output owner of a line is the driver that receives it. When a worker starts to print for
+# another output owner, it first writes a mark. A pipe is read in pieces of any length. A line may
+# exceed the length limit, lack a line end, or be cut off by a mark.
 
 
 # (output owner, consecutive lines for it).
@@ -129,8 +131,8 @@ class LineSplitter:
         self._head = mark_head(host_id)
 
     def feed(self, data: bytes) -> list[Run]:
-        """Takes bytes from the pipe. Returns the completed lines without line ends. A line that is
-        too long is returned in pieces."""
+        """Processes bytes from the pipe. Returns the completed lines without line ends. A line that
+        is too long is returned in pieces."""
         *lines, rest = (self.rest + data).split(b"\n")
         most = self.line_bytes_max
         runs: list[Run] = []
@@ -244,7 +246,7 @@ class Output:
         self.patience_s = patience_s
         self.line_bytes_max = config.output_line_bytes_max
         self.events = events
-        # This host's drivers by name; 0 is the driver that started the host.
+        # The drivers on this host by name; 0 is the driver that started the host.
         self.drivers: dict[int, tuple[Subscriber, DriverSocket]] = {}
         self.pipes: dict[int, Pipe] = {}  # fd -> its pipe
         self.held: list[Pipe] = []
@@ -282,7 +284,7 @@ class Output:
             pipe.ended(fd)
 
     def catch_up(self, fd: int) -> None:
-        """Sends the present contents of the pipe, as far as the limit allows."""
+        """Sends the current contents of the pipe, as far as the limit allows."""
         pipe = self.pipes.get(fd)
         if pipe is not None and not pipe.waiting:
             self._empty(pipe)
@@ -303,7 +305,7 @@ class Output:
         self._close(pipe)
 
     def _empty(self, pipe: Pipe) -> None:
-        """Reads the present contents of the pipe."""
+        """Reads the current contents of the pipe."""
         for _ in range(DRAIN_BYTES_MAX // READ_BYTES):
             data = processes.read(pipe.fd, READ_BYTES)
             if not data:
@@ -357,7 +359,8 @@ class Output:
         if pipe not in self.held:
             self.held.append(pipe)
             if pipe.fd >= 0:
-                # Unwatched, not only paused, because epoll always reports a closed other end.
+                # Unwatch the pipe completely, because epoll always reports that the other end is
+                # closed.
                 self.loop.unwatch(pipe.fd)
 
     def _let_go(self, pipe: Pipe) -> None:
@@ -367,12 +370,12 @@ class Output:
                 self._listen(pipe)
 
     def push_held(self) -> None:
-        """Offers the lines of paused pipes again, in case the limit allows them now."""
+        """Offers the lines of paused pipes again, because the limit may allow them now."""
         for pipe in list(self.held):
             self._push(pipe)
 
     def read_marks(self) -> None:
-        """Reads the present output, so that `served` is up to date."""
+        """Reads all available output, so that `served` is up to date."""
         for fd in list(self.pipes):
             self.catch_up(fd)
 
@@ -424,8 +427,8 @@ class Output:
         self.drivers[name] = listener, driver
 
     def has_all(self, name: int) -> bool:
-        """Sends a leaving driver the last lines of this host's workers. Returns whether all its
-        output on this host has been sent."""
+        """Sends a leaving driver the last lines of this host's workers. Returns whether all output
+        for the driver on this host has been sent."""
         listener, driver = self.drivers[name]
         if not driver.broken:
             self.last_lines(name)
@@ -433,7 +436,7 @@ class Output:
         return driver.broken or not (driver.backlog or self.waits_for(name))
 
     def detach(self, name: int, busy: Callable[[int], bool]) -> None:
-        """Removes a driver. Its socket is closed when the queue has been sent. busy: as in
+        """Removes a driver. Its socket is closed when the queued data has been sent. busy: as in
         `lose`."""
         _, driver = self.drivers.pop(name)
         self.lose(name, busy)
@@ -462,8 +465,8 @@ class Output:
             self._watch(subscriber)
 
     def lose(self, output_owner: int, busy: Callable[[int], bool]) -> None:
-        """Drops the lines of a driver that is gone. Workers that are not `busy` then write for the
-        driver that started this host."""
+        """Drops the lines of a driver that is gone. Further output of workers that are not `busy`
+        is sent to the driver that started this host."""
         self.push_held()
         for pipe in list(self.pipes.values()):
             if pipe.lines.output_owner == output_owner and not pipe.waiting and not busy(pipe.slot):

@@ -1,8 +1,8 @@
-"""Workers' output between hosts: lines from this host for drivers elsewhere, and the reverse.
+"""Workers' output between hosts: lines from this host for drivers on other hosts, and the reverse.
 
-Lines for a driver on another host are sent to its node, with a limit on unread bytes. On the same
-connection they precede the message about the end of their task, so they arrive before the task's
-result. A leaving driver requests its outstanding lines from all nodes.
+Lines for a driver on another host are sent to that host's node, with a limit on unread bytes. On
+the same connection they precede the message that their task has ended, so they arrive before the
+task's result. A leaving driver requests its outstanding lines from all nodes.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class Speaker:
         self.number = number
         self.output_owner = output_owner
         self.tell = tell
-        self.untold = 0
+        self.unacknowledged = 0
 
     def taken(self, nbytes: int) -> None:
         """Acknowledges, in steps, the bytes of the node's lines that the driver here has read."""
-        self.untold += nbytes
-        if self.untold >= TOLD_BYTES_MIN:
-            self.tell(self.host_id, OutputAck(self.untold, self.output_owner))
-            self.untold = 0
+        self.unacknowledged += nbytes
+        if self.unacknowledged >= TOLD_BYTES_MIN:
+            self.tell(self.host_id, OutputAck(self.unacknowledged, self.output_owner))
+            self.unacknowledged = 0
 
 
 class RemoteOutput:
-    """The lines that one node sends to other nodes and receives from them."""
+    """The lines that this node sends to other nodes and receives from them."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class RemoteOutput:
         # Name of a driver -> other hosts that may have lines for it, because this node sent them
         # tasks with that output owner.
         self.others: dict[int, set[int]] = {}
-        # Names of drivers elsewhere that have requested their last lines.
+        # Names of drivers on other hosts that have requested their last lines.
         self.asked: set[int] = set()
         # (Name of a driver here, host that was asked and has not sent its last lines yet).
         self.asking: set[tuple[int, int]] = set()
@@ -172,15 +172,15 @@ class RemoteOutput:
         return any(driver == name for driver, _ in self.asking)
 
     def forget(self, name: int) -> None:
-        """Forgets an attached driver that has ended."""
+        """Forgets an attached driver that has left."""
         self.asking = {key for key in self.asking if key[0] != name}
         self.received = {key for key in self.received if key[0] != name}
         for key in [key for key in self.speakers if key[1] == name]:
             del self.speakers[key]
 
     def last_lines_sent(self, host_id: int, message: OutputFlushed) -> None:
-        """Handles the end of a node's lines, which have all arrived. The message names other hosts
-        that may have more lines."""
+        """Called when all lines from a node have arrived. The message names other hosts that may
+        have more lines."""
         others = [other for other in message.others if other != self.output.host_id]
         if (message.output_owner, host_id) in self.asking:
             self.ask_last_lines(others, message.output_owner)
@@ -189,7 +189,7 @@ class RemoteOutput:
     # ------------------------------------------------------------------------------------------
 
     def peer_lost(self, member: Member) -> None:
-        """Drops all records of a lost host, with its drivers and workers."""
+        """Forgets a lost host, its drivers and its workers."""
         gone = {name for name in self.subscribers if same_host(name, member.host_id)} | {
             member.host_id
         }
