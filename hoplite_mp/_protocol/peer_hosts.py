@@ -72,8 +72,8 @@ class OpenRemotePool(Message, frozen=True, tag="OpenFarPool"):
     with (initializer, initargs), or zeros. `output_owner`: the owner of their output before their
     first task, as in RunTask. `env`: changes to their environment. `demand`: resources of each
     worker for its lifetime. `at_once`: fail if these are not free now. `team`: the id of the `spmd`
-    call whose peers the workers run; NO_OBJECT for other pools. `team_size`: the number of these
-    peers. Answered by RemotePoolOpened."""
+    call if the workers run its peers, else NO_OBJECT. `team_size`: the number of its peers on all
+    hosts. Answered by RemotePoolOpened."""
 
     number: int
     workers: int
@@ -125,9 +125,9 @@ class CloseRemotePool(Message, frozen=True, tag="CloseFarPool"):
 
 
 class OpenRemoteBroadcast(Message, frozen=True, tag="OpenFarRound"):
-    """Each present worker in the common pool of the receiver's host will run one task from the
-    sender (`Cluster.run`), between two other tasks. Answered by RemoteBroadcastOpened; ended by
-    CloseRemotePool."""
+    """Asks for each worker that is now in the common pool of the receiver's host to run one task
+    from the sender (`Cluster.run`), between two other tasks. Answered by RemoteBroadcastOpened;
+    ended by CloseRemotePool."""
 
     number: int
 
