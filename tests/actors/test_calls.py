@@ -130,7 +130,7 @@ def test_classes_of_the_main_program_and_local_ones_travel_by_value(
 
 
 def test_mistakes(c: hoplite_mp.Cluster) -> None:
-    with pytest.raises(TypeError, match=r"made from a class, not from <function"):
+    with pytest.raises(TypeError, match=r"created from a class, not from <function"):
         c.actor(lambda: 0)
     with pytest.raises(TypeError, match=r"Cluster\.actor"):
         Actor()

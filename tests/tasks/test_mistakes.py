@@ -68,7 +68,7 @@ def test_wrong_arguments(cluster: Cluster, call: Any) -> None:
         (lambda c: c.wait(5), "a ref, a Future, or an iterable of them, not int 5"),
         (lambda c: c.empty("a"), "shape='a': it must be an integer"),
         (lambda c: c.empty((2, 1.5)), r"shape=\(2, 1.5\): it must be an integer"),
-        (lambda c: c.actor(5), "made from a class, not from 5"),
+        (lambda c: c.actor(5), "created from a class, not from 5"),
     ],
 )
 def test_arguments_of_a_wrong_type(cluster: Cluster, call: Any, said: str) -> None:
