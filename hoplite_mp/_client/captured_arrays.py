@@ -4,7 +4,7 @@ A function sent by value contains its globals, closure and defaults; the large v
 usually arrays. Each of these arrays is put like any other object, and the function refers to the
 object. As long as an array is unchanged, no bytes are copied or sent again. To detect a change, the
 array is compared with its stored copy: only the written pages if the kernel reports them, otherwise
-the whole array. A digest could collide, and is not used.
+the whole array. Digests are not used, because they could collide.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ __all__ = [
 #
 # A global array is checked at each submit of a function that uses the array, and comparing 100 MB
 # takes longer than the task. The kernel reports written pages (`_pages`), but only whole pages of
-# private anonymous memory, and each write only once: `look` protects the pages again. If `look`
-# finds writes, they are therefore unknown to all other watches over the same memory. A watch
-# reports bytes as written if it cannot exclude a write.
+# private anonymous memory, and each write only once, because `look` protects the pages again.
+# Writes that one watch finds are therefore hidden from all other watches over the same memory. In
+# case of doubt, a watch reports bytes as written.
 
 
 PAGE_BYTES = 4096
@@ -109,13 +109,13 @@ class WriteWatch:
 
     def __init__(self, start: int, nbytes: int) -> None:
         self.start, self.nbytes = start, nbytes
-        self.begin = -(-start // PAGE_BYTES) * PAGE_BYTES  # the whole pages in it
+        self.begin = -(-start // PAGE_BYTES) * PAGE_BYTES  # whole pages within the range
         self.end = (start + nbytes) // PAGE_BYTES * PAGE_BYTES
-        self.settled = False  # all writes before the last `look` of this memory were handled
+        self.settled = False  # whether all writes before the last `look` were handled
         self.watched = False
 
     def open(self) -> None:
-        """Starts the kernel's tracking of writes, if possible. It takes effect with the next
+        """Starts the kernel's tracking of writes, if possible. Tracking begins with the next
         `look`."""
         if self.watched or self.end <= self.begin or not available():
             return
@@ -129,7 +129,7 @@ class WriteWatch:
 
     def close(self) -> None:
         """Ends the kernel's tracking, unless other watches cover parts of the memory. The memory
-        may have been freed before, and now belong to the array of another watch."""
+        may have been freed already, and may now belong to another watched array."""
         if not self.watched:
             return
         self.watched = False
@@ -144,11 +144,11 @@ class WriteWatch:
             return None
         watches = [self, *self._others()]
         settled = [watch.settled for watch in watches]
-        for watch in watches:  # stays so if an exception interrupts this method
+        for watch in watches:  # remains False if an exception interrupts this method
             watch.settled = False
         try:
             found = _pages.look(self.begin, self.end)
-        except OSError:  # the memory was replaced, for example: unmapped, moved, mapped again
+        except OSError:  # for example, the memory was unmapped and mapped again
             self.close()
             self.open()
             return None
@@ -196,17 +196,16 @@ def _private(begin: int, end: int) -> bool:
 
 
 def _pinned() -> bool:
-    """Whether devices may write to memory of this process unseen by its page tables: to buffers
-    registered with io_uring, RDMA or VFIO."""
+    """Whether devices may write to this process's memory without marking its pages as written, for
+    example to buffers registered with io_uring, RDMA or VFIO."""
     with open(STATUS) as status:
         return any(line.startswith("VmPin:") and int(line.split()[1]) for line in status)
 
 
-# After this number of checks in a row in which a watched array was mostly rewritten, its watch is
-# closed. After as many checks in which an unwatched array was unchanged, the array is watched
-# again.
+# An array's watch is closed after this number of consecutive checks that found the array mostly
+# rewritten. It is opened again after as many checks that found the array unchanged.
 POLLS_IN_VAIN = 3
-SAME_POLLS_MAX = 8  # copies of the same size with which a new array is compared
+SAME_POLLS_MAX = 8  # number of copies of the same size to compare with a new array
 
 _log = logging.getLogger("hoplite_mp")
 _numbers = itertools.count(1)
@@ -224,10 +223,10 @@ class StoredCopy:
 
 
 class TrackedArray:
-    """The state of an array at one address; lives as long as a function that was sent with the
-    array. It has no reference to a writable array, not even a weak one, because numpy does not
-    resize an array with other references. The memory is watched and compared, not the array object,
-    so no reference is needed."""
+    """The state of an array at one address, kept as long as a function that was sent with the
+    array. It has no reference to a writable array, not even a weak one, because numpy refuses to
+    resize an array that has other references. None is needed, because the memory is watched and
+    compared, not the array object."""
 
     __slots__ = ("__weakref__", "copy", "frozen", "gone", "looks", "place", "watch")
 
@@ -329,7 +328,7 @@ class CapturedArrays:
         return kept
 
     def hold(self, fn: Any, kept: list[TrackedArray]) -> None:
-        """Keeps the TrackedArrays of a function's arrays as long as the function lives."""
+        """Keeps the TrackedArrays of a function's arrays as long as the function exists."""
         key, users = id(fn), self._users
         if kept:
             with contextlib.suppress(TypeError):  # the function does not support weak references
@@ -338,9 +337,9 @@ class CapturedArrays:
             users.pop(key, None)
 
     def bound(self, module: ModuleType, name: str, value: Any, kept: list[TrackedArray]) -> None:
-        """Keeps the marks of the arrays of a module's variable as long as the variable has this
-        value. Otherwise, once the last function that was sent with an array is gone, the same array
-        would get a new mark, and would overwrite values that tasks have set."""
+        """Keeps the marks of the arrays in a module's variable as long as the variable has this
+        value. Otherwise, an array would get a new mark once the last function sent with it is gone.
+        Sending the array again would then overwrite values that tasks have assigned."""
         if not kept and not self._bound:
             return
         with lock:
@@ -358,7 +357,7 @@ class CapturedArrays:
             self._gone.pop().close()
 
     def close(self) -> None:
-        """Removes all write protection, at the end of the cluster."""
+        """Removes all write protection. Called when the cluster is closed."""
         with lock:
             self._forget()
             for kept in list(self._kept.values()):
@@ -409,7 +408,7 @@ def _address(array: Array) -> int:
 
 
 def _immutable(array: Array) -> bool:
-    """Whether the memory belongs to a bytes object or to a stored value: these are never
+    """Whether the memory belongs to a bytes object or to a stored value, which are never
     written."""
     base: Any = array
     while isinstance(base, np.ndarray):

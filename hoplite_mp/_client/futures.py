@@ -1,8 +1,8 @@
 """Future: a real `concurrent.futures.Future` over a header in shared memory.
 
-The header's state word is authoritative, and a Future only reads it. A standard Future creates a
-condition and lists immediately. Here they are created when they are first used, and the collector
-must then check for this result.
+A task's state is in its header, and a Future only reads it. A standard Future creates a condition
+and lists in `__init__`. Here they are created when they are first used. From then on, the collector
+(a thread of the library) must watch for this result.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["Future"]
 
 T = TypeVar("T")
-# Held while a Future's condition is created, and while a Future is completed: each step must see
-# the effect of the other. Reentrant, because the garbage collector may run while it is held, and
-# drop an object (for example a map) that cancels other Futures.
+# Held while a Future's condition is created, and while a Future is completed: otherwise a new
+# condition could miss the completion. Reentrant, because the garbage collector may run while it is
+# held, and drop an object (for example a map) that cancels other Futures.
 _making = locks.rlock("client.making_conditions")
 
 
@@ -62,8 +62,8 @@ class _Lent(weakref.ref[Any]):
 
 
 class _Waiters(list[Any]):
-    """The waiters for a worker's Future in `concurrent.futures.wait` or `as_completed`. The worker
-    counts as blocked as long as there are waiters."""
+    """The waiters for a Future in `concurrent.futures.wait` or `as_completed`, in a worker. The
+    worker counts as blocked as long as there are waiters."""
 
     def __init__(self, waiting: WaitsPort) -> None:
         super().__init__()
@@ -80,8 +80,8 @@ class _Waiters(list[Any]):
 
 class _Condition(threading.Condition):
     """The condition of a pending Future, with the Future's waiters and callbacks. It consists of
-    few objects. A standard condition binds five methods of its lock, all of which the garbage
-    collector visits, and `concurrent.futures.wait` needs a condition for each of its Futures."""
+    fewer objects for the garbage collector than a standard condition, which binds five methods of
+    its lock. This matters because `concurrent.futures.wait` creates a condition for each Future."""
 
     def __init__(self, waiters: list[Any]) -> None:
         self._lock = locks.rlock("client.future")
@@ -209,9 +209,9 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
             with _making:
                 made = self._made = self._made or _SETTLED
             return made
-        # The collector is armed before any thread can find the condition, and without the lock.
-        # `_settle` disarms it only if it finds the condition, so an interrupt cannot cause a second
-        # disarm.
+        # The collector is armed (told to watch for results) without the lock, and before any thread
+        # can find the condition. `_settle` disarms it only if it finds the condition, so an
+        # interrupt cannot cause a second disarm.
         collector, waiting = self._submitter.collector, self._submitter.waiting
         fresh = _Condition(_Waiters(waiting) if waiting.run_in_place else [])
         collector.arm()
@@ -234,9 +234,9 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         Parameters
         ----------
         fn : callable
-            Takes this Future. It may wait for other Futures with `result` or `Cluster.wait`. It
-            must not call `concurrent.futures.wait` or `as_completed`, because these need the thread
-            that runs the callback. `ProcessPoolExecutor` has the same restriction.
+            Called with this Future. It may wait for other Futures with `result` or `Cluster.wait`.
+            It must not call `concurrent.futures.wait` or `as_completed`, because these need the
+            thread that runs the callback. `ProcessPoolExecutor` has the same restriction.
 
         Examples
         --------
@@ -392,7 +392,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         ----------
         force : bool, optional
             If True, a running task is interrupted, too: the Future is cancelled immediately, and
-            the worker gets a KeyboardInterrupt. If the task has not ended after
+            the worker receives a KeyboardInterrupt. If the task has not ended after
             `Config.cancel_grace_s` seconds, the worker is killed and replaced. Tasks that the
             worker is running while the cancelled task waits are also interrupted, and run again if
             they have retries left. Default: False, as in the standard library. Running actor calls
@@ -401,7 +401,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         Returns
         -------
         bool
-            False if the task has ended, or is running and `force` is False, or is a running actor
+            False if the task has ended, is running and `force` is False, or is a running actor
             call.
 
         Examples
@@ -564,7 +564,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
             if client.state(self._oid) != STATE["FAILED"]:
                 return ""
             got = client.view(self._oid)
-            if isinstance(got, int):  # its state has changed since it was read
+            if isinstance(got, int):  # the state has changed since it was read
                 return ""
             mem = memoryview(got)
         try:

@@ -65,17 +65,17 @@ __all__ = ["HostProcesses", "check_room_to_attach", "store_size"]
 
 LENGTH_MIN, LENGTH_MAX = 64 << 30, 32 << 40  # address space, not memory
 MEMORY_MAX = LENGTH_MAX // 2
-FACTOR = 8  # fragmentation then never prevents an allocation while memory is free
-FACTOR_MIN = 2  # under a ulimit; separate free ranges are then combined more often
+FACTOR = 8  # file length / limit; fragmentation then never prevents an allocation
+FACTOR_MIN = 2  # the same under a ulimit; separate free ranges are combined more often
 DEFAULT_MIN = 64 * MIB  # a smaller store needs an explicit memory=
-ROOM_SHARE = 2  # the store takes at most 1/ROOM_SHARE of the space that a limit leaves
+ROOM_SHARE = 2  # the store uses at most 1/ROOM_SHARE of the space that a limit leaves
 ADDRESSES, FILES = "address space (ulimit -v)", "file length (ulimit -f)"
 
 
 def store_size(memory: int | None) -> tuple[int, int]:
-    """(limit of the store, length of its file), in bytes. memory: the requested limit; None: a
-    third of the host's memory, or less under a ulimit. ConfigError: such a store cannot be
-    created."""
+    """Returns (limit of the store, length of its file), in bytes. memory: the requested limit; None
+    means a third of the host's memory, or less under a ulimit. Raises ConfigError if no such store
+    can be created."""
     limit = memory or total_bytes() // 3
     if limit > MEMORY_MAX:
         raise ConfigError(f"memory={limit}: it must be at most {MEMORY_MAX} bytes (16 TiB)")
@@ -88,7 +88,7 @@ def store_size(memory: int | None) -> tuple[int, int]:
         return min(limit, most), room
     if memory is not None and memory <= most:
         return memory, room
-    asked = f"memory={memory}" if memory else f"a store of {format_bytes(DEFAULT_MIN)}"
+    requested = f"memory={memory}" if memory else f"a store of {format_bytes(DEFAULT_MIN)}"
     wanted = memory or DEFAULT_MIN
     needed = ROOM_SHARE * FACTOR_MIN * wanted
     if which == ADDRESSES:
@@ -97,14 +97,14 @@ def store_size(memory: int | None) -> tuple[int, int]:
         needed = max(needed, _shm.CONTROL_MEMORY_BYTES)
     smaller = f", or ask for at most memory={most}" if memory and most >= MIB else ""
     raise ConfigError(
-        f"{asked} needs about {format_bytes(needed)} of {which}, and the limit leaves "
+        f"{requested} needs about {format_bytes(needed)} of {which}, and the limit leaves "
         f"{format_bytes(left)}: raise the limit{smaller}"
     )
 
 
 def _room() -> tuple[int, int, str]:
-    """(maximum length of the store's file, space that the tightest limit leaves, the limit's
-    name)."""
+    """Returns (maximum length of the store's file, space that the tightest limit leaves, the
+    limit's name)."""
     addresses, files = address_space_left(), file_size_limit()
     by_addresses = addresses // ROOM_SHARE - _shm.CONTROL_MEMORY_BYTES
     by_files = files // ROOM_SHARE if files >= _shm.CONTROL_MEMORY_BYTES else 0
@@ -129,15 +129,15 @@ def check_room_to_attach(control_fd: int, store_fd: int) -> None:
 
 
 PROCESSES_BESIDE = 2  # processes other than workers that put small objects: driver and node
-SPANS_SHARE = 2  # spans are halved until all spans together take at most 1/2 of the store
+SPANS_SHARE = 2  # spans are halved until all together use at most 1/2 of the store
 # Descriptors in the process that starts a host: for each worker, both ends of its connection and of
-# its two output pipes; and all others, including those for a network.
+# its two output pipes; and the number of all others, including those for a network.
 DESCRIPTORS_PER_WORKER, DESCRIPTORS_BESIDE = 6, 32
 PROCESSES_BESIDE_WORKERS = 3  # supervisor, node and manager
 THREADS_HERE = 2  # threads in the process that starts a host: output and completions
 BOOT_FILE = os.path.join("_supervisor", "boot.py")
 READ_BYTES = 1 << 16
-READER_PATIENCE_S = 1.0  # limit of a wait for the printing thread; the user's stdout may block it
+READER_PATIENCE_S = 1.0  # maximum wait for the printing thread, which stdout may block
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -213,7 +213,7 @@ class HostProcesses:
         event_fd = lift(event_fd)
         self.runtime = Runtime(
             control_fd, store_fd, event_fd, DRIVER_SLOT, Channel(rpc), config, "driver", hidden=True
-        )  # until its Cluster is complete
+        )  # hidden until its Cluster is complete
         # The node starts with this span leased to the driver, so the driver need not request it.
         self.runtime.client.add_span(config.span_bytes)
         for fd in (control_fd, store_fd):
@@ -230,11 +230,11 @@ class HostProcesses:
             raise
 
     def _watch(self) -> None:
-        """Starts a thread that reads the node's output. The thread ends when the node ends."""
+        """Starts a thread that reads the node's output. The thread ends when the node exits."""
         self._output_line = Watched(self.output.fileno())
         self.lost = False
         self.ended = threading.Event()
-        self._knows = threading.Event()  # set when the reason for the node's end is known
+        self._knows = threading.Event()  # set when the reason for the node's exit is known
         memory = self.runtime.memory
         memory.await_lost = self._await_lost
         self.runtime.channel.why_gone = memory.node_gone
@@ -246,7 +246,7 @@ class HostProcesses:
         self._reader = threading.Thread(
             target=self._read_output, name="hoplite_mp output", daemon=True
         )
-        with starting_thread("prints what workers print"):
+        with starting_thread("prints the workers' output"):
             self._reader.start()
 
     def _print_lines(self, timeout: float | None) -> None:
@@ -256,7 +256,7 @@ class HostProcesses:
             self._printer.wait(timeout)
 
     def _read_output(self) -> None:
-        """Prints the workers' lines until the node ends."""
+        """Prints the workers' lines until the node exits."""
         try:
             self._forward_output()
         except Exception:
@@ -318,8 +318,8 @@ class HostProcesses:
 
     def _await_lost(self) -> None:
         """Waits until the thread that reads the output has set `Memory.lost`. The user's stdout may
-        block that thread, so the wait has a time limit. After the limit, the error has no
-        reason."""
+        block that thread, so the wait has a time limit. After the limit, the error is raised
+        without a reason."""
         if self._reader is not threading.current_thread():
             self._knows.wait(2 * READER_PATIENCE_S)
 
@@ -348,7 +348,7 @@ class HostProcesses:
                 "heartbeats did not arrive in time (Config.heartbeat_timeout_s); open "
                 "Cluster(address=...) again to continue"
             )
-        if self._joined and code != NODE_DIED:  # the manager decides when the cluster ends
+        if self._joined and code != NODE_DIED:  # the manager has shut down the cluster
             error = ManagerLostError(f"the cluster at {self._joined} has ended")
             _log.info("%s", error)
             return error
@@ -384,7 +384,7 @@ class HostProcesses:
 
     @property
     def given_up(self) -> bool:
-        """Whether the cluster had declared this host dead while it was running. Valid after
+        """Whether the cluster declared this host dead while the host was still running. Valid after
         `end`."""
         return self.process.returncode == GIVEN_UP
 
@@ -414,8 +414,8 @@ class HostProcesses:
 def _with_spans_that_fit(config: Config, limit: int, workers: int) -> Config:
     """The configuration with spans that fit into the store. Every process that puts objects needs
     its own span. In a small store, spans are halved down to a minimum, so that half of the store is
-    left for large objects and for workers that replace blocked workers. ConfigError: not even the
-    smallest spans fit."""
+    left for large objects and for workers that replace blocked workers. Raises ConfigError if even
+    the smallest spans do not fit."""
     processes = workers + PROCESSES_BESIDE
     span, smallest = config.span_bytes, 2 * config.small_object_bytes_max
     while SPANS_SHARE * processes * span > limit and span // 2 >= max(smallest, SPAN_BYTES_MIN):
@@ -464,8 +464,8 @@ def _check_processes(workers: int) -> None:
 
 
 def interpreter() -> str:
-    """The path of an interpreter like this one. ConfigError: there is none, as in a program that
-    embeds Python."""
+    """The path of the Python interpreter for new processes. Raises ConfigError if there is none, as
+    in a program that embeds Python."""
     if sys.executable:
         return sys.executable
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -502,8 +502,8 @@ def _execute(start: Start, fds: list[int]) -> subprocess.Popen[bytes]:
 
 
 def run_boot(command: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
-    """Executes a command. The new process has these descriptors with the same numbers. Ctrl-C is
-    blocked until boot.py ignores it, because it must not interrupt the imports."""
+    """Executes a command. The new process inherits these descriptors under the same numbers. Ctrl-C
+    is blocked until boot.py ignores it, because it must not interrupt the imports."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(
@@ -513,7 +513,7 @@ def run_boot(command: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
             stdout=_inherited_or_null(1),
             stderr=_inherited_or_null(2),
         )
-    except BlockingIOError as error:  # EAGAIN of fork
+    except BlockingIOError as error:  # EAGAIN from fork
         raise ConfigError(
             "no process can be started: this user has the maximum number of processes; raise "
             "the limit (ulimit -u, or that of the control group)"
@@ -524,6 +524,6 @@ def run_boot(command: list[str], fds: list[int]) -> subprocess.Popen[bytes]:
 
 def _inherited_or_null(fd: int) -> int | None:
     """The argument of `subprocess.Popen` for this standard descriptor: None (inherited), or
-    `DEVNULL` if the descriptor is not inheritable. A library's file gets the number of a standard
-    descriptor if the program was started without one."""
+    `DEVNULL` if the descriptor is not inheritable. If the program was started without a standard
+    descriptor, a library's file may have its number."""
     return None if os.get_inheritable(fd) else subprocess.DEVNULL

@@ -1,8 +1,8 @@
 """One process's access to the store: put, get, and arrays allocated in the store.
 
-`put` and `get` consist of serialisation, at most one copy, and updates of a few words in shared
-memory. Small objects need no other process. Large blocks, spilled objects and new spans are
-requested from the node.
+`put` and `get` serialise a value, copy it at most once, and update a few words in shared memory.
+For small objects, no other process is involved. The node provides large blocks, spilled objects,
+and spans (ranges of the store from which a process allocates small blocks itself).
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ UNIT_BYTES = 1 << 20
 class PageMap:
     """One process's mappings of the store, in units of 1 MiB.
 
-    A large write through a mapping costs one copy, but the first write to a page also pays for a
-    page fault. So the first write to a unit goes through the file, and the second through a
-    mapping.
+    The first write to a mapped page causes a page fault, so mapping pages is worthwhile only if
+    they are written repeatedly. The first large write to a unit therefore uses the file, and the
+    second creates a mapping.
     """
 
     def __init__(self, client: _shm.Client) -> None:
@@ -85,8 +85,7 @@ class PageMap:
             self.units.update(units)
 
     def serves(self, payload: int, nbytes: int) -> bool:
-        """Whether a write to these bytes should use the mapping, which is created at the second
-        write."""
+        """Whether a write to these bytes should use the mapping. The second write creates it."""
         if nbytes < POPULATE_BYTES_MIN:
             return True
         units = _units(payload, nbytes)
@@ -118,7 +117,7 @@ def freeze(array: np.ndarray[Any, np.dtype[Any]]) -> None:
         base = base.base
 
 
-PREFIX_BIG = 4096 - _shm.BLOCK_HEAD_BYTES  # the array of c.empty() begins on a page boundary
+PREFIX_BIG = 4096 - _shm.BLOCK_HEAD_BYTES  # c.empty()'s array begins on a page boundary
 PREFIX_SMALL = 256
 SPILLING_POLL_S = 0.001
 SIZE_BYTES_MAX = 1 << 62
@@ -143,7 +142,7 @@ def whole(value: Any) -> int | None:
 
 
 class Memory:
-    """The store as one process sees it."""
+    """The store, as used by one process."""
 
     def __init__(self, client: _shm.Client, channel: Channel, config: Config) -> None:
         self.client = client
@@ -156,22 +155,23 @@ class Memory:
         self.drain: Callable[[], None] = lambda: None  # drops the objects of finished tasks
         self.pending: Container[int] = ()  # unprocessed results for this process
         self.ended: Callable[[int], None] = lambda oid: None  # processes one such result
-        # Called when the failure of a task is read, or may be read by another process.
+        # Called when the failure of a task has been read, or another process may read it.
         self.failure_read: Callable[[int], None] = lambda oid: None
-        self.lost: BaseException | None = None  # the reason why no pending object will ever be done
-        # Waits until the thread that watches the node has set `lost`, or gives up after a while.
+        # The error for all pending objects, set when the node is lost.
+        self.lost: BaseException | None = None
+        # Waits for a limited time until the thread that watches the node has set `lost`.
         self.await_lost: Callable[[], None] = _nothing
-        # The value of `client.printed` up to which lines were printed, and the function that prints
-        # lines.
+        # `client.printed` changes when a worker prints. `printed` is its value when lines were last
+        # printed here.
         self.printed = client.printed
         self.print_lines: Callable[[float | None], None] | None = None  # only in drivers
         self.attached = 0  # number of refs that were unpickled outside `decode`
-        self.inner: dict[int, list[ObjectRef[Any]]] = {}  # object of this process -> refs inside it
-        # Whether a task that raised an exception such as SystemExit fails with this exception
-        # instead of a TaskError.
+        self.inner: dict[int, list[ObjectRef[Any]]] = {}  # own object -> refs inside it
+        # Whether a task's exception such as SystemExit is raised unchanged, instead of as a
+        # TaskError.
         self.raises_exits = False
         self.mapped = PageMap(client)
-        # Payloads of blocks with results of Group calls, to which the owner may write.
+        # Payloads of the blocks that contain results of Group calls. Their owner may write to them.
         self.results: set[int] = set()
 
     # -- refs ----------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class Memory:
             raise ClosedError(FORKED if self.client.forked else "this cluster is closed")
 
     def check_lost(self) -> None:
-        """Like `check`, but also raises an error with the reason if the node is lost."""
+        """Like `check`, but also raises the error for pending objects if the node is lost."""
         if self.lost is not None or not self.client.usable:
             self.check()
             raise self.lost_again()
@@ -207,7 +207,7 @@ class Memory:
         self.printed = seen  # set last, because other threads must wait for these lines, too
 
     def node_gone(self) -> BaseException:
-        """The error for a call that has detected the end of the node."""
+        """The error for a call that has found that the node has stopped."""
         self.check()
         self.await_lost()
         if self.lost is not None:
@@ -218,7 +218,7 @@ class Memory:
         return ids.pack_id(self.client.host_id, oid)
 
     def _named(self, oid: int) -> ObjectRef[Any]:
-        """A ref whose text names the object in messages."""
+        """A ref without a hold, which identifies the object in messages."""
         return ObjectRef(self.public_id(oid))
 
     def local_id(self, ref: ObjectRef[Any]) -> int:
@@ -237,7 +237,7 @@ class Memory:
         return hold.oid
 
     def own_ref(self, oid: int) -> ObjectRef[Any]:
-        """A ref that takes over the hold of `client.new`."""
+        """A ref that takes over the hold created by `client.new`."""
         return ObjectRef(self.public_id(oid), self.client.hold(oid, False))
 
     def make_ref(self, object_id: bytes) -> ObjectRef[Any]:
@@ -270,7 +270,7 @@ class Memory:
         return self.put_encoded(_serialize.encode(value, self.scan))
 
     def put_encoded(self, encoded: _serialize.Encoded, held: bool = False) -> ObjectRef[Any]:
-        """Stores an encoded value. `held`: whether the caller holds the refs inside the object as
+        """Stores an encoded value. held: whether the caller keeps the refs inside the object as
         long as the object may be read."""
         refs = bool(encoded.refs)
         if encoded.nbytes <= _shm.INLINE_BYTES_MAX:
@@ -287,7 +287,7 @@ class Memory:
 
     def put_error(self, encoded: _serialize.Encoded) -> ObjectRef[Any]:
         """Like `put_encoded`, for an error of up to `error_bytes_max` bytes. Does not wait for
-        space, but may use the reserve for errors. StoreFullError: there is no space."""
+        space, but may use the space reserved for errors. Raises StoreFullError if there is none."""
         if encoded.nbytes <= _shm.INLINE_BYTES_MAX or encoded.refs:
             return self.put_encoded(encoded)
         hold = self.client.put(self.write(encoded, error=True), encoded.nbytes, False)
@@ -295,8 +295,8 @@ class Memory:
 
     def put_text(self, values: tuple[Any, ...], place: int) -> ObjectRef[Any]:
         """Stores plain values without waiting for space. The value at index `place` is a string. If
-        not even the reserve for errors has space, the string is shortened until all values fit into
-        the header, because an error that reports a full store must not need space itself."""
+        even the space reserved for errors is full, the string is shortened until all values fit
+        into the header, because an error that reports a full store must not need space itself."""
         encoded = _serialize.encode(values)
         if _shm.INLINE_BYTES_MAX < encoded.nbytes <= self.config.error_bytes_max:
             with contextlib.suppress(StoreFullError):
@@ -309,7 +309,7 @@ class Memory:
         self, encoded: _serialize.Encoded, error: bool = False, what: str = "put"
     ) -> _shm.Lease:
         """Writes the payload into a new LEASED block. error: whether the payload is an error, which
-        may use the reserve. what: the operation's name, for error messages."""
+        may use the space reserved for errors. what: the operation's name, for error messages."""
         if error and encoded.nbytes <= self.config.error_bytes_max:
             lease = self.allocate_error(encoded.nbytes)
         else:
@@ -320,10 +320,10 @@ class Memory:
         return lease
 
     def allocate(self, nbytes: int, written: bool = False, what: str = "put") -> _shm.Lease:
-        """A LEASED block. The block is returned to the node with the last reference to the Lease,
-        unless it has become an object. StoreFullError: there was no space for put_wait_s. written:
-        whether the caller writes all pages and decides how to map them, so that they are not mapped
-        here."""
+        """A LEASED block: one that this process owns and that is not an object yet. If it never
+        becomes an object, the block is returned to the node when the last reference to the Lease is
+        dropped. Raises StoreFullError if there is no space within `put_wait_s`. written: whether
+        the caller maps and writes the pages; otherwise large blocks are mapped here."""
         lease: _shm.Lease | None
         if nbytes <= self.config.small_object_bytes_max:
             lease = self.client.lease_small(nbytes)
@@ -362,14 +362,14 @@ class Memory:
         return reply
 
     def allocate_error(self, nbytes: int) -> _shm.Lease:
-        """Like `allocate`, for an error. Does not wait for space, but may use the reserve for
-        errors."""
+        """Like `allocate`, for an error. Does not wait for space, but may use the space reserved
+        for errors."""
         if nbytes <= self.config.small_object_bytes_max:
-            for look in (self.collect, self._ask_for_span):
+            for make_space in (self.collect, self._ask_for_span):
                 lease = self.client.lease_small(nbytes)
                 if lease is not None:
                     return lease
-                look()
+                make_space()
             lease = self.client.lease_small(nbytes)
             if lease is not None:
                 return lease
@@ -386,9 +386,9 @@ class Memory:
     def _ask(
         self, ask: Lease | LeaseSpan, nbytes: int, deadline: float, what: str
     ) -> _shm.Lease | None:
-        """Requests a block or a span from the node. Returns a block. A span is added to this
-        process's spans, and None is returned. None is also returned if there is no space yet. After
-        None, the caller should try again."""
+        """Requests a block or a span from the node. Returns the block, or adds the span to this
+        process's spans and returns None. Also returns None if there is no space yet. After None,
+        the caller should try again."""
         take = self.client.take_lease if isinstance(ask, Lease) else self.client.take_span
         reply: Reply | _shm.Lease | None = self.channel.call(ask, take)
         if not isinstance(reply, Reply):
@@ -406,7 +406,7 @@ class Memory:
         try:
             if spans:
                 self.channel.tell(ReturnSpans(spans))
-        except BaseException:  # Ctrl-C, or called in a finalizer: the node did not take them back
+        except BaseException:  # the request was not sent, for example because of Ctrl-C
             list(map(self.client.add_span, spans))
             raise
 
@@ -416,7 +416,7 @@ class Memory:
             self.inner.pop(oid, None)
 
     def delete(self, ref: ObjectRef[Any]) -> None:
-        """Deletes an object for all processes. Waits if the node is spilling the object."""
+        """Deletes an object for all processes. Waits while the node is spilling the object."""
         oid = self.local_id(ref)
         if ids.unpack_id(ref._id)[0] != self.client.host_id:
             self.channel.tell(DropForeign(oid))
@@ -454,8 +454,8 @@ class Memory:
         return np.ndarray(dims, kind, buffer=block, offset=prefix, order=checked_order(order))
 
     def private_copy(self, part: memoryview) -> Any:
-        """A writable copy of a large buffer. The copy is in a block of the store, whose pages are
-        already in memory, or in ordinary memory if the store has no space."""
+        """A writable copy of a large buffer. The copy is in a block of the store, or in ordinary
+        memory if the store has no space."""
         nbytes = part.nbytes
         if not self.client.usable:
             return bytearray(part)
@@ -469,8 +469,8 @@ class Memory:
         return memoryview(block)[PREFIX_BIG:]
 
     def block_of(self, array: Array) -> _shm.Block | None:
-        """This process's block that the array fills; None if there is none, or the block has become
-        an object."""
+        """The LEASED block that the array fills completely; None if there is no such block, or it
+        has become an object."""
         base: Any = array.base
         while type(base) is np.ndarray:
             base = base.base
@@ -484,15 +484,14 @@ class Memory:
         return base if array.__array_interface__["data"][0] == start else None
 
     def block_to_publish(self, array: Array) -> _shm.Block | None:
-        """The block that this array fills if `put` may turn the block into an object, as for an
-        array from `empty`. The result of a Group call is copied, because its owner may still write
-        to the block."""
+        """The block that this array fills, if `put` may turn the block into an object, as it may
+        for an array from `empty`. The result of a Group call is copied, because its owner may still
+        write to the block."""
         block = self.block_of(array)
         return None if block is None or block.payload in self.results else block
 
     def block_head(self, array: Array, block: _shm.Block) -> bytes | None:
-        """The payload's head, to be written before the array; None if the head does not fit
-        there."""
+        """The payload's head, which is written before the array; None if the head does not fit."""
         prefix = len(block) - array.nbytes
         order = "C" if array.flags.c_contiguous else "F"
         try:
@@ -549,7 +548,7 @@ class Memory:
                     return
                 if clock.monotonic_ns() >= deadline:
                     raise HopliteTimeoutError("the object is being copied from another host")
-                continue  # request it again, because there may be no space now
+                continue  # request the object again
             if deadline == 0 or clock.monotonic_ns() >= deadline:
                 raise HopliteTimeoutError("the object is being read back from the spill file")
             if clock.monotonic_ns() >= limit:
@@ -563,7 +562,7 @@ class Memory:
         if self.client.printed != self.printed:
             self.show_printed(deadline)
         failed = _serialize.payload_kind(mem) == _serialize.ERROR
-        if failed:  # before `ended`, because another thread may record the failure of the Future
+        if failed:  # before `ended`: another thread may record the Future's failure
             self.failure_read(oid)
         if oid in self.pending:  # releases the task's holds now instead of at the next `drain`
             self.ended(oid)
@@ -583,8 +582,8 @@ class Memory:
     def decode_value(
         self, mem: memoryview, what: str | Callable[[], str], writable: bool = False
     ) -> Any:
-        """Like `_serialize.decode`. what: the value's name for the error if the value's own code
-        fails."""
+        """Like `_serialize.decode`. what: the value's name, for the error that is raised if the
+        value's own code fails."""
         try:
             return _serialize.decode(mem, make_ref=self.make_ref, writable=writable)
         except BaseException as error:
@@ -648,8 +647,8 @@ class Memory:
                 self.failure_read(self.local_id(ref))
 
     def failure(self, mem: memoryview) -> BaseException:
-        """The exception in an error payload. Also reads the cause of a ReduceError (its source's
-        error), because the node never unpickles."""
+        """The exception in an error payload. For a ReduceError, also reads the error of its source
+        and sets it as the cause. The node cannot do so, because it never unpickles."""
         error = self.to_raise(_serialize.decode_error(mem, self.make_ref))
         source = getattr(error, "source", None) if type(error) is ReduceError else None
         if isinstance(source, ObjectRef):
@@ -676,7 +675,7 @@ class Memory:
         return [self.make_ref(object_id) for object_id in _serialize.read_refs(mem)]
 
     def contributors(self, ref: ObjectRef[Any]) -> tuple[int, ...] | None:
-        """The indices of the sources that are in a reduction's result; None if the object is not
+        """The indices of the sources that were reduced into the result; None if the object is not
         ready, or is not a reduction's result."""
         oid = self.local_id(ref)
         got = self.client.view(oid)

@@ -84,18 +84,18 @@ class Runtime:
         self.take_part: Callable[[], None] | None = None
         self.demands = Demands(self)
         self.running = 0  # local id of the running task with resources, if it runs alone
-        self.own_pool = 0  # the pool whose tasks may be run while waiting
+        self.own_pool = 0  # the pool whose tasks this process may run while it waits
         self.is_actor = False  # whether `own_pool` belongs to an actor
         # The Cluster for this runtime, created when first needed. In a driver, a weak reference
         # that must be called, because the Cluster exists only as long as the user refers to it.
         self.face: Any = None
         # Set in processes that take part for another engine.
         self.foreign: ForeignRefs | None = None
-        self.dropped = False  # the Cluster was dropped; ends when nothing is pending
+        self.dropped = False  # the user has dropped the Cluster; closed once nothing is pending
         self.setups: list[Any] = []  # initializers of pools; dropped when the cluster ends
         self.pool_sizes: dict[int, int] = {}
-        self.newest_node = 0  # the highest number of a node that this process knows
-        self.bound: dict[int, int] = {}  # number of a node -> the pool for tasks on that node
+        self.newest_node = 0  # the highest known node number
+        self.bound: dict[int, int] = {}  # node number -> the pool for tasks on that node
         # Functions to call at the end of the running task if only one task runs at a time.
         self.process_leaves: list[Any] = []
         self.life: Any = None  # see _sync/sync_actors.py; created when first needed
@@ -104,8 +104,8 @@ class Runtime:
 
     def work_for_an_engine(self, ref_hold_s: float, passes_on: bool = False) -> None:
         """Marks this process as part of another engine. When a ref is pickled outside this library,
-        the node then holds the object for `ref_hold_s`, because the engine transports the bytes.
-        passes_on: see ForeignRefs."""
+        the node then holds the object for `ref_hold_s`, because the engine may take that long to
+        deliver the ref. passes_on: see ForeignRefs."""
         if self.foreign is None:
             number = lambda: self.tasks.node_number  # noqa: E731
             self.foreign = ForeignRefs(self.memory, number, ref_hold_s, passes_on)
@@ -150,7 +150,7 @@ class Runtime:
             call.leaves = leaves
 
     def bound_pool(self, node: int) -> int:
-        """The pool whose tasks run only on that node. NodeLostError: the node is gone."""
+        """The pool whose tasks run only on that node. Raises NodeLostError if the node is gone."""
         if node == self.tasks.node_number:
             return self.bound.setdefault(node, HERE)
         pool = self.bound.get(node)
@@ -197,7 +197,7 @@ class Runtime:
             self.channel.tell(ask)
             for hold in holds:
                 hold.keep()
-            if self.foreign is not None:  # an engine's process may not call this library for long
+            if self.foreign is not None:  # an engine's process may not call again for a long time
                 self.submitter.collector.look_soon()
         except BaseException:  # for example Ctrl-C: the node may not have received the request
             for hold in holds:
@@ -215,8 +215,7 @@ class Runtime:
         if pending is not None:
             pending.future = future
         # The operation may have ended, or the node may have been lost, before the Future was
-        # entered above. The thread that handled this event could not settle the Future, so this is
-        # checked again.
+        # registered above. The thread that handled this event could then not settle the Future.
         if self.tasks.done(oid):
             future._complete(self.client.state(oid) in CANCELLED)
         elif self.memory.lost is not None:
@@ -228,8 +227,8 @@ class Runtime:
         `Submitter.call_back_at_end` without holding a lock."""
         error = ClosedError("the cluster was closed before this was done")
         if self.memory.lost is None:
-            # Set first: a thread that submits a task now either sees the flag, or has entered the
-            # task early enough for `fail_pending` below to fail the task.
+            # Set first: a thread that submits a task now either finds this error, or has registered
+            # the task in time for `fail_pending` below to fail it.
             self.memory.lost = error
         self.submitter.stop()
         with _stack_lock:

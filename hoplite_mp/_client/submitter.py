@@ -1,8 +1,9 @@
 """The submitter's side of tasks: sending, dependencies and completions.
 
-A task's state is in its header. The submitter sends the task when its arguments are ready, holds
-the arguments until the task is done, takes over refs inside the result, and notifies all waiters. A
-thread in `result()`, the next submit or the collector processes completions, whichever is first.
+A task's state is in its header in shared memory. The submitter sends the task when its arguments
+are ready, holds the arguments until the task is done, takes over refs inside the result, and
+notifies all waiters. Completions are processed by a thread in `result()`, the next `submit` or the
+collector thread, whichever is first.
 """
 
 from __future__ import annotations
@@ -60,12 +61,12 @@ if TYPE_CHECKING:
 __all__ = ["Submitter", "last_resort", "run_here"]
 
 
-NODE_DECIDES = _tasks.RESOURCES_FLAG | TASK_OWN_STACK  # a task that needs resources
+NODE_DECIDES = _tasks.RESOURCES_FLAG | TASK_OWN_STACK  # flags of a task that needs resources
 NAME_BYTES = 32
-HOLDS_OF_CALL = 2  # holds of a task without refs: the function, and its captured arrays
+HOLDS_OF_CALL = 2  # of a task without refs: the function, and its captured arrays
 # A failed dependency's error up to this size is kept for the next task that needs the dependency.
 FAILURE_BYTES_MAX = 64 << 10
-REFUGE_BYTES = 3 << 10  # size of an error when space is short: a block of one page
+REFUGE_BYTES = 3 << 10  # maximum size of an error when space is short: fits into a page
 
 _log = logging.getLogger("hoplite_mp")
 
@@ -81,7 +82,7 @@ class Submitter:
         # is not: the garbage collector may run inside it, and let other threads run.
         self.pending: dict[int, Pending] = {}
         self._functions = Functions(memory)
-        # Dependency -> tasks that need the object, and watches for it.
+        # Object -> the tasks that need it, and the callbacks to call when it is done.
         self.waits: dict[int, list[Pending | DoneCallback]] = {}
         self.told: deque[Callable[[], None]] = deque()  # functions that wake notified waiters
         self.ended_futures: deque[Settles] = deque()  # Futures whose callbacks have not been called
@@ -90,8 +91,8 @@ class Submitter:
         # These never appear in the done bitmaps of this process's own tables.
         self._others: dict[int, set[int]] = {}
         self._unread = Unread()
-        # The last failed dependency, its error and the error's payload. Often many tasks need the
-        # same dependency.
+        # The last failed dependency, its error and the error's payload. Kept because many tasks
+        # often have the same dependency.
         self._failed_dependency: tuple[int, BaseException, _serialize.Encoded] | None = None
         self.failures = Failures(memory.client, tasks, self.pending)
         self.waits_lock = locks.rlock("client.waits")
@@ -123,8 +124,8 @@ class Submitter:
         demand: Demand | None = None,
         delay: RetryDelay | None = None,
     ) -> Future[Any]:
-        """Submits a task. holder: an object that is held until the task is done. refusal: an error
-        that the task fails with, without being sent. more_flags: see _client/functions.py. rank,
+        """Submits a task. holder: an object to hold until the task is done. refusal: if given, the
+        task is not sent, and fails with this error. more_flags: see _client/functions.py. rank,
         demand: see _client/queues.py. delay: the pauses before the task's retries."""
         client, memory = self.client, self.memory
         if self.closed or memory.lost is not None or not client.usable:
@@ -166,7 +167,8 @@ class Submitter:
             self.tasks.set_retry_delay(oid, *delay)
         try:
             self.pending[oid] = pending
-            function_oid = memory.local_id(function)  # outside the lock: it may send a request
+            # Outside the lock, because this may send a request.
+            function_oid = memory.local_id(function)
             with queues.lock:  # another thread may be shutting the executor down
                 if queues.closings != closings and queues.was_closed(pool, closings):
                     del self.pending[oid]
@@ -190,7 +192,8 @@ class Submitter:
                 queues.look_at_actor(pool)
             hold.keep()
             if carried is not None or holder is not None or len(holds) > HOLDS_OF_CALL:
-                # The task may hold the last handle of an actor, so release its holds soon after.
+                # The task may hold the last handle of an actor, so release its holds soon after it
+                # is done.
                 self.collector.look_soon()
         except BaseException:  # for example Ctrl-C: the caller gets no Future
             self.tasks.cancel(oid, False)
@@ -230,7 +233,7 @@ class Submitter:
     def _depend(self, pending: Pending, refs: Sequence[ObjectRef[Any]]) -> None:
         lost: ObjectLostError | None = None
         done: list[int] = []
-        with self.waits_lock:  # no other thread may send the task before all refs were checked
+        with self.waits_lock:  # no other thread may send the task before all refs are checked
             first = not self.waits
             pending.needs = list(refs)
             for ref in refs:
@@ -241,7 +244,7 @@ class Submitter:
                     break
                 if not self.tasks.done(oid):
                     self.begin_wait(oid, pending)
-                    if self.tasks.done(oid):  # perhaps processed before it was listed
+                    if self.tasks.done(oid):  # perhaps processed before `begin_wait`
                         done.append(oid)
             pending.missing.discard(PLACE)
         if lost is not None:
@@ -253,7 +256,8 @@ class Submitter:
         for oid in done:
             self.release(oid)
         self.collector.start()
-        # Otherwise the collector already sleeps on the event word, which changes on completion.
+        # If there were other waits, the collector already sleeps on the event word, which changes
+        # at each completion.
         if first:
             self.collector.notice()
 
@@ -274,11 +278,11 @@ class Submitter:
 
     def release(self, oid: int) -> None:
         """Notifies all waiters for an object that is done. A thread that adds a waiter later calls
-        this method, too. Each step may be repeated, and `look_at_all` repeats interrupted steps."""
+        this method, too. Each step is idempotent, and `look_at_all` repeats interrupted steps."""
         seen: set[Pending | DoneCallback] = set()
         while True:
             with self.waits_lock:  # remove the list only when all entries have been notified
-                tasks = [one for one in self.waits.get(oid, ()) if one not in seen]
+                tasks = [task for task in self.waits.get(oid, ()) if task not in seen]
                 if not tasks:
                     self.end_waits(oid)
                     return
@@ -294,7 +298,7 @@ class Submitter:
                     self.send(pending)
 
     def end_waits(self, oid: int) -> None:
-        """Ends the watches for an object that has no waiters any more. Called under the lock."""
+        """Stops watching an object that has no more waiters. The caller holds `waits_lock`."""
         if self.waits.pop(oid, None) is not None:
             bucket = self.tasks.bucket(oid)
             if oid in self._others.get(bucket, ()):
@@ -304,8 +308,8 @@ class Submitter:
     def wake_waiters(self) -> None:
         """Wakes every waiter that was notified since the last call, once."""
         while self.told:
-            # A single expression, because Ctrl-C between the two calls would lose a wake-up, and is
-            # unlikely here. IndexError: another thread has taken the last entry.
+            # A single expression: Ctrl-C between the two calls would lose a wake-up, but is
+            # unlikely within an expression. IndexError: another thread has taken the last entry.
             with contextlib.suppress(IndexError):
                 self.told.popleft()()
 
@@ -417,7 +421,7 @@ class Submitter:
         return False
 
     def look_at_others(self) -> None:
-        """Processes dependencies that other processes own, in buckets that have news."""
+        """Processes the dependencies that other processes own, in all buckets with completions."""
         for bucket in self.tasks.take_parked_news():
             for oid in list(self._others.get(bucket, ())):
                 if self.tasks.done(oid):
@@ -427,8 +431,8 @@ class Submitter:
     # -- completions ---------------------------------------------------------------------------
 
     def expect(self, oid: int, future: Future[Any] | None, holds: Any) -> Pending:
-        """Registers an operation's result. holds: objects, such as sources, to hold until it is
-        done."""
+        """Registers an operation's result. holds: objects, such as sources, to hold until the
+        operation is done."""
         pending = Pending(oid, -1, future, holds)
         self.pending[oid] = pending
         self.tasks.watch(oid)
@@ -450,7 +454,8 @@ class Submitter:
             self.queues.post_overflow()
 
     def look_at_all(self) -> None:
-        """Like drain(), but checks all pending objects instead of the tables' news."""
+        """Like drain(), but checks all pending objects instead of only those that the tables
+        report."""
         for oid in (*self.pending, *self.waits):
             if self.tasks.done(oid):
                 self._look_after(oid)
@@ -480,8 +485,8 @@ class Submitter:
         state = self.client.state(oid)
         has_refs, _ = self.client.flags(oid)
         if has_refs and state in STORED and oid in self.pending:
-            # The object is held meanwhile, because another thread may process the same completion,
-            # and the Future may be dropped.
+            # The hold keeps the object while its refs are read, because another thread may process
+            # the same completion, and drop the Future.
             hold = self.client.hold(oid)
             if hold is not None:
                 self.memory.inner[oid] = self.memory.inner_refs(oid)
@@ -494,7 +499,8 @@ class Submitter:
             if failed and not cancelled:
                 self.failures.note(future)
             if future._settle(cancelled, failed):
-                # This thread may hold a user's lock that a callback acquires.
+                # The collector calls the callbacks: this thread may hold a user's lock that they
+                # acquire.
                 self.ended_futures.append(future)
                 self.collector.call_back()
         # The entry is removed last, so that look_at_all finds it again if Ctrl-C interrupts this.
@@ -509,18 +515,18 @@ class Submitter:
             self.release(oid)
 
     def call_back(self) -> None:
-        """Calls the callbacks of the Futures that have ended."""
+        """Calls the callbacks of the Futures that are done."""
         while self.ended_futures:
             with contextlib.suppress(IndexError):  # another thread has taken the last one
                 self.ended_futures.popleft()._tell()
 
     def keep_results(self, bytes_max: int) -> None:
-        """Keeps unread results readable. Called before the cluster ends."""
+        """Keeps unread results readable. Called before the cluster is closed."""
         keep_results(self.memory, self._unread.futures(), bytes_max)
 
     def abandon(self, error: BaseException) -> None:
         """Fails all unfinished objects, and calls the callbacks. Called after the cluster has
-        ended."""
+        stopped."""
         fail_pending(self, error)
         call_back(self)
 
@@ -529,19 +535,19 @@ class Submitter:
         fail_pending(self, error)
 
     def call_back_at_end(self) -> None:
-        """Calls the callbacks of the Futures that have ended with the cluster."""
+        """Calls the callbacks of the Futures that `fail_pending` has completed."""
         call_back(self)
 
     def forget_waiting(self) -> None:
         """Drops tasks that are waiting for arguments or for space in a queue. They will not be
         sent."""
         with self.waits_lock:
-            waiting = [one for tasks in self.waits.values() for one in tasks]
+            waiting = [entry for entries in self.waits.values() for entry in entries]
             self.waits.clear()
             self.queues.overflow.clear()
-        for one in waiting:
-            if isinstance(one, DoneCallback):
-                one.tell()
+        for entry in waiting:
+            if isinstance(entry, DoneCallback):
+                entry.tell()
         self.wake_waiters()
 
     def is_done(self, oid: int) -> bool:
@@ -579,13 +585,13 @@ class Submitter:
             self.readers.shutdown(wait=False)
 
 
-ERROR_CHARS_MAX = 40  # so that the error fits into a record
+ERROR_CHARS_MAX = 40  # so that the error fits into a header
 NO_SPACE_FOR_DETAILS = "no space for details; raise memory="
 
 
 def last_resort(error: BaseException) -> _serialize.Encoded:
-    """Called if the store has no space for an error. Shortens the error so that it fits into the
-    record. The library's own errors keep their type, for `except` clauses."""
+    """A short replacement for an error for which the store has no space. It fits into the object's
+    header. The library's own errors keep their type, for `except` clauses."""
     kind = type(error)
     if isinstance(error, HopliteError) and kind.__module__ == HopliteError.__module__:
         return _serialize.encode_error(kind(NO_SPACE_FOR_DETAILS), "")
@@ -615,12 +621,12 @@ def run_here(
     memory = submitter.memory
 
     def get(ref: Any) -> Any:
-        one = ref.ref if isinstance(ref, Future) else ref
-        return memory.read(memory.local_id(one), FOREVER_NS, copy)
+        target = ref.ref if isinstance(ref, Future) else ref
+        return memory.read(memory.local_id(target), FOREVER_NS, copy)
 
-    again: tuple[type[Exception], ...] = ()
+    retryable: tuple[type[Exception], ...] = ()
     if isinstance(fn, FrozenFunction):
-        fn, again = fn.fn, fn.again
+        fn, retryable = fn.fn, fn.again
     for tries in range(retries + 1):
         if tries and delay is not None:
             clock.sleep(retry_pause(delay, tries))
@@ -629,7 +635,7 @@ def run_here(
             named = {name: _resolved(one, get) for name, one in kwargs.items()}
             value = _call(fn, values, named)
             encoded = _serialize.encode(value, memory.scan)
-        except again as error:
+        except retryable as error:
             if tries == retries:
                 return submitter.fail_at_once(error, copy)
         except KeyboardInterrupt:  # the user's Ctrl-C
