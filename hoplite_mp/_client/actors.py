@@ -1,4 +1,4 @@
-"""One process's access to actors: creates, finds and calls them.
+"""One process's access to actors: creating, finding and calling them.
 
 A handle is a ref to the actor's identity, with data about its class. This module requests
 identities from the node, and turns calls into tasks in the actor's pool. The submitter keeps these
@@ -57,14 +57,14 @@ class ActorInfo(NamedTuple):
     places: tuple[int, ...]  # numbers of the nodes on which the actor may run; empty: any
     checkpoint: int  # number of calls after which the actor's state is saved; 0: never
     asyncs: frozenset[str] = frozenset()  # methods that are `async def`
-    streams: frozenset[str] = frozenset()  # methods that yield
+    streams: frozenset[str] = frozenset()  # methods that are generators
     concurrency: int = 1
     buffersize: int | None = None
 
     @property
     def plain(self) -> tuple[Any, ...]:
-        """The data to pickle. Equal handles give equal bytes in every process, because sets of
-        names, whose order differs between processes, are sorted."""
+        """The data to pickle. Equal handles have equal bytes in every process, because sets, whose
+        order differs between processes, are sorted."""
         return tuple(
             tuple(sorted(value)) if isinstance(value, frozenset) else value for value in self
         )
@@ -107,7 +107,7 @@ class ActorClient:
         self._pools: dict[int, int] = {}  # local id of an identity -> its pool
         # Reentrant, because pickling arguments may call actors.
         self._lock = locks.rlock("actors.numbered_calls")
-        # Local identity ids of the newest actors created by this process, without detached ones.
+        # Local identity ids of the newest actors created by this process, excluding detached ones.
         self._opened: dict[int, None] = {}
         self._caller = os.urandom(CALLER_BYTES)
         # Numbers calls to actors with checkpoints. A number is never reused, even if its entry in
@@ -132,9 +132,9 @@ class ActorClient:
         again: tuple[type[Exception], ...] = (),
         demand: Demand = (),
     ) -> tuple[ObjectRef[Any], ActorInfo]:
-        """Creates an actor on the first of these nodes that is not leaving the cluster or, with a
-        `demand`, preferably on the first node that can meet the demand now. With get_if_exists,
-        returns the actor with that name if there is one, and its own ActorInfo. Raises
+        """Creates an actor on the first of these nodes that is not leaving the cluster. With a
+        `demand`, the first node that can meet the demand now is preferred. With get_if_exists,
+        returns the existing actor with that name and its own ActorInfo, if there is one. Raises
         NodeLostError if the node is lost or all nodes are leaving, and ValueError if the class has
         too many methods."""
         memory = self._runtime.memory
@@ -143,7 +143,7 @@ class ActorClient:
         if len(known_of) > ABOUT_BYTES_MAX:
             raise ValueError(
                 f"{title(about)} has {len(about.methods)} methods: their description in a handle "
-                f"takes {len(known_of)} bytes, and the maximum is {ABOUT_BYTES_MAX}; make the "
+                f"takes {len(known_of)} bytes, and the maximum is {ABOUT_BYTES_MAX}; create the "
                 "actor from a class with fewer methods, such as one that calls the others by name"
             )
         arguments = memory.put_encoded(_serialize.encode_call(args, kwargs, memory.scan, False))
@@ -172,9 +172,10 @@ class ActorClient:
         )
         # Only the node itself knows how much of its resources is in use. Each candidate is first
         # tried with `only_now`. If no node has enough, the actor waits on the first candidate.
-        asked = list(nodes) if demand else []
-        tried = [(one, True) for one in asked if len(asked) > 1] + [(one, False) for one in asked]
-        candidates = iter(tried) if demand else ((one, False) for one in nodes)
+        numbers = list(nodes) if demand else []
+        tries = [(one, True) for one in numbers if len(numbers) > 1]
+        tries += [(one, False) for one in numbers]
+        candidates = iter(tries) if demand else ((one, False) for one in nodes)
         node, only_now = next(candidates)
         while True:
             try:
@@ -206,10 +207,10 @@ class ActorClient:
     def _known(self, hold: Any) -> tuple[ObjectRef[Any], ActorInfo] | None:
         """A ref to the held identity, and the data in the actor's handles. None if the actor that
         claimed the name could not start."""
-        said = self._runtime.memory.read(hold.oid, FOREVER_NS, False)
-        if said is None:
+        found = self._runtime.memory.read(hold.oid, FOREVER_NS, False)
+        if found is None:
             return None
-        _, about, identity = said
+        _, about, identity = found
         return ObjectRef(identity, hold), ActorInfo.of(pickle.loads(about))
 
     def pool_of(self, identity: ObjectRef[Any], about: ActorInfo) -> int:
@@ -243,7 +244,7 @@ class ActorClient:
         name: str,
         flags: int = 0,
     ) -> Future[Any]:
-        """Submits a call. It runs after all earlier calls by this process."""
+        """Submits a call. It begins after all earlier calls to the actor by this process."""
         runtime = self._runtime
         runtime.memory.check()
         pool = self.pool_of(identity, about)
@@ -318,12 +319,12 @@ class ActorClient:
         self._runtime.channel.call(EndActor(memory.local_id(identity), kill))
 
     def kill_unheld(self) -> None:
-        """Called when the driver leaves with an exception. Kills the actors that this driver has
-        created, each as soon as it has no holders."""
+        """Called when the driver leaves its `with` block with an exception. Kills the actors that
+        this driver has created, each as soon as it has no holders."""
         if not self._runtime.client.usable:
             return
         for oid in self._opened:
-            # The node may be gone, and its actors with it.
+            # The node may be gone, together with its actors.
             with contextlib.suppress(errors.HopliteError):
                 self._runtime.channel.tell(EndActor(oid, True, True))
 
@@ -336,11 +337,11 @@ class ActorClient:
 POOLS_KNOWN_MAX = 4096
 _REFUSED = {
     POOL_CLOSING: "was closed",
-    POOL_LEAVING: "takes no more calls: its node is leaving the cluster (remove_node)",
+    POOL_LEAVING: "accepts no more calls: its node is leaving the cluster (remove_node)",
 }
 CALLER_BYTES = 8
 # Maximum number of actors that are killed when their driver leaves its `with` block with an
-# exception. Older actors end after their current call. Each costs 100 bytes.
+# exception. Older actors end after their current call. Each entry takes 100 bytes.
 OPENED_KNOWN_MAX = 4096
 
 

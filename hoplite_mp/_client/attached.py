@@ -44,8 +44,8 @@ __all__ = ["AttachedHost", "attach"]
 
 DESCRIPTORS = 5  # control memory, store, the node's eventfd, rpc, output
 TOLD_BYTES_MAX = 4096
-# The bits of request numbers from this bit on hold the slot's generation, so that the numbers
-# differ from those of earlier clients in the same slot.
+# Request numbers contain the slot's generation from this bit on, so that the numbers differ from
+# those of earlier clients in the same slot.
 GENERATION_SHIFT = 32
 _log = logging.getLogger("hoplite_mp")
 
@@ -58,12 +58,12 @@ def attach(network: HostNetwork, config: Config) -> AttachedHost | None:
     """
     if not anybody():
         return None
-    mine = Introduction(ids.random_host_id(), software_versions())
+    introduction = Introduction(ids.random_host_id(), software_versions())
     caller = Dialer(
         network.manager,
         key=network.token.key,
         role="tool",
-        mine=mine,
+        mine=introduction,
         tls=network.tls,
         now=clock.monotonic(),
         timeout_s=config.connect_timeout_s,
@@ -80,8 +80,8 @@ def attach(network: HostNetwork, config: Config) -> AttachedHost | None:
         _, uid = peer_of(life)
         if uid != os.geteuid():
             raise ConnectionError(f"it belongs to user {uid}")
-        _prove(life, network.token.key, mine, cluster, config.handshake_timeout_s)
-        told, fds = _receive(life)
+        _prove(life, network.token.key, introduction, cluster, config.handshake_timeout_s)
+        reply, fds = _receive(life)
     except HopliteError:
         life.close()
         raise
@@ -89,25 +89,25 @@ def attach(network: HostNetwork, config: Config) -> AttachedHost | None:
         life.close()
         _log.info("this process cannot attach to this host's node: %s", error)
         return None
-    if isinstance(told, AttachRefused):
+    if isinstance(reply, AttachRefused):
         life.close()
-        _log.info("this process cannot attach to this host's node: %s", told.reason)
+        _log.info("this process cannot attach to this host's node: %s", reply.reason)
         return None
     try:
-        return AttachedHost(told, fds, life, config, network.address)
+        return AttachedHost(reply, fds, life, config, network.address)
     except BaseException:  # for example, no address space is left
         life.close()
         raise
 
 
 def _prove(
-    sock: socket.socket, key: Secret, mine: Introduction, cluster: bytes, timeout_s: float
+    sock: socket.socket, key: Secret, introduction: Introduction, cluster: bytes, timeout_s: float
 ) -> None:
     """Performs the handshake. Afterwards the socket is blocking, with the timeout `timeout_s`."""
     deadline = clock.monotonic() + timeout_s
     stream = TcpStream(sock)
     conversation = Conversation(
-        stream, lambda sees: ClientHandshake(key, "driver", mine, cluster=cluster)
+        stream, lambda sees: ClientHandshake(key, "driver", introduction, cluster=cluster)
     )
     poll = select.poll()
     while conversation.advance() is None:
@@ -126,14 +126,14 @@ def _receive(life: socket.socket) -> tuple[Attached | AttachRefused, list[int]]:
     try:
         if not data:
             raise ConnectionError("it has closed the connection")
-        told = msgspec.msgpack.decode(data, type=Attached | AttachRefused)
-        if isinstance(told, Attached) and len(fds) != DESCRIPTORS:
+        reply = msgspec.msgpack.decode(data, type=Attached | AttachRefused)
+        if isinstance(reply, Attached) and len(fds) != DESCRIPTORS:
             raise ConnectionError(f"{len(fds)} descriptors were received instead of {DESCRIPTORS}")
     except BaseException:
         for fd in fds:
             os.close(fd)
         raise
-    return told, fds
+    return reply, fds
 
 
 class AttachedHost(HostProcesses):
@@ -142,7 +142,7 @@ class AttachedHost(HostProcesses):
     attached = True
 
     def __init__(
-        self, told: Attached, fds: list[int], life: socket.socket, config: Config, address: str
+        self, reply: Attached, fds: list[int], life: socket.socket, config: Config, address: str
     ) -> None:
         control_fd, store_fd, event_fd, rpc_fd, output_fd = fds
         try:
@@ -152,23 +152,23 @@ class AttachedHost(HostProcesses):
                 os.close(fd)
             raise
         self.workers = 0  # the host's workers are shared, and their number may change
-        self.limit = told.memory_bytes
+        self.limit = reply.memory_bytes
         # The values of settings that must be equal in all clients of a node come from the node.
         self._config = dataclasses.replace(
             config,
-            memory_bytes=told.memory_bytes,
-            small_object_bytes_max=told.small_object_bytes_max,
-            span_bytes=told.span_bytes,
+            memory_bytes=reply.memory_bytes,
+            small_object_bytes_max=reply.small_object_bytes_max,
+            span_bytes=reply.span_bytes,
         )
         self.output = socket.socket(fileno=lift(output_fd))
         event_fd = lift(event_fd)
-        channel = Channel(socket.socket(fileno=rpc_fd), told.generation << GENERATION_SHIFT)
+        channel = Channel(socket.socket(fileno=rpc_fd), reply.generation << GENERATION_SHIFT)
         try:
             self.runtime = Runtime(
                 control_fd,
                 store_fd,
                 event_fd,
-                told.slot,
+                reply.slot,
                 channel,
                 self._config,
                 "driver",
@@ -177,7 +177,7 @@ class AttachedHost(HostProcesses):
         finally:
             for fd in (control_fd, store_fd):
                 os.close(fd)
-        self.runtime.submitter.output_owner = told.output_owner
+        self.runtime.submitter.output_owner = reply.output_owner
         self._joined = address
         # Arrays may be read after the cluster has been closed. The node drops this process's pins
         # when `life` is closed, so `life` stays open as long as this process uses the shared
@@ -214,8 +214,8 @@ class AttachedHost(HostProcesses):
                     self.runtime.memory.collect()
                     self.runtime.memory.give_empty_spans()
         finally:
-            # The client is closed before the connection, because this process may not change the
-            # shared memory after the node has detected that it has left.
+            # The client is closed before the connection, because this process must not change the
+            # shared memory after the node has found that it has left.
             self.runtime.close()
         self._join_reader()  # the node sends the last lines and closes its end
         # The socket is shut down, because closing it would not end the connection if a forked child

@@ -117,7 +117,7 @@ class LoopInbox:
 
 
 def _loop_here() -> asyncio.AbstractEventLoop:
-    """The asyncio loop that runs in this thread. RuntimeError if there is none."""
+    """The asyncio loop that runs in this thread. Raises RuntimeError if there is none."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -141,8 +141,8 @@ def inbox_here() -> LoopInbox:
 
 @contextlib.contextmanager
 def counted(waiting: WaitsPort) -> Iterator[None]:
-    """A context manager around an `await` in a worker. Like `result()`, the `await` counts as
-    blocked after a while, and another worker is started in this worker's place."""
+    """A context manager around an `await` in a worker. As in `result()`, the worker counts as
+    blocked after a while, and another worker is started in its place."""
     if waiting.run_in_place is None:
         yield
         return
@@ -163,7 +163,7 @@ def counted(waiting: WaitsPort) -> Iterator[None]:
 
 
 async def ended(submitter: Submitting, oid: int, seconds: float | None = None) -> bool:
-    """Waits until the object is done or its cluster has ended. Returns False after `seconds`.
+    """Waits until the object is done or its cluster has stopped. Returns False after `seconds`.
     Cancelling this wait does not cancel the task."""
     if submitter.tasks.done(oid):
         return True
@@ -206,7 +206,7 @@ async def result_of(future: Awaited[T]) -> T:
 
 async def result_of_thread(future: OfThread[T], blocks: WaitsPort | None) -> T:
     """Like `result_of`, for a Future that a thread of this process settles. `blocks`: the worker's
-    waits if its task counts as blocked meanwhile, or None."""
+    `Waiting` if the worker counts as blocked meanwhile; otherwise None."""
     try:
         if not future.done():
             inbox = inbox_here()
@@ -229,7 +229,7 @@ async def result_of_thread(future: OfThread[T], blocks: WaitsPort | None) -> T:
             raise asyncio.CancelledError("the call was cancelled")
         return future.result()
     finally:
-        del future  # as above
+        del future  # no reference cycle, as in `result_of`
 
 
 async def value_of(submitter: Submitting, ref: ObjectRef[T]) -> T:

@@ -79,9 +79,9 @@ class Channel:
         self._packet = memoryview(bytearray(PACKET_BYTES_MAX))
 
     def tell(self, ask: AnyRequest, sent: list[int] | None = None) -> None:
-        """Sends a request that has no reply. ValueError: the request is too large. sent: a list to
-        which an item is added in the same step that sends the request, so no signal handler can
-        raise an exception in between.
+        """Sends a request that has no reply. Raises ValueError if the request is too large. sent: a
+        list to which an item is added in the same step that sends the request, so that no signal
+        handler can raise an exception in between.
 
         Acquires no lock, so the caller may hold any lock. Messages from one thread arrive in
         order."""
@@ -112,7 +112,8 @@ class Channel:
         `take(value, number, seen)` creates an object that owns the resource in the reply, and
         records that the reply was read. `call` then returns this object instead of the Reply.
         Without `take`, Ctrl-C after the reply was read could leave the resource without an owner.
-        `take` must not acquire a lock, because other threads are waiting for the end of this call.
+        `take` must not acquire a lock, because other threads may be waiting for the end of this
+        call.
         """
         self.check_not_inside()
         locks.waits("a reply from the node")
@@ -165,7 +166,8 @@ class Channel:
             raise OSError(errno.EBADF, TAKEN_AWAY)
 
     def _lost(self, error: OSError) -> BaseException:
-        """The error of a call whose socket operation has failed. Called without the lock."""
+        """The error to raise for a call whose socket operation has failed. Called without the
+        lock."""
         if self._closed:
             return ClosedError("the cluster is closed")
         if isinstance(error, errors.NodeLostError):
@@ -180,8 +182,8 @@ class Channel:
         return self.why_gone() or errors.NodeLostError("the node of this host has ended")
 
     def close(self) -> None:
-        """Ends the connection, even if a forked child has the socket, too. A call by another thread
-        fails."""
+        """Ends the connection, even if a forked child has the socket, too. A concurrent call by
+        another thread fails."""
         self._closed = True
         self.why_gone = lambda: None
         close_socket(self._sock, self.line)
@@ -210,16 +212,16 @@ def seqpacket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def dump(message: Any) -> bytes:
-    """Encodes a message of `_protocol.local`."""
+    """Encodes a message defined in `_protocol.local`."""
     return msgspec.msgpack.encode(message)
 
 
 # Taking over objects that the node holds on behalf of this process.
 #
-# The node holds an object that it has passed to a process until it receives Imported. Imported
-# acknowledges all earlier replies, too, because some replies may never be read (Ctrl-C). A thread
-# must therefore acquire its hold before another thread in the process can send Imported, so it
-# acquires the hold under the channel's lock.
+# The node holds an object that it has passed to a process until the process acknowledges it with
+# Imported. This message acknowledges all earlier replies, too, because some replies may never be
+# read (Ctrl-C). A thread must therefore acquire its hold before another thread in the process can
+# send Imported, so it acquires the hold under the channel's lock.
 
 
 class Holder(Protocol):

@@ -1,7 +1,7 @@
-"""What happens when a cluster ends: unread results stay readable, and all pending objects fail.
+"""Closes a cluster in one process: keeps unread results readable, and fails all pending objects.
 
-As in the standard library, a finished Future may be read after the end of its cluster. Results in
-memory are pinned. Spilled results are not restored into the store, which may be full of pinned
+As in the standard library, a finished Future may be read after its cluster has been closed. Results
+in memory are pinned. Spilled results are not restored into the store, which may be full of pinned
 results. Instead, this process reads them through the node, piece by piece, into private memory. The
 copies have a deadline and a size limit, so leaving `with` always completes. Reading a result that
 was not kept raises an error with the reason.
@@ -101,10 +101,10 @@ def _copy(memory: Memory, future: Settles, size: int, deadline: float) -> bool:
     while clock.monotonic() < deadline:
         try:
             data = _pieces(memory, oid, size, deadline)
-        except (HopliteError, ValueError):  # the node has ended, or its disk failed
+        except (HopliteError, ValueError):  # the node has stopped, or its disk failed
             return False
-        # The bytes are the object's only if the object was spilled throughout: after it has been
-        # restored, its place in the file may be given to another object.
+        # The bytes are valid only if the object remained spilled: once it has been restored, its
+        # place in the file may be reused for another object.
         if data is not None and memory.client.state(oid) == STATE["SPILLED"]:
             future._kept = data
             return True

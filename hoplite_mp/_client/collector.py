@@ -104,8 +104,8 @@ class Collector:
             self._woken.put(None)
 
     def look_soon(self) -> None:
-        """Makes sure that completions are processed within drain_interval_s, even if no call waits
-        for them."""
+        """Makes sure that completions are processed within drain_interval_s, even if no call is
+        waiting for them."""
         self.start()
         if self._resting:
             self.notice()
@@ -205,9 +205,10 @@ class Collector:
 
 
 class DoneCallback:
-    """An entry among the tasks that wait for an object (`Submitting.waits`).
+    """A callback for an object, listed together with the tasks that wait for it
+    (`Submitting.waits`).
 
-    `tell` is called when the object is done, or will never be done because its cluster has ended.
+    `tell` is called when the object is done, or will never be done because its cluster has stopped.
     It may be called in any thread, and more than once. It must neither raise an exception nor
     block.
     """

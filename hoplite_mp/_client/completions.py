@@ -38,8 +38,8 @@ __all__ = ["Completions", "as_completed"]
 T = TypeVar("T")
 F = TypeVar("F", bound="concurrent.futures.Future[Any] | ObjectRef[Any]")
 _NOTHING: Any = object()
-_NUDGE = -1  # an entry in the queue that is not an item: waiters must check again
-SLICE_S = 0.5  # how often a wait checks whether this process still has its cluster
+_NUDGE = -1  # an entry in the queue that is not an item, but makes waiters check again
+SLICE_S = 0.5  # how often a wait checks whether this process is still in its cluster
 
 
 class Completions(Generic[T]):
@@ -71,7 +71,7 @@ class Completions(Generic[T]):
         Parameters
         ----------
         more : Future, ObjectRef, or an iterable of them
-            An item that is present and has not been yielded is ignored.
+            Items that were added before and have not been yielded are ignored.
 
         Examples
         --------
@@ -106,7 +106,7 @@ class Completions(Generic[T]):
     def _watch(self, item: Any, number: int) -> None:
         if isinstance(item, Future):
             if item._state != "PENDING":
-                self._ended.put(number)  # even if its cluster has ended meanwhile
+                self._ended.put(number)  # even if its cluster has stopped meanwhile
                 self._wake(None)
                 return
             submitter, oid = item._submitter, item._oid
@@ -194,7 +194,7 @@ class Completions(Generic[T]):
         return not self._ended.empty() or not self._items
 
     def _left(self) -> float | None:
-        """Seconds until the deadline; HopliteTimeoutError after it."""
+        """Returns the seconds until the deadline. Raises HopliteTimeoutError after it."""
         if self._deadline is None:
             return None
         left = self._deadline - clock.monotonic()
@@ -211,8 +211,8 @@ class Completions(Generic[T]):
     def _own_waits(
         self, submitters: list[Submitting], awaits: bool
     ) -> contextlib.AbstractContextManager[Any]:
-        """A context manager around a wait in an actor. Raises RuntimeError if the wait is for later
-        calls to the same actor."""
+        """A context manager around a wait. In an actor, raises RuntimeError if the wait would never
+        end, because it is for later calls to the same actor."""
         with contextlib.ExitStack() as stack:
             for submitter in submitters:
                 if submitter.waiting.own_calls is not None:

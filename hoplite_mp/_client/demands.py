@@ -1,8 +1,8 @@
 """Places workers, actors and tasks on the nodes that have their resources.
 
-A demand that no node can ever meet raises an error in the call. Workers and actors that need
-resources are placed on nodes that have these resources. The node of this host knows the resources
-of each node, and its reply is cached until the cluster's nodes change.
+If no node can ever meet a demand (the resources that a task, worker or actor needs), the call
+raises an error. This host's node is asked for the resources of all nodes, and its reply is cached
+until the cluster's nodes change.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ KNOWN_MAX = 256  # maximum number of different demands that are cached
 
 
 def check_demands(changes: dict[str, Any]) -> None:
-    """Checks the options priority= and resources=, and replaces their values by numbers and units.
-    Raises ValueError or TypeError."""
+    """Checks the options priority= and resources=, and converts their values to an integer and to
+    amounts in resource units. Raises ValueError or TypeError."""
     if "priority" in changes:
         changes["priority"] = checked_priority(changes["priority"])
     if changes.get("resources") is not None:
@@ -66,7 +66,7 @@ class Demands:
 
     def nodes_for_task(self, demand: Demand, nodes: Sequence[int] | None) -> Sequence[int] | None:
         """The nodes among `nodes` on which a task with that demand can run. If `nodes` is None,
-        returns None if any node can run the task. ValueError: no node can."""
+        returns None if any node can run the task. Raises ValueError if no node can run it."""
         version = self._runtime.submitter.queues.ranked.resources_version
         if version != self._version or len(self._known) > KNOWN_MAX:
             self._known, self._version = {}, version
@@ -103,7 +103,7 @@ class Demands:
     ) -> list[tuple[int, int]]:
         """[(node, number of workers)] for `count` processes that each have that demand. The
         processes are spread over the nodes in `numbers`. If `numbers` is empty, each node gets as
-        many as fit, this host first. ValueError: not all processes fit."""
+        many as fit, this host first. Raises ValueError if not all processes fit."""
         fits = {number: times for number, _, times, _ in self._places(demand)}
         able = [one for one in numbers or fits if fits.get(one)]
         if not able:
@@ -133,7 +133,7 @@ class Demands:
     def places_for_actor(self, demand: Demand, nodes: Sequence[int], turn: int) -> list[int]:
         """Candidate nodes for an actor: first the nodes that can meet the demand now, then other
         nodes that have the resources. If `nodes` is not empty, only these nodes are candidates, and
-        both lists are rotated by `turn`. ValueError: no node has the resources."""
+        both lists are rotated by `turn`. Raises ValueError if no node has the resources."""
         known = [
             (number, now)
             for number, _, times, now in self._places(demand)

@@ -1,8 +1,8 @@
 """Descriptions of refs and clusters: one line for prompts and debuggers, HTML for notebooks.
 
-Users look at a repr when a program misbehaves, so it must work then. A repr reads only this
-process's fields and shared memory. It does not wait for a node that hangs, fetches nothing, and
-raises no exception, even after the end of the cluster.
+Users look at a repr when a program misbehaves, so it must work even in that situation. A repr reads
+only this process's fields and shared memory. It does not wait for a node that hangs, fetches
+nothing, and raises no exception, even after the end of the cluster.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def ref_words(runtime: MembershipPort, ref: ObjectRef[Any]) -> str:
         size = client.inspect(oid)["size"]
         return f"{format_bytes(size)}, ready on another host or on disk"
     got = client.view(oid)
-    if isinstance(got, int):  # its state has changed since it was read
+    if isinstance(got, int):  # the state has changed since it was read
         return _ENDED.get(got, "ready")
     mem = memoryview(got)
     return f"{_kind(mem)}, {format_bytes(mem.nbytes)}, {where}"
@@ -94,8 +94,8 @@ def cluster_words(cluster: Any) -> str:
 # for slow nodes, and raises no exception.
 
 
-# How long a cell waits for the nodes. With a higher value, slow nodes are shown. With a lower
-# value, a cell finishes sooner if the cluster has problems.
+# How long a cell waits for the nodes. A higher value shows slower nodes, too. With a lower value, a
+# cell finishes sooner if the cluster has problems.
 ANSWER_WAIT_S = 2.0
 _BAR = (
     '<div style="width:12em;height:.8em;border:1px solid currentColor;border-radius:3px;'

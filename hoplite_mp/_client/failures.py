@@ -1,10 +1,10 @@
-"""Reports failed tasks whose errors the program has not read, once, when the cluster ends. Failures
-of nested tasks are reported when the worker of the submitting task ends.
+"""Reports failed tasks whose errors the program has not read, once, when the cluster is closed.
+Failures of nested tasks are reported when the worker of the submitting task exits.
 
 Without the report, a program that drops a Future, or never requests its result, would not notice
 the failure. A failure counts as read after `result`, `exception`, `await` or `get`, or after the
-Future was used as an argument. If a Future exists when the cluster ends, it can still be read, so
-its failure is reported when the program ends.
+Future was used as an argument. A Future that still exists when the cluster is closed can be read
+later, so its failure is reported when the program exits.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 __all__ = ["Failures"]
 
 TRACEBACKS_MAX = 3  # maximum number of tracebacks in the report
-# Maximum number of failures whose payloads are kept. With a higher value, the report has tracebacks
-# even if the program has read many earlier failures. Each payload costs up to 80 KiB.
+# Maximum number of failures whose payloads are kept. With a higher value, the report can include
+# tracebacks even if there were many earlier failures. Each payload costs up to 80 KiB.
 PAYLOADS_MAX = 64
 FAILURES_MAX = 100_000  # beyond this number the report says "more than"; each costs about 200 bytes
 NAMES_MAX = 10  # maximum number of task names in the report
-# Maximum number of ended clusters whose failures are kept. Beyond this number, the earliest
+# Maximum number of closed clusters whose failures are kept. Beyond this number, the earliest
 # cluster's failures are reported immediately. A higher value costs memory in a program that opens
 # many clusters and keeps failed Futures.
 CLUSTERS_MAX = 16
@@ -55,7 +55,7 @@ class Failures:
         self._found: dict[int, Failure] = {}  # task id -> failure
         self._payloads = 0
         self._more = False
-        self.closed = False  # whether failures are ignored: the cluster has ended
+        self.closed = False  # whether the cluster is closed, so that failures are ignored
 
     def note(self, future: Settles) -> None:
         """Records that the task of this Future has failed."""
@@ -66,7 +66,7 @@ class Failures:
             return
         oid, payload = future._oid, b""
         if self._client.closing and self._tasks.claimant(oid) == NODE_SLOT:
-            return  # for example, its worker was killed when the cluster ended
+            return  # for example, its worker was killed when the cluster was closed
         if self._payloads < PAYLOADS_MAX and self._client.state(oid) == STATE["FAILED"]:
             got = self._client.view(oid)
             if not isinstance(got, int):
@@ -90,19 +90,20 @@ class Failures:
         self._forget(oid)  # `note` may have run between the two steps
 
     def report(self) -> None:
-        """Called when the cluster ends. Logs failures that can no longer be read. All others are
-        logged when the program ends."""
+        """Called when the cluster is closed. Logs failures that can no longer be read. All others
+        are logged when the program exits."""
         self.closed = True
         gone = {oid: one for oid, one in list(self._found.items()) if one[2]() is None}
         for oid in gone:
             self._forget(oid)
         _log_failures(list(gone.values()), self._more)
-        _later[:] = [found for found in (*_later, self._found) if found]  # only if some are unread
+        _later[:] = [found for found in (*_later, self._found) if found]  # without empty ones
         while len(_later) > CLUSTERS_MAX:
             _log_failures(list(_later.pop(0).values()), False)
 
     def report_all(self) -> None:
-        """Called when a worker ends. Logs all failures, because the Futures end with the worker."""
+        """Called when a worker exits. Logs all failures, because no Future can be read
+        afterwards."""
         for pending in self._pending.copy().values():  # some may be done, but not yet processed
             future = pending.future
             if future is not None and self._client.state(pending.oid) == STATE["FAILED"]:
@@ -116,7 +117,7 @@ def _was_read(future: Settles) -> bool:
     return not future._reports
 
 
-_later: list[dict[int, Failure]] = []  # the failures of clusters that have ended
+_later: list[dict[int, Failure]] = []  # the failures of clusters that are closed
 
 
 def _log_failures(found: list[Failure], more: bool) -> None:

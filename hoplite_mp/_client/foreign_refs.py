@@ -3,8 +3,8 @@
 The loading process must acquire the object before the pickling process releases it. But the
 pickling process may drop the ref immediately, or exit, and the engine may load the bytes late,
 several times or never. So when a ref is pickled, this host's node takes a lease on the object for
-the front end's `ref_hold_s` (leases: Gray and Cheriton, SOSP 1989). Only processes that take part
-on behalf of an engine use leases.
+`ref_hold_s` seconds (leases: Gray and Cheriton, SOSP 1989). Only processes that take part on behalf
+of an engine use leases.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class ForeignRefs:
         with contextlib.suppress(HopliteError):
             oid = memory.local_id(ref)
             begun = self._now()
-            told, seconds = self._held.get(oid, (begun, 0.0))
-            if begun - told < seconds / 2:
+            leased_at, seconds = self._held.get(oid, (begun, 0.0))
+            if begun - leased_at < seconds / 2:
                 # The node still holds the object, and will read this request before the lease ends,
                 # so the reply need not be awaited.
                 memory.channel.tell(HoldForeign(oid, self._seconds))
@@ -76,13 +76,13 @@ class ForeignRefs:
                 return self._node(), seconds
         return None
 
-    def _remember(self, oid: int, told: float, seconds: float) -> None:
+    def _remember(self, oid: int, leased_at: float, seconds: float) -> None:
         held = self._held
         held.pop(oid, None)  # the dict must be ordered by the time of the lease
         while len(held) >= REMEMBERED_MAX:
             with contextlib.suppress(KeyError):  # another thread has removed it
                 del held[next(iter(held))]
-        held[oid] = told, seconds
+        held[oid] = leased_at, seconds
 
 
 def held_too_short(ref: ObjectRef[Any], node: int, seconds: float) -> ObjectLostError:

@@ -50,7 +50,8 @@ __all__ = [
 
 
 _FUNCTION, _BUILTIN = types.FunctionType, types.BuiltinFunctionType
-_MARKS = {"_is_coroutine_mark", "_is_coroutine"}  # inspect.markcoroutinefunction, and asyncio's
+# Set by inspect.markcoroutinefunction and by asyncio.
+_MARKS = {"_is_coroutine_mark", "_is_coroutine"}
 _YIELDS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _ANY = _YIELDS | inspect.CO_COROUTINE
 
@@ -68,8 +69,8 @@ def yields(fn: Any) -> bool:
 
 
 def flags_of(fn: Any) -> int:
-    """The flags of a task that runs this function, without its concurrency. TypeError if `fn`
-    cannot be called, or is a generator function."""
+    """The flags of a task that runs this function, excluding its concurrency. Raises TypeError if
+    `fn` cannot be called, or is a generator function."""
     kind = type(fn)
     if kind is _FUNCTION:  # most functions are plain, and this runs at every submit
         marks = fn.__dict__
@@ -85,7 +86,8 @@ def flags_of(fn: Any) -> int:
 
 
 def check_counts(changes: dict[str, Any]) -> None:
-    """Checks the options concurrency= and buffersize=, and makes them integers. ValueError."""
+    """Checks the options concurrency= and buffersize=, and converts them to integers. Raises
+    ValueError if an option is invalid."""
     if "concurrency" in changes:
         given = changes["concurrency"]
         changes["concurrency"] = count = whole(given)
@@ -102,7 +104,7 @@ def _refuse_generator(fn: Any) -> None:
     name = getattr(fn, "__name__", None) or type(fn).__name__
     raise TypeError(
         f"{name}() is a generator function, and a generator cannot be a task's result: "
-        f"stream({name}, ...) gives its items one by one, each as a ref"
+        f"stream({name}, ...) yields its items one by one, each as a ref"
     )
 
 
@@ -120,15 +122,15 @@ def _inner(fn: Any) -> Any:
 
 
 _BY_IDENTITY = {types.FunctionType, types.BuiltinFunctionType, type}
-# For a task that holds nothing for its function, but whose function's object should be freed soon
-# after the task is done.
+# Returned by `send` if the task need not hold anything for its function, but the function's object
+# should be freed soon after the task is done.
 NOTHING = object()
-# Exceptions after which a task is retried, as after the death of its worker.
+# Exceptions after which a task is retried, as if its worker had died.
 Exceptions: TypeAlias = tuple[type[Exception], ...]
 # One list for each argument, all of the same length.
 Columns: TypeAlias = "Sequence[list[Any]]"
-# How a function is sent: whether as a Chunked; exceptions after which it is retried; whether the
-# Chunked catches exceptions.
+# How a function is sent: (whether it is wrapped in a Chunked, the exceptions after which it is
+# retried, whether the Chunked catches exceptions).
 Form: TypeAlias = tuple[bool, Exceptions, bool]
 
 
@@ -138,7 +140,7 @@ class _Sent(NamedTuple):
     ref: ObjectRef[Any]
     reads: list[Read] | None  # as `Scan.reads`
     arrays: list[Any]  # the states of its captured arrays
-    digest: bytes  # of its bytes
+    digest: bytes  # of the pickled function
     by_name: list[Any]  # `code.by_name` at that time
 
 
@@ -156,20 +158,20 @@ class Functions:
         return sum(map(len, self._known.values()))
 
     def close(self) -> None:
-        """Ends the tracking of captured arrays, at the end of the cluster."""
+        """Ends the tracking of captured arrays. Called when the cluster is closed."""
         self._arrays.close()
 
     def send(
         self, fn: Any, chunked: bool = False, again: Exceptions = (), catches: bool = False
     ) -> tuple[ObjectRef[Any], Any]:
         """Stores the function, unless the same bytes are stored already. Returns a ref to the
-        bytes, and the value that the task must hold until it is done. This value contains the
-        function and its captured values if these include refs, which may have no other holder.
-        Otherwise it is NOTHING, so that objects to which the function is bound are freed when their
-        owner drops them. It is None if the function's object need not be freed soon after the task.
-        `chunked`: the function is sent as a Chunked, which takes columns of arguments. `catches`:
-        the Chunked catches exceptions of items. `again`: the task is retried after these
-        exceptions."""
+        bytes, and a value that the task must hold until it is done. The value is None if the
+        function's object need not be freed soon after the task. If the captured values include
+        refs, which may have no other holder, the value contains the function and its captured
+        values. Otherwise it is NOTHING, so that an object to which a method is bound is freed when
+        its owner drops it. `chunked`: the function is sent as a Chunked, which takes columns of
+        arguments. `catches`: the Chunked catches exceptions of items. `again`: the task is retried
+        after these exceptions."""
         kind = type(fn)
         if kind is FrozenFunction:
             sent: tuple[ObjectRef[Any], Any] | None = fn.sent
@@ -214,8 +216,8 @@ class Functions:
 
 
 class FrozenFunction:
-    """The function of one call that makes many tasks. It is sent once, with its captured values at
-    the time of the first task. `catches`: see `Chunked`."""
+    """The function of one call that submits many tasks, such as `map`. It is sent once, with its
+    captured values at the time of the first task. `catches`: see `Chunked`."""
 
     def __init__(
         self, fn: Any, chunked: bool = False, again: Exceptions = (), catches: bool = False
@@ -236,8 +238,8 @@ def _in_form(fn: Any, chunked: bool, again: Exceptions, catches: bool) -> Any:
 
 
 class RetryingFunction:
-    """Wraps a function whose task is retried after some exceptions, as after the death of its
-    worker. The worker unpickles it as a RetryingFunction, and reads `again` from it."""
+    """Wraps a function whose task is retried after some exceptions, as if its worker had died. The
+    worker unpickles it as a RetryingFunction, and reads `again` from it."""
 
     def __init__(self, fn: Any, again: Exceptions) -> None:
         self.fn = fn
@@ -268,7 +270,8 @@ class Caught(list[Any]):
 
 class Chunked:
     """Wraps a function so that it takes columns of arguments, and makes one call for each row.
-    catches: an item that raises does not end the chunk; its result is a Raised."""
+    catches: whether an item's exception becomes the item's result (a Raised) instead of ending the
+    chunk."""
 
     def __init__(self, fn: Any, again: Exceptions = (), catches: bool = False) -> None:
         self.fn = fn
@@ -357,10 +360,10 @@ class Tries(Protocol):
         copy.)"""
 
     def raised(self, error: BaseException) -> Raised:
-        """The result of an item that has raised."""
+        """The result for an item that has raised this exception."""
 
     def cancelled(self) -> bool:
-        """Whether the chunk was cancelled, or a task that waits for it in this process."""
+        """Whether the chunk, or a task that is waiting for it in this process, was cancelled."""
 
 
 def _is_kind(error: BaseException, kind: type[BaseException]) -> bool:

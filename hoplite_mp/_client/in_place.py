@@ -32,7 +32,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 RESULT_BYTES_MIN = 1 << 20
 # Copying a smaller array is cheaper than lending its block and taking the block back.
 IN_PLACE_BYTES_MIN = 16 << 10
-PREFIX_BYTES = 4096 - _shm.BLOCK_HEAD_BYTES  # an array begins on a page boundary
+PREFIX_BYTES = 4096 - _shm.BLOCK_HEAD_BYTES  # so that the array begins on a page boundary
 
 
 class InPlace:

@@ -2,7 +2,7 @@
 
 multiprocessing is imported only after the host's processes have been started, so that no program
 waits for the import. If the program has not imported multiprocessing before, no object can depend
-on its authkey, so the workers' authkey is set here.
+on the program's authkey, so it is set to the workers' authkey.
 
 The standard library's locks, queues, pipes and shared values can only be pickled while a process is
 spawned, because they contain file descriptors, or names that are valid as long as the object
@@ -99,7 +99,8 @@ class Inheritance:
         return Inherited(number)
 
     def collected(self, pickle: Callable[[], T]) -> T:
-        """Calls `pickle` while this thread pickles for processes that inherit the descriptors."""
+        """Calls `pickle` as if this thread were spawning a process, and collects the descriptors to
+        inherit."""
         context: Any = sys.modules.get("multiprocessing.context")
         if context is None:  # no such objects exist
             return pickle()
@@ -139,13 +140,13 @@ def put_setup(
             if "fork context" not in str(error):
                 raise
             raise TypeError(
-                "initargs hold an object of multiprocessing's fork context, which only a "
+                "initargs contain an object of multiprocessing's fork context, which only a "
                 "forked process can use: create it with the spawn context, for example "
                 "multiprocessing.get_context('spawn').Lock()"
             ) from error
         if len(inheritance.descriptors) > DESCRIPTORS_MAX:
             raise ValueError(
-                f"initargs hold {len(inheritance.descriptors)} file descriptors: at most "
+                f"initargs contain {len(inheritance.descriptors)} file descriptors: at most "
                 f"{DESCRIPTORS_MAX} can be passed"
             )
         return ref

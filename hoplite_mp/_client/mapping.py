@@ -30,27 +30,30 @@ __all__ = ["MapRun", "Results", "bars_aside", "length_of", "open_bar"]
 
 # The progress bar of `map(progress=)`.
 #
-# The package tqdm draws bars in terminals and notebooks. It is an optional dependency, and imported
-# for the first bar. Workers' lines that arrive while a bar is shown are written above it.
+# The package tqdm draws bars in terminals and notebooks. It is an optional dependency, which is
+# imported when the first bar is opened. Workers' lines that arrive while a bar is shown are written
+# above it.
 
 
 _bars: weakref.WeakSet[Any] = weakref.WeakSet()  # tqdm sets `disable` when a bar is closed
 
 
 def open_bar(progress: bool | str, total: int | None) -> Any:
-    """A tqdm bar with a label; None if progress is False. ModuleNotFoundError without tqdm."""
+    """A tqdm bar with a label; None if progress is False. Raises ModuleNotFoundError if tqdm cannot
+    be imported."""
     if not isinstance(progress, (bool, str)):
         raise TypeError(f"progress={progress!r}: it must be True, False or a string")
     if progress is False:
         return None
     try:
         with warnings.catch_warnings():
-            # In a notebook without ipywidgets the bar is a line of text, as in a terminal.
+            # Suppresses the warning in notebooks without ipywidgets, where the bar is a line of
+            # text.
             warnings.simplefilter("ignore")
             from tqdm.auto import tqdm
     except ImportError as error:
         raise ModuleNotFoundError(
-            f"map(progress=) draws with tqdm, which cannot be imported ({error}): "
+            f"map(progress=) needs tqdm, which cannot be imported ({error}): "
             "pip install 'hoplite-mp[progress]'",
             name="tqdm",
         ) from error
@@ -70,9 +73,9 @@ def length_of(iterables: Iterable[Any]) -> int | None:
     """The number of items that zip() would yield; None if it is unknown without reading the
     items."""
     lengths = []
-    for one in iterables:
+    for iterable in iterables:
         try:
-            lengths.append(len(one))
+            lengths.append(len(iterable))
         except TypeError:
             return None
     return min(lengths, default=0)
@@ -111,9 +114,9 @@ class MapRun:
         self._sizes: dict[Future[Any], int] = {}  # if `catches`: Future -> number of its items
         # If `ordered`: the Futures in order, the next one first.
         self._ahead: deque[Future[Any]] = deque()
-        # If completions are followed: each Future that is not known to be done -> number of its
-        # items.
+        # If `_ends` is used: each Future that is not known to be done -> number of its items.
         self._under_way: dict[Future[Any], int] = {}
+        # Yields Futures as they complete. Used for a bar, and if results are not ordered.
         self._ends: Completions[Future[Any]] | None = None
         try:
             if bar is not None or not ordered:
@@ -142,7 +145,7 @@ class MapRun:
         return bool(self._ahead or self._under_way)
 
     def next(self) -> Future[Any]:
-        """The next Future. If completions are followed, it is done; otherwise it may be pending."""
+        """The next Future. If `_ends` is used, the Future is done; otherwise it may be pending."""
         if self._ends is None:
             return self._ahead.popleft()
         try:
@@ -320,8 +323,8 @@ def _poppers(
 
 
 class _InLoop(Generic[T]):
-    """Iterates over the results in an event loop. Not an asynchronous generator, because the loop
-    would have to close a generator."""
+    """Iterates over the results in an event loop. It is not an asynchronous generator, because the
+    event loop would have to close one."""
 
     def __init__(self, run: MapRun) -> None:
         self._run = run
@@ -345,7 +348,7 @@ class _InLoop(Generic[T]):
         except asyncio.CancelledError:
             if self._future is not None and self._future.cancelled():
                 self._end()
-            raise  # if only this step was cancelled, it may be repeated
+            raise  # if only this `await` was cancelled, the caller may repeat it
         except BaseException:  # the end, or a task's error
             self._end()
             raise

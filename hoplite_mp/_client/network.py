@@ -64,7 +64,7 @@ class HostNetwork:
     ) -> None:
         """standby: with listen_at, the address of the standby; with address, further addresses of
         the manager. stays: whether this process exists only for its node, so that drivers on this
-        host may attach to the node. AuthError, ConfigError: an argument is wrong."""
+        host may attach to the node. Raises AuthError or ConfigError if an argument is wrong."""
         if (listen_at is None) == (address is None):
             raise ConfigError("listen= starts a cluster, address= joins one: pass only one of them")
         self.config = config
@@ -135,7 +135,7 @@ class HostNetwork:
 
     def open(self) -> None:
         """Listens for the other nodes in the cluster. Called if this host joins with a new node.
-        ConfigError: no port is free."""
+        Raises ConfigError if no port is free."""
         peers = self._open(self._routed, self._wanted)
         self.addresses = [str(Address(self._routed, bound_address(peers).port))]
 
@@ -210,7 +210,7 @@ def _ports(ports: Any) -> range:
 
 
 POLL_S = 0.05
-END_PATIENCE_S = 5.0  # how long processes may take to exit after the cluster has ended
+END_PATIENCE_S = 5.0  # how long processes may take to exit after the cluster has stopped
 ERROR_BYTES_MAX = 4096  # how much of a host's error output is shown
 
 
@@ -219,10 +219,10 @@ class RemoteHosts:
     standard input, and its node shuts down when that input ends."""
 
     def __init__(self, addresses: dict[str, str], command: str, token: str, tls: bool) -> None:
-        """addresses: for each host, the address that it joins at. ConfigError: the command cannot
-        be run."""
+        """addresses: host -> the address at which it joins. Raises ConfigError if the command
+        cannot be run."""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._said: dict[str, IO[bytes]] = {}
+        self._stderr: dict[str, IO[bytes]] = {}
         try:
             for host, address in addresses.items():
                 arguments = ["join", address, "--token-file", "-"]
@@ -239,13 +239,13 @@ class RemoteHosts:
             raise ConfigError(f"hosts_command={template!r} is not allowed: {error}") from error
         for word in split:
             words += arguments if word == "{arguments}" else [word.replace("{host}", host)]
-        said = self._said[host] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
+        stderr = self._stderr[host] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by end()
         try:
             process = subprocess.Popen(
                 words,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                stderr=said,
+                stderr=stderr,
                 # Ctrl-C must reach only the program, which then stops these processes in order.
                 start_new_session=True,
             )
@@ -253,38 +253,38 @@ class RemoteHosts:
             raise ConfigError(f"hosts_command={template!r} cannot be run: {error}") from error
         self.processes[host] = process
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has exited; `wait` reports the reason
+        with contextlib.suppress(BrokenPipeError):  # the process has exited; `wait` reports why
             process.stdin.write(token.encode("utf-8", "surrogatepass") + b"\n")
             process.stdin.flush()
 
     def wait(self, joined: Callable[[], int], timeout_s: float) -> None:
-        """Waits until all these nodes have joined. NodeLostError: a node could not join, or did not
-        join in time."""
+        """Waits until all these nodes have joined. Raises NodeLostError if a node could not join,
+        or did not join in time."""
         deadline = clock.monotonic() + timeout_s
         while joined() < len(self.processes):
             for host, process in self.processes.items():
                 if process.poll() is not None:
                     raise errors.NodeLostError(
                         f"no node could be started on {host!r} (exit code {process.returncode}): "
-                        f"{self._last_words(host)}"
+                        f"{self._error_output(host)}"
                     )
             if clock.monotonic() > deadline:
-                there = ", ".join(map(repr, self.processes))
+                hosts = ", ".join(map(repr, self.processes))
                 raise errors.NodeLostError(
                     f"{joined()} of {len(self.processes)} nodes joined within {timeout_s:g} s "
-                    f"(Config.hosts_wait_s); hosts: {there}"
+                    f"(Config.hosts_wait_s); hosts: {hosts}"
                 )
             clock.sleep(POLL_S)
 
-    def _last_words(self, host: str) -> str:
-        said = self._said[host]
-        said.seek(0, 2)
-        said.seek(max(0, said.tell() - ERROR_BYTES_MAX))
-        text = said.read().decode(errors="replace").strip()
+    def _error_output(self, host: str) -> str:
+        stderr = self._stderr[host]
+        stderr.seek(0, 2)
+        stderr.seek(max(0, stderr.tell() - ERROR_BYTES_MAX))
+        text = stderr.read().decode(errors="replace").strip()
         return text or "no error output"
 
     def end(self) -> None:
-        """Called after the cluster has ended, which normally makes these processes exit. Kills
+        """Called after the cluster has stopped, which normally makes these processes exit. Kills
         those that have not exited within END_PATIENCE_S."""
         for process in self.processes.values():
             if process.stdin is not None:
@@ -295,15 +295,15 @@ class RemoteHosts:
             if clock.wait_for_process(process, max(0.0, deadline - clock.monotonic())) is None:
                 process.kill()
                 process.wait()
-        for said in self._said.values():
-            said.close()
-        self.processes, self._said = {}, {}
+        for stderr in self._stderr.values():
+            stderr.close()
+        self.processes, self._stderr = {}, {}
 
 
 def checked_hosts(hosts: Any) -> list[str]:
-    """The names as a list. ValueError: the names are not valid."""
+    """The names as a list. Raises ValueError if a name is invalid or occurs twice."""
     given = hosts if isinstance(hosts, Iterable) and not isinstance(hosts, str) else [None]
-    # A name that begins with "-" would be an option of the command that reaches the host.
+    # The command that connects to the host would treat a name that begins with "-" as an option.
     if not all(isinstance(host, str) and host and host[0] != "-" for host in given):
         raise ValueError(f'hosts={hosts!r}: it must be a list of names, such as ["a", "user@b"]')
     if len(set(hosts)) != len(list(hosts)):

@@ -124,7 +124,7 @@ def _warns_if_silent(address: str | None, timeout_s: float) -> Iterator[None]:
         return
     over = threading.Event()
 
-    def say() -> None:
+    def warn() -> None:
         if over.wait(SILENT_S):
             return
         reason = _why_silent(address)
@@ -132,7 +132,7 @@ def _warns_if_silent(address: str | None, timeout_s: float) -> Iterator[None]:
             _log.warning("waiting for %s ... (%s)", address, reason)
 
     with contextlib.suppress(RuntimeError):  # if no thread can be started, there is no warning
-        threading.Thread(target=say, name="hoplite_mp waiting", daemon=True).start()
+        threading.Thread(target=warn, name="hoplite_mp waiting", daemon=True).start()
     try:
         yield
     finally:

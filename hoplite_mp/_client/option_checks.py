@@ -1,5 +1,5 @@
-"""Checks the options `retry_exceptions=`, `retry_delay=` and `env=`, and converts them for
-messages. Also checks the names that users give to actors and Groups.
+"""Checks the options `retry_exceptions=`, `retry_delay=` and `env=`, and converts them to the form
+in which they are sent. Also checks the names that users give to actors and Groups.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-RetryDelay: TypeAlias = tuple[float, float, float]  # seconds, a factor, seconds
+RetryDelay: TypeAlias = tuple[float, float, float]  # (first, factor, max), with times in seconds
 RETRY_DELAY_S_MAX = 1e6  # eleven days
 RETRY_FACTOR_MAX = 1e6
 
@@ -57,7 +57,8 @@ _USERS = {
 
 
 def check_name(name: str, whose: str) -> None:
-    """Raises ValueError if messages cannot carry that name. whose: "a group" or "an actor"."""
+    """Raises ValueError if that name is too long or cannot be encoded. whose: "a group" or "an
+    actor"."""
     if len(name) > NAME_CHARS_MAX:
         raise ValueError(
             f"{whose}'s name has {len(name)} characters: at most {NAME_CHARS_MAX} are allowed"
@@ -73,8 +74,7 @@ def check_name(name: str, whose: str) -> None:
 
 
 def check_values(changes: dict[str, Any]) -> None:
-    """Checks and converts those of these options that are in `changes`. Raises TypeError or
-    ValueError."""
+    """Checks and converts this module's options in `changes`. Raises TypeError or ValueError."""
     for name in ("detached", "get_if_exists"):
         if name in changes and not isinstance(changes[name], bool):
             raise TypeError(f"{name}={changes[name]!r}: it must be True or False")
@@ -119,7 +119,7 @@ def _retry_delay(given: Any) -> RetryDelay | None:
 
 
 def retry_pause(delay: RetryDelay | None, tries: int) -> float:
-    """Seconds from the end of a task's try number `tries` to the next try. Equal to
+    """The seconds between the end of a task's try number `tries` and the next try. Must equal
     `Tasks.retry_pause`, which the node uses."""
     pause, factor, most = delay or (0.0, 1.0, 0.0)
     for _ in range(1, tries):
@@ -167,7 +167,7 @@ def refuse_unused(options: Any, call: str) -> None:
             continue
         if name != "env":
             raise ValueError(
-                f"options({name}=) has no effect on {call}(): it is for {_USERS[name]}; make a "
+                f"options({name}=) has no effect on {call}(): it is for {_USERS[name]}; create a "
                 "view without it, c.options(...)"
             )
         raise ValueError(
@@ -177,11 +177,11 @@ def refuse_unused(options: Any, call: str) -> None:
         )
 
 
-PRIORITY_MAX = (1 << 31) - 1  # the lowest is its negative
+PRIORITY_MAX = (1 << 31) - 1  # the minimum is -PRIORITY_MAX
 
 
 def checked_priority(given: Any) -> int:
-    """The priority as an int. ValueError: it is not an integer, or not in range."""
+    """The priority as an int. Raises ValueError if it is not an integer, or out of range."""
     priority = whole(given)
     if priority is None or not -PRIORITY_MAX <= priority <= PRIORITY_MAX:
         raise ValueError(

@@ -59,11 +59,11 @@ class WaitsPort(Protocol):
         """Refuses an actor's wait for a later call to the same actor."""
 
     def own_waits(self, oids: list[int], awaits: bool = False) -> AbstractContextManager[None]:
-        """A context manager around a wait. Raises RuntimeError if the wait is for a later call to
-        the same actor."""
+        """A context manager around a wait. Raises RuntimeError if the wait would never end, because
+        it is for a later call to the same actor."""
 
     def wait_done(self, oid: int, deadline: int) -> None:
-        """Waits until the object is done. HopliteTimeoutError: the deadline has passed."""
+        """Waits until the object is done. Raises HopliteTimeoutError at the deadline."""
 
     def count_blocked(self, change: int) -> None:
         """Adds `change` to the number of threads in this worker that are waiting inside a task."""
@@ -102,7 +102,7 @@ class Submitting(Protocol):
     def waits_lock(self) -> threading.RLock: ...
     @property
     def waits(self) -> dict[int, list[Any]]:
-        """Object -> tasks that need the object, and watches for it."""
+        """Object -> the tasks that need it, and the callbacks to call when it is done."""
 
     @property
     def wants_news(self) -> bool:
@@ -115,13 +115,14 @@ class Submitting(Protocol):
         """Notifies all waiters of an object that is done."""
 
     def end_waits(self, oid: int) -> None:
-        """Ends the watches for an object without waiters. Called under the lock."""
+        """Stops watching an object that has no more waiters. Called under the lock."""
 
     def drain(self) -> None:
         """Processes all completions of this process."""
 
     def look_at_all(self) -> None:
-        """Like `drain`, but checks all pending objects instead of the tables' news."""
+        """Like `drain`, but checks all pending objects instead of only those that the tables
+        report."""
 
     def look_at_others(self) -> None:
         """Processes dependencies that other processes own."""
@@ -136,7 +137,7 @@ class Submitting(Protocol):
         """Whether the object's task has ended."""
 
     def cancel(self, oid: int, force: bool) -> bool:
-        """Cancels the task; False if it is running (without force) or has ended."""
+        """Cancels the task. Returns False if it has ended, or is running and `force` is False."""
 
     def forget_waiting(self) -> None:
         """Drops tasks that are waiting for arguments or for space in a queue. They will not be

@@ -38,7 +38,7 @@ class Printer:
     """Writes the lines of one host's workers for this process."""
 
     def __init__(self, ask: Callable[[int], None]) -> None:
-        """ask(number): requests from the node a mark with that number after all lines that workers
+        """ask(number): asks the node to send a mark with that number after all lines that workers
         have printed so far."""
         self._ask = ask
         self._numbers = itertools.count(1)
@@ -66,7 +66,8 @@ class Printer:
             return
         self.cell_begins()
         self._events = events
-        # The shell must not keep the cluster alive, which may be dropped without a shutdown.
+        # The shell must not keep the cluster alive, because the user may drop it without closing
+        # it.
         weak = weakref.ref(self)
         hooks = {"pre_run_cell": _call(weak, "cell_begins"), "post_run_cell": _call(weak, "wait")}
         for name, hook in hooks.items():
@@ -90,7 +91,7 @@ class Printer:
         def ask() -> None:
             try:
                 self._ask(number)
-            except Exception:  # closed, or the node is gone: no more lines will come
+            except Exception:  # closed, or the node is gone: no more lines will arrive
                 event.set()
 
         # In a thread, because `ask` blocks as long as the node does not read its messages.

@@ -1,9 +1,10 @@
 """One process's hint queues, and the tasks that are waiting for space or for their turn.
 
-A queue is a ring of bounded length. Tasks whose hints do not fit wait in order. Calls to an actor
-keep their order: a call that is waiting for its arguments delays all later calls. Messages to the
-node are sent under the lock, which preserves their order; `Channel.tell` acquires no other lock. A
-request that waits for its reply must not be made under the lock.
+A queue is a bounded ring of hints, which tell a pool's workers that a task is ready. Tasks whose
+hints do not fit wait in order. Calls to an actor keep their order: a call that is waiting for its
+arguments delays all later calls. Messages to the node are sent under the lock, which preserves
+their order; `Channel.tell` acquires no other lock. A request that waits for its reply must not be
+made under the lock.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ __all__ = ["HERE", "PLACE", "SHUT_DOWN", "Pending", "Queues"]
 # A value in place of a pool's number: the common pool's workers on this host.
 HERE = -1
 SHUT_DOWN = "cannot schedule new futures after shutdown: this executor takes no new tasks"
-POOL_ENDED = 4  # state of an actor's pool
-# An entry among a call's missing arguments until `_depend` has checked all of them, so that the
-# call is not posted earlier.
+POOL_ENDED = 4  # state of the pool of an ended actor
+# A placeholder among a call's missing arguments until `_depend` has checked all of them, so that
+# the call is not posted earlier.
 PLACE = 0
 
 
@@ -85,7 +86,7 @@ class Queues:
             return {one[pool] for one in (self._queues, self._bags) if pool in one}
 
     def close(self, pool: int) -> None:
-        """Closes the queues to a pool that gets no more tasks."""
+        """Closes the queues to a pool that receives no more tasks."""
         with self.lock:
             closed = [queues.pop(pool, None) for queues in (self._queues, self._bags)]
             # Set after the removal: a thread that sees the new number must not find one of these
@@ -94,7 +95,7 @@ class Queues:
             self._closed[pool] = self.closings
             others = {*self._queues.values(), *self._bags.values()}
             for queue in closed:
-                if queue is None or queue in others:  # others: a queue of an earlier pool
+                if queue is None or queue in others:  # in others: reused for another pool
                     continue
                 self.overflow.pop(queue, None)  # these tasks are all cancelled
                 if self._memory.client.usable:
@@ -189,15 +190,14 @@ class Queues:
 
     def look_at_actor(self, pool: int) -> None:
         """Makes the node fail calls that were posted after their actor had ended, because the node
-        may not have seen them."""
+        may have missed them."""
         if self._tasks.pool_state(pool) == POOL_ENDED:
             self._memory.channel.tell(FailActorCalls(pool))
 
 
 # The submitter's record of each unfinished task.
 #
-# A task that is waiting for its arguments, or for space in a queue, is listed in several places by
-# this record.
+# The lists of tasks that are waiting for arguments, or for space in a queue, contain these records.
 
 
 class Settles(Protocol):
@@ -215,7 +215,7 @@ class Settles(Protocol):
         """Called when the task has ended."""
 
     def _settle(self, cancelled: bool, failed: bool, error: BaseException | None = None) -> bool:
-        """Settles the Future when the task has ended, or will never end. If the method returns
+        """Settles the Future when the task is done, or will never be done. If the method returns
         True, the caller must then call `_tell`."""
 
     def _tell(self) -> None:
@@ -238,7 +238,7 @@ class Pending:
         self.holds = holds
         self.missing: set[int] = set()  # dependencies that are not known to be done
         self.needs: list[ObjectRef[Any]] = []  # all its dependencies
-        # (priority, inherited priority) of a task whose hint is in a bag
+        # (priority, inherited priority) of a task whose hint is in a bag (see below)
         self.rank: tuple[int, int] | None = None
         # The resources that the task needs. The node decides when such a task begins.
         self.demand: Demand | None = None

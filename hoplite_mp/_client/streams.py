@@ -43,7 +43,7 @@ class StreamPlan(NamedTuple):
     skip: int  # number of items to compute without sending them
     buffersize: int | None
     bytes_max: int
-    tries: int  # number of deaths of the generator's processes so far
+    tries: int  # how many processes of the generator have died so far
 
 
 class Stream(Generic[T]):
@@ -123,7 +123,7 @@ class Stream(Generic[T]):
                 if (other := self._not_an_end(error)) is not error:
                     raise other from error
                 raise
-            # The holds of the task's result are released. Now only this stream holds the links, and
+            # Releases the holds of the task's result. Now only this stream holds the links, and
             # each link is freed when it has been read.
             self._runtime.submitter.drain()
             self._memory.inner.pop(task._oid, None)

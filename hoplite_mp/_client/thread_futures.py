@@ -1,4 +1,4 @@
-"""ThreadFuture: the result of a call that a thread in this process makes in the background.
+"""ThreadFuture: the result of a call that a thread in this process performs in the background.
 
 A `concurrent.futures.Future` cannot be awaited, and `asyncio.wrap_future` would propagate the
 cancellation of an `await` to a call that the other members of a Group are waiting for.
@@ -65,7 +65,7 @@ class _AsyncioView:
 
 
 def for_asyncio(fn: Callable[[Any], object]) -> Callable[[Any], object]:
-    """The done-callback to register for `fn`. The callback of `asyncio.wrap_future` gets an
+    """The done-callback to register for `fn`. The callback of `asyncio.wrap_future` receives an
     `_AsyncioView`, because an exception while it reads the Future would leave its coroutine
     pending."""
     if getattr(fn, "__module__", None) != "asyncio.futures":
@@ -116,7 +116,8 @@ class ThreadFuture(NotAnArray, concurrent.futures.Future[T]):
         return super().exception(self._wait(timeout))
 
     def _wait(self, timeout: float | None) -> float | None:
-        """Waits. A worker counts as blocked after a while. Returns the remaining timeout."""
+        """In a worker, waits, and counts as blocked after a while. Returns the remaining
+        timeout."""
         blocks = self._blocks
         if blocks is None or blocks.run_in_place is None or self.done():
             return timeout
@@ -142,7 +143,8 @@ class ThreadFuture(NotAnArray, concurrent.futures.Future[T]):
 
     def patience_s(self, since: float) -> float | None:
         """How many seconds an `await` that began at `since` (monotonic clock) may wait before it
-        calls this method again; None for no limit. HopliteTimeoutError: the limit has passed."""
+        calls this method again; None for no limit. Raises HopliteTimeoutError if the limit has
+        passed."""
         return None
 
     def __reduce__(self) -> Any:

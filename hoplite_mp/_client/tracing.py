@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["Clock", "Trace", "TraceText", "ahead_ns"]
 
 
-TRACE_BITS = 63  # of the random number that identifies a trace
+TRACE_BITS = 63  # length of the random number that identifies a trace
 _log = logging.getLogger("hoplite_mp")
 
 
@@ -47,7 +47,8 @@ class Trace:
     """One trace, which can be entered once."""
 
     def __init__(self, runtime: Runtime, path: str | os.PathLike[str]) -> None:
-        """Checks `path` by creating a file next to it. OSError: no file can be created there."""
+        """Checks `path` by creating a file next to it. Raises OSError if no file can be created
+        there."""
         runtime.memory.check()
         self._runtime = runtime
         self.path = Path(os.path.abspath(path))
@@ -66,7 +67,7 @@ class Trace:
     def _beside(self) -> Iterator[tuple[TextIO, Path]]:
         """A context manager for a new file in the same directory. The file is deleted at the end
         unless it was renamed."""
-        begin = os.fsdecode(os.fsencode(self.path.name)[:100])  # names are limited in bytes
+        begin = os.fsdecode(os.fsencode(self.path.name)[:100])  # the limit for names is in bytes
         made = self.path.with_name(f".{begin}.{os.urandom(4).hex()}")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with open(os.open(made, flags, 0o666), "w", encoding="utf-8") as file:
@@ -106,7 +107,6 @@ class Trace:
             self._runtime.channel.call(TraceDrop(self._trace))
 
     def _finish(self) -> None:
-
         self._runtime.memory.check()
         found = self._runtime.channel.call(TraceEnd(self._trace)).value
         end_ns = clock.monotonic_ns()
@@ -156,19 +156,20 @@ TRACKS_OF_NODE = 1_000_000  # range of track numbers for each node
 TRACKS_OF_KIND = 10_000
 CLOCKS_TEXT = (
     "Times are from the monotonic clock of the host that recorded the trace. Each other node's "
-    "clock was compared with it at the beginning and at the end: of several replies, the one with "
-    "the shortest round trip counts, with an error of half the round trip. Between the two, the "
-    "difference is interpolated. ahead_us, error_us: microseconds at the beginning and at the end."
+    "clock was compared with it several times at the beginning and at the end. The reply with the "
+    "shortest round trip is used; its error is half the round trip. In between, the difference is "
+    "interpolated. ahead_us, error_us: microseconds at the beginning and at the end."
 )
 
 
 def ahead_ns(clocks: list[Clock], at_ns: int) -> int:
-    """The lead of a clock at its time `at_ns`. It is interpolated between two comparisons, and
-    constant before the first and after the last comparison."""
+    """How far a node's clock is ahead of the driver host's when it shows `at_ns`. The difference is
+    interpolated between two comparisons, and constant before the first and after the last
+    comparison."""
     if not clocks:
         return 0
     first, last = clocks[0], clocks[-1]
-    begin, end = first[0] + first[1], last[0] + last[1]  # in that clock's time
+    begin, end = first[0] + first[1], last[0] + last[1]  # by the node's clock
     if end <= begin:
         return first[1]
     part = min(1.0, max(0.0, (at_ns - begin) / (end - begin)))
@@ -200,7 +201,7 @@ class TraceText:
         return comma + json.dumps(event, separators=(",", ":"), default=str, skipkeys=True)
 
     def node(self, number: int, data: bytes, clocks: list[Clock]) -> Iterator[str]:
-        """The events of one node. ProtocolError: the document is invalid."""
+        """The events of one node. Raises ProtocolError if the document is invalid."""
         name = f"h{number}"
         document, found = _document(number, data)
         self._dropped[name] = document.dropped
@@ -228,9 +229,9 @@ class TraceText:
                 yield self._line(event)
 
     def _place(self, event: dict[str, Any], clocks: list[Clock]) -> None:
-        """Converts an event's times to the driver's clock, relative to the trace's beginning. Begin
-        and end are each shifted by the difference at their own time, so that consecutive events do
-        not overlap."""
+        """Converts an event's times to the driver's clock, relative to the trace's beginning. The
+        beginning and the end are each shifted by the difference at their own time, so that
+        consecutive events do not overlap."""
         begin = event["ts"] - ahead_ns(clocks, event["ts"]) - self._begin_ns
         end = event.pop("end")
         end = max(begin, end - ahead_ns(clocks, end) - self._begin_ns)
@@ -250,9 +251,9 @@ class TraceText:
         dropped = {name: count for name, count in self._dropped.items() if count}
         text = ""
         for name in names:
-            text += self._said(f"node {name} was lost: its events are missing")
+            text += self._remark(f"node {name} was lost: its events are missing")
         for name, count in dropped.items():
-            text += self._said(f"{count} events of {name} were dropped (Config.trace_events_max)")
+            text += self._remark(f"{count} events of {name} were dropped (Config.trace_events_max)")
         other = {
             "program": f"hoplite_mp {version}",
             "seconds": (self._end_ns - self._begin_ns) / 1e9,
@@ -264,7 +265,7 @@ class TraceText:
         }
         return text + '\n],"displayTimeUnit":"ms","otherData":' + json.dumps(other) + "}\n"
 
-    def _said(self, text: str) -> str:
+    def _remark(self, text: str) -> str:
         at = (self._end_ns - self._begin_ns) / 1000
         return self._line({"ph": "i", "name": text, "s": "g", "ts": at, "pid": 1, "tid": 0})
 

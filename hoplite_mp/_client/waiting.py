@@ -28,7 +28,7 @@ __all__ = ["Waiting"]
 
 BLOCKED_AFTER_NS = 2_000_000
 ALL_AT_ONCE = 256  # maximum number of objects in one wait; longer lists are divided
-TAKEN_POLLS = 32  # at each wake-up, maximum number of tasks to try again to run in place
+TAKEN_POLLS = 32  # maximum number of tasks that are tried again at each wake-up
 
 
 class _Needed:
@@ -43,7 +43,7 @@ class _Needed:
 
 
 class Waiting:
-    """Makes the waits of one process."""
+    """Performs the waits of one process."""
 
     def __init__(self, submitter: Submitting) -> None:
         self.submitter = submitter
@@ -56,14 +56,14 @@ class Waiting:
         self._lock = locks.lock("client.blocked")
 
     def forbid(self, pool: int, places: int = 1) -> None:
-        """From now on, refuses a wait by an actor's call for a later call to the same actor if the
-        wait would never end. Called in the actor's process. pool: the pool whose tasks are the
-        actor's calls. places: the maximum number of calls that run at the same time."""
+        """From now on, raises an error if an actor's call waits for a later call to the same actor
+        and the wait would never end. Called in the actor's process. pool: the pool whose tasks are
+        the actor's calls. places: the maximum number of calls that run at the same time."""
         self.own_calls = OwnCalls(self.tasks, pool, places)
 
     def own_waits(self, oids: list[int], awaits: bool = False) -> AbstractContextManager[None]:
-        """A context manager around a wait. Raises RuntimeError if the wait is for a later call to
-        the same actor."""
+        """A context manager around a wait. Raises RuntimeError if the wait would never end, because
+        it is for a later call to the same actor."""
         if self.own_calls is None:
             return contextlib.nullcontext()
         return self.own_calls.waits(oids, awaits)
@@ -137,8 +137,8 @@ class Waiting:
 
     def wait_many(self, oids: list[int], need: int, deadline: int, news: bool = False) -> bool:
         """Waits until `need` of these objects are done. Returns False at the deadline. news:
-        whether to return True as well when any other object completes."""
-        if need == len(oids) > ALL_AT_ONCE:  # each wake-up would check all of them
+        whether to return True also when any other object completes."""
+        if need == len(oids) > ALL_AT_ONCE:  # otherwise each wake-up would check all of them
             parts = (oids[at : at + ALL_AT_ONCE] for at in range(0, need, ALL_AT_ONCE))
             return all(self.wait_many(part, len(part), deadline) for part in parts)
         if self.own_calls is not None:
