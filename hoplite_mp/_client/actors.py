@@ -170,8 +170,9 @@ class ActorClient:
             env=env,
             demand=demand,
         )
-        # Only the node itself knows how much of its resources is in use. Each candidate is first
-        # tried with `only_now`. If no node has enough, the actor waits on the first candidate.
+        # Only a node itself can tell how much of its resources is in use. So each candidate is
+        # first tried with `only_now`. If no node has enough free resources, the actor waits on the
+        # first candidate.
         numbers = list(nodes) if demand else []
         tries = [(one, True) for one in numbers if len(numbers) > 1]
         tries += [(one, False) for one in numbers]
@@ -195,11 +196,11 @@ class ActorClient:
                     if len(self._opened) > OPENED_KNOWN_MAX:
                         del self._opened[next(iter(self._opened))]
                 return known
-            # Reached with get_if_exists if the actor with that name has just ended or could not
+            # Reached with get_if_exists if the actor with that name has just exited or could not
             # start.
 
     def find(self, name: str) -> tuple[ObjectRef[Any], ActorInfo] | None:
-        """The living actor with that name, or None."""
+        """The running actor with that name, or None."""
         self._runtime.memory.check()
         hold = take_over(self._runtime.memory, FindActor(name), int)
         return None if hold is None else self._known(hold)
@@ -341,7 +342,7 @@ _REFUSED = {
 }
 CALLER_BYTES = 8
 # Maximum number of actors that are killed when their driver leaves its `with` block with an
-# exception. Older actors end after their current call. Each entry takes 100 bytes.
+# exception. Older actors exit after their current call. Each entry takes 100 bytes.
 OPENED_KNOWN_MAX = 4096
 
 

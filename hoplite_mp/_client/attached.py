@@ -228,8 +228,8 @@ class AttachedHost(HostProcesses):
 
 
 def _end_life(pid: int, life: socket.socket, line: Watched, event: Watched) -> None:
-    """Closes `life` when this process does not use the store any more. A forked child must not end
-    the connection, because the parent uses it."""
+    """Closes `life` when this process no longer uses the store. A forked child must not end the
+    connection, because the parent is still using it."""
     if os.getpid() == pid:
         close_socket(life, line)
     else:

@@ -80,7 +80,7 @@ class LoopInbox:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._news: deque[asyncio.Future[None]] = deque()
-        self._told = False  # whether a call that reads the inbox is scheduled
+        self._scheduled = False  # whether a call that reads the inbox is scheduled
 
     def put(self, waiter: asyncio.Future[None], to_wake: deque[Callable[[], None]]) -> None:
         """Adds a waiter. May be called in any thread. After the caller has added all finished
@@ -95,21 +95,21 @@ class LoopInbox:
 
     def wake(self) -> None:
         """Schedules a call in the loop that reads the inbox, unless one is already scheduled."""
-        if self._told or not self._news:
+        if self._scheduled or not self._news:
             return
         try:
-            self._told = True
+            self._scheduled = True
             self.loop.call_soon_threadsafe(self._take)
-        except RuntimeError:  # the loop is closed, so nothing is waiting there any more
+        except RuntimeError:  # the loop is closed, so it has no waiters any more
             self._news.clear()
-        except BaseException:  # after Ctrl-C the next `wake` must try again
-            self._told = False
+        except BaseException:  # for example Ctrl-C: the next `wake` must try again
+            self._scheduled = False
             raise
 
     def _take(self) -> None:
         # Reset first: a waiter that is added afterwards is either seen here, or wakes the loop
         # again.
-        self._told = False
+        self._scheduled = False
         while self._news:
             waiter = self._news.popleft()
             if not waiter.done():
@@ -205,7 +205,7 @@ async def result_of(future: Awaited[T]) -> T:
 
 
 async def result_of_thread(future: OfThread[T], blocks: WaitsPort | None) -> T:
-    """Like `result_of`, for a Future that a thread of this process settles. `blocks`: the worker's
+    """Like `result_of`, for a Future that a thread in this process settles. `blocks`: the worker's
     `Waiting` if the worker counts as blocked meanwhile; otherwise None."""
     try:
         if not future.done():
@@ -262,7 +262,7 @@ def _at_hand(submitter: Submitting, oid: int, writable: bool) -> bool:
 
 
 async def in_thread(submitter: Submitting, call: Callable[..., T], *args: Any) -> T:
-    """Runs `call(*args)` in one of a few threads of this process."""
+    """Runs `call(*args)` in one of a few threads in this process."""
     readers = submitter.readers
     if readers is None:
         most = submitter.memory.config.await_threads_max

@@ -46,8 +46,8 @@ __all__ = [
 # Watches report which bytes of an array may have been written since the last comparison.
 #
 # A global array is checked at each submit of a function that uses the array, and comparing 100 MB
-# takes longer than the task. The kernel reports written pages (`_pages`), but only whole pages of
-# private anonymous memory, and each write only once, because `look` protects the pages again.
+# takes longer than the task. The kernel reports written pages (`_pages`), but only for whole pages
+# of private anonymous memory, and each write only once, because `look` protects the pages again.
 # Writes that one watch finds are therefore hidden from all other watches over the same memory. In
 # case of doubt, a watch reports bytes as written.
 
@@ -68,8 +68,8 @@ class _State:
 
 
 _state = _State()
-# Held from `look` until its result has been used. Otherwise a second thread could call `look`
-# meanwhile, find no written pages, and use an outdated comparison.
+# Held from a call to `look` until its result has been used. Otherwise, a second thread could call
+# `look` in the meantime, find no written pages, and rely on an outdated comparison.
 lock = locks.rlock("client.written_pages")
 
 

@@ -61,7 +61,7 @@ class Channel:
         client in the same slot."""
         self._sock = lift_socket(sock)
         self.line = Watched(self._sock.fileno())
-        # Returns the reason for the loss of the node, if it is known.
+        # Returns the reason why the node was lost, if it is known.
         self.why_gone: Callable[[], BaseException | None] = lambda: None
         # Called when the descriptor no longer refers to the channel's socket.
         self.taken_away: Callable[[], None] = lambda: None
@@ -70,8 +70,9 @@ class Channel:
         # thread holds it. No thread acquires it twice.
         self._lock = locks.rlock("client.channel")
         self._number = first
-        # Number of the last reply that this process has read. Each call contains this number: the
-        # node then takes back the resources in later replies, which were never read (Ctrl-C).
+        # Number of the last reply that this process has read. Each request contains this number, so
+        # that the node can take back the resources in later replies, which were never read
+        # (Ctrl-C).
         self._seen = [first]
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(Reply)

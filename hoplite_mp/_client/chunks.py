@@ -76,7 +76,7 @@ class Chunks:
         self._send = send
         self._size = size
         self._size_max = size_max
-        # A task with the present number of items whose duration is being measured, or None.
+        # A task with the current number of items whose duration is being measured, or None.
         self._watched: Future[Any] | None = None
         self._since = 0.0  # time at which this task was sent
 

@@ -108,7 +108,7 @@ def _copy(memory: Memory, future: Settles, size: int, deadline: float) -> bool:
         if data is not None and memory.client.state(oid) == STATE["SPILLED"]:
             future._kept = data
             return True
-        if _pin(memory, future):  # it was restored meanwhile for another process
+        if _pin(memory, future):  # in the meantime, it was restored for another process
             return True
         if data is None and memory.client.state(oid) == STATE["SPILLED"]:
             return False  # it is on another host

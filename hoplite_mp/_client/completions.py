@@ -106,7 +106,7 @@ class Completions(Generic[T]):
     def _watch(self, item: Any, number: int) -> None:
         if isinstance(item, Future):
             if item._state != "PENDING":
-                self._ended.put(number)  # even if its cluster has stopped meanwhile
+                self._ended.put(number)  # even if its cluster has stopped
                 self._wake(None)
                 return
             submitter, oid = item._submitter, item._oid
@@ -127,14 +127,14 @@ class Completions(Generic[T]):
     def _wake(self, submitter: Submitting | None) -> None:
         """Wakes all waiters for these items: immediately or, if a submitter is given, in the next
         call to its `wake_waiters`."""
-        told: deque[Any] = deque() if submitter is None else submitter.told
+        to_wake: deque[Any] = deque() if submitter is None else submitter.told
         if self._sleeping:
             for one in list(self._submitters):
-                told.append(functools.partial(one.tasks.wake, one.client.slot))
+                to_wake.append(functools.partial(one.tasks.wake, one.client.slot))
         for waiter, inbox in self._loops.copy().items():
-            inbox.put(waiter, told)
-        while submitter is None and told:
-            told.popleft()()
+            inbox.put(waiter, to_wake)
+        while submitter is None and to_wake:
+            to_wake.popleft()()
 
     def _take(self) -> Any:
         """The next finished item, or _NOTHING."""
@@ -254,7 +254,7 @@ class Completions(Generic[T]):
                 waiting.count_blocked(-1)
 
     def _wait_counted(self, submitters: list[Submitting]) -> None:
-        """Like `_wait_in_queue`. A worker counts as blocked meanwhile."""
+        """Like `_wait_in_queue`, but a worker counts as blocked during the wait."""
         of_workers = [one.waiting for one in submitters if one.waiting.run_in_place is not None]
         for waiting in of_workers:
             waiting.count_blocked(1)

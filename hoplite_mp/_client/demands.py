@@ -102,8 +102,8 @@ class Demands:
         self, demand: Demand, count: int, numbers: Sequence[int]
     ) -> list[tuple[int, int]]:
         """[(node, number of workers)] for `count` processes that each have that demand. The
-        processes are spread over the nodes in `numbers`. If `numbers` is empty, each node gets as
-        many as fit, this host first. Raises ValueError if not all processes fit."""
+        processes are spread over the nodes in `numbers`. If `numbers` is empty, each node runs as
+        many as fit, beginning with this host. Raises ValueError if not all processes fit."""
         fits = {number: times for number, _, times, _ in self._places(demand)}
         able = [one for one in numbers or fits if fits.get(one)]
         if not able:

@@ -2,7 +2,7 @@
 
 Users look at a repr when a program misbehaves, so it must work even in that situation. A repr reads
 only this process's fields and shared memory. It does not wait for a node that hangs, fetches
-nothing, and raises no exception, even after the end of the cluster.
+nothing, and raises no exception, even after the cluster has stopped.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ TRACEBACKS_MAX = 3  # maximum number of tracebacks in the report
 # Maximum number of failures whose payloads are kept. With a higher value, the report can include
 # tracebacks even if there were many earlier failures. Each payload costs up to 80 KiB.
 PAYLOADS_MAX = 64
-FAILURES_MAX = 100_000  # beyond this number the report says "more than"; each costs about 200 bytes
+FAILURES_MAX = 100_000  # beyond it, the report begins with "more than"; each uses about 200 bytes
 NAMES_MAX = 10  # maximum number of task names in the report
 # Maximum number of closed clusters whose failures are kept. Beyond this number, the earliest
 # cluster's failures are reported immediately. A higher value costs memory in a program that opens
@@ -73,7 +73,7 @@ class Failures:
                 payload = _serialize.short_error(memoryview(got))
                 self._payloads += 1
         self._found[oid] = self._tasks.name(oid), payload, weakref.ref(future)
-        if _was_read(future):  # by another thread, meanwhile
+        if _was_read(future):  # another thread has just read it
             self._forget(oid)
 
     def _forget(self, oid: int) -> None:

@@ -1,10 +1,10 @@
 """Holds objects whose refs another engine transports as bytes.
 
-The loading process must acquire the object before the pickling process releases it. But the
-pickling process may drop the ref immediately, or exit, and the engine may load the bytes late,
-several times or never. So when a ref is pickled, this host's node takes a lease on the object for
-`ref_hold_s` seconds (leases: Gray and Cheriton, SOSP 1989). Only processes that take part on behalf
-of an engine use leases.
+A process that loads a ref must acquire the object before the process that pickled the ref releases
+it. But the pickling process may drop the ref immediately, or exit, and the engine may load the
+bytes late, several times or never. So when a ref is pickled, this host's node takes a lease on the
+object for `ref_hold_s` seconds (leases: Gray and Cheriton, SOSP 1989). Only processes that take
+part on behalf of an engine use leases.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["ForeignRefs", "enter_by_engine", "held_too_short"]
 
 
-# Maximum number of objects whose last pickling is remembered. A higher value saves round trips in
-# processes that repeatedly pickle many refs. Each entry takes some 200 bytes.
+# Maximum number of objects for which the time of the last lease is kept. A higher value saves round
+# trips in processes that repeatedly pickle many refs. Each entry takes about 200 bytes.
 REMEMBERED_MAX = 10_000
 
 
@@ -58,9 +58,9 @@ class ForeignRefs:
     def hold_for(self, ref: ObjectRef[Any]) -> tuple[int, float] | None:
         """Renews the lease. Returns (number of the node that holds the object, the lease's duration
         in seconds); None if the object or this process's cluster is gone. The process that loads
-        the ref then gets the error."""
+        the ref then raises the error."""
         memory = self._memory
-        # In a cluster that has ended, a ref can be pickled, but not loaded.
+        # After its cluster has stopped, a ref can still be pickled, but not loaded.
         with contextlib.suppress(HopliteError):
             oid = memory.local_id(ref)
             begun = self._now()

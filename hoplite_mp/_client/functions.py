@@ -45,7 +45,7 @@ __all__ = [
 # The kind of a submitted function: plain, async, or a generator.
 #
 # A worker runs `async def` functions concurrently in its event loop, so it must know the kind
-# before it takes a task. Generator functions belong to `stream`. For a plain function the check
+# before it claims a task. Generator functions are only for `stream`. For a plain function the check
 # only reads the flags of its code, which costs less than a cache.
 
 
@@ -169,9 +169,9 @@ class Functions:
         function's object need not be freed soon after the task. If the captured values include
         refs, which may have no other holder, the value contains the function and its captured
         values. Otherwise it is NOTHING, so that an object to which a method is bound is freed when
-        its owner drops it. `chunked`: the function is sent as a Chunked, which takes columns of
-        arguments. `catches`: the Chunked catches exceptions of items. `again`: the task is retried
-        after these exceptions."""
+        its owner drops it. `chunked`: the function is sent as a Chunked, which is called with
+        columns of arguments. `catches`: the Chunked catches exceptions of items. `again`: the task
+        is retried after these exceptions."""
         kind = type(fn)
         if kind is FrozenFunction:
             sent: tuple[ObjectRef[Any], Any] | None = fn.sent
@@ -269,9 +269,9 @@ class Caught(list[Any]):
 
 
 class Chunked:
-    """Wraps a function so that it takes columns of arguments, and makes one call for each row.
-    catches: whether an item's exception becomes the item's result (a Raised) instead of ending the
-    chunk."""
+    """Wraps a function. It is called with columns of arguments, and calls the function once for
+    each row. catches: whether an item's exception becomes the item's result (a Raised) instead of
+    ending the chunk."""
 
     def __init__(self, fn: Any, again: Exceptions = (), catches: bool = False) -> None:
         self.fn = fn
@@ -286,7 +286,7 @@ class Chunked:
         fn = self.fn
         if is_async(fn):
             return self._one_by_one(columns)
-        if len(columns) == 1:  # not map(), which would mistake a StopIteration for its own end
+        if len(columns) == 1:  # not map(), because a StopIteration from `fn` would end it
             return [fn(item) for item in columns[0]]
         return [fn(*args) for args in rows_of(columns)]
 

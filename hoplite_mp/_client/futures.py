@@ -155,8 +155,9 @@ _NO_WAITERS = _NoWaiters()
 class Future(NotAnArray, concurrent.futures.Future[T]):
     """The result of a submitted task; a `concurrent.futures.Future`.
 
-    `await future` gives its value, in any event loop. Dropping a Future cancels nothing. When the
-    cluster ends, the logger `hoplite_mp` reports failed tasks whose Futures have not been read.
+    `await future` returns its value, in any asyncio event loop. Dropping a Future cancels nothing.
+    When the cluster is closed, the logger `hoplite_mp` reports failed tasks whose Futures have not
+    been read.
 
     Examples
     --------
@@ -182,7 +183,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         self._kept: memoryview | None = None  # the payload, kept when the cluster closed
         self._unkept = ""  # the reason why the payload could not be kept
 
-    _reports = True  # whether an unread failure is reported when the cluster ends
+    _reports = True  # whether an unread failure is reported when the cluster is closed
 
     @property
     def _is_unread(self) -> bool:
@@ -301,7 +302,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
                 self._state = _CANCELLED if cancelled else _FINISHED
                 return False
         with made:
-            if self._state is not _PENDING:  # another thread has completed it meanwhile
+            if self._state is not _PENDING:  # another thread has completed it
                 return False
             self._state = _CANCELLED if cancelled else _FINISHED
             for waiter in self._waiters:
@@ -413,7 +414,7 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
         >>> future.cancelled()
         True
         """
-        self._seen()  # the result is not needed any more, so a failure is not reported
+        self._seen()  # the result is no longer needed, so a failure is not reported
         if self.cancelled():
             return True
         if self._state is not _PENDING:

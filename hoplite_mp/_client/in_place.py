@@ -49,8 +49,8 @@ class InPlace:
 
     def ref(self, array: Array, may_lend: bool) -> ObjectRef[Any] | None:
         """A ref to an object with the array's bytes; None if the array must be copied. `may_lend`:
-        whether a block of this process may be lent, to which the caller may write again after the
-        call."""
+        whether a block of this process may be lent. After the call, the caller may write to the
+        block again."""
         if array.nbytes < IN_PLACE_BYTES_MIN:
             return None
         base: Any = array.base

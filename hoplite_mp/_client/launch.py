@@ -234,7 +234,7 @@ class HostProcesses:
         self._output_line = Watched(self.output.fileno())
         self.lost = False
         self.ended = threading.Event()
-        self._knows = threading.Event()  # set when the reason for the node's exit is known
+        self._reason_known = threading.Event()  # set when the reason for the node's exit is known
         memory = self.runtime.memory
         memory.await_lost = self._await_lost
         self.runtime.channel.why_gone = memory.node_gone
@@ -295,8 +295,8 @@ class HostProcesses:
                 del data[: 4 + size]
 
     def _node_ended(self) -> None:
-        """Fails all pending objects. Called by the thread that reads the output, so it runs even if
-        `end()` was interrupted."""
+        """Fails all pending objects. Called by the thread that reads the output, and therefore even
+        if `end()` was interrupted."""
         runtime = self.runtime
         try:
             if self._ending:
@@ -306,14 +306,14 @@ class HostProcesses:
                 error = self._why_lost()
             if runtime.memory.lost is None:
                 runtime.memory.lost = error
-            self._knows.set()
+            self._reason_known.set()
             runtime.tasks.lose()
             if self._ending:  # the thread that closes the cluster calls the callbacks
                 runtime.submitter.fail_pending(error)
             else:
                 runtime.submitter.abandon(error)
         finally:
-            self._knows.set()
+            self._reason_known.set()
             self.ended.set()
 
     def _await_lost(self) -> None:
@@ -321,7 +321,7 @@ class HostProcesses:
         block that thread, so the wait has a time limit. After the limit, the error is raised
         without a reason."""
         if self._reader is not threading.current_thread():
-            self._knows.wait(2 * READER_PATIENCE_S)
+            self._reason_known.wait(2 * READER_PATIENCE_S)
 
     @property
     def removed(self) -> bool:

@@ -248,7 +248,8 @@ class Results(Generic[T]):
     def __init__(self, run: MapRun) -> None:
         self._run = run
         self._results = results = _results_of(run)
-        # Controls the iterator over the present chunk, and ends it when cleared (see `_poppers`).
+        # Controls the iterator over the current chunk. Clearing the inner list ends this iterator
+        # (see `_poppers`).
         self._turns: list[list[int]] = []
         self._iterator: Iterator[T] = results
         if run.chunked:

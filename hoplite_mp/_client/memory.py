@@ -617,7 +617,7 @@ class Memory:
         return self.not_loaded(error, what)
 
     def not_loaded(self, error: BaseException, what: str) -> BaseException:
-        """The error for a value that could not be loaded here because its own code has failed."""
+        """The error for a value that could not be loaded because its own code raised `error`."""
         kind = type(error)
         if issubclass(kind, HopliteError):
             return error

@@ -206,7 +206,7 @@ def _ports(ports: Any) -> range:
 #
 # For each host, this process runs Config.hosts_command once. The command runs `hoplite-mp join` on
 # the host. The token is sent through the command's standard input, never as an argument. The node
-# shuts down when this input ends, so a broken connection leaves no process behind.
+# shuts down at the end of this input, so a broken connection leaves no process behind.
 
 
 POLL_S = 0.05
@@ -216,7 +216,7 @@ ERROR_BYTES_MAX = 4096  # how much of a host's error output is shown
 
 class RemoteHosts:
     """The processes that run Config.hosts_command, one for each host. Each reads the token from its
-    standard input, and its node shuts down when that input ends."""
+    standard input, and its node shuts down at the end of that input."""
 
     def __init__(self, addresses: dict[str, str], command: str, token: str, tls: bool) -> None:
         """addresses: host -> the address at which it joins. Raises ConfigError if the command

@@ -134,7 +134,7 @@ class Submitting(Protocol):
         """Calls the callbacks of finished Futures."""
 
     def is_done(self, oid: int) -> bool:
-        """Whether the object's task has ended."""
+        """Whether the object is done."""
 
     def cancel(self, oid: int, force: bool) -> bool:
         """Cancels the task. Returns False if it has ended, or is running and `force` is False."""

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Printer"]
 
-# How long the end of a cell waits for lines in transit. With a higher value and a slow node, more
-# lines appear below their own cell. With a lower value, a cell ends sooner when the node hangs.
+# How long a cell waits, at its end, for lines that are still in transit. With a higher value and a
+# slow node, more lines appear below their own cell. With a lower value, a cell ends sooner when the
+# node hangs.
 CELL_WAIT_S = 1.0
 # Like CELL_WAIT_S, but for a result whose timeout has passed. With a higher value, more lines
 # appear before a polled result. With a lower value, a poll takes less time while the output is

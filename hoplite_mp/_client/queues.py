@@ -89,7 +89,7 @@ class Queues:
         """Closes the queues to a pool that receives no more tasks."""
         with self.lock:
             closed = [queues.pop(pool, None) for queues in (self._queues, self._bags)]
-            # Set after the removal: a thread that sees the new number must not find one of these
+            # Set after the removal: a thread that reads the new number must not find one of these
             # queues.
             self.closings += 1
             self._closed[pool] = self.closings
@@ -109,7 +109,7 @@ class Queues:
     def opened(self, pool: int) -> None:
         """Called when a new pool has the number of an earlier pool. Removes the queues to the
         earlier pool, which belonged to an actor, and whose queues were closed when the actor
-        ended."""
+        exited."""
         with self.lock:
             for queues in (self._queues, self._bags):
                 queue = queues.get(pool)
@@ -189,7 +189,7 @@ class Queues:
             self.overflow.setdefault(pending.queue, deque()).append(pending)
 
     def look_at_actor(self, pool: int) -> None:
-        """Makes the node fail calls that were posted after their actor had ended, because the node
+        """Makes the node fail calls that were posted after their actor had exited, because the node
         may have missed them."""
         if self._tasks.pool_state(pool) == POOL_ENDED:
             self._memory.channel.tell(FailActorCalls(pool))
@@ -201,18 +201,18 @@ class Queues:
 
 
 class Settles(Protocol):
-    """The interface of a Future for the code that processes the end of its task."""
+    """The interface of a Future for the code that processes the completion of its task."""
 
     _oid: int
     _kept: memoryview | None  # the payload, kept when the cluster closed
     _unkept: str  # the reason why the payload could not be kept
-    _reports: bool  # whether an unread failure is reported when the cluster ends
+    _reports: bool  # whether an unread failure is reported when the cluster is closed
 
     def cancelled(self) -> bool:
         """Whether the task was cancelled."""
 
     def _complete(self, cancelled: bool, failed: bool = False) -> None:
-        """Called when the task has ended."""
+        """Called when the task is done."""
 
     def _settle(self, cancelled: bool, failed: bool, error: BaseException | None = None) -> bool:
         """Settles the Future when the task is done, or will never be done. If the method returns

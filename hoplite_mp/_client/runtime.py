@@ -92,7 +92,7 @@ class Runtime:
         # Set in processes that take part for another engine.
         self.foreign: ForeignRefs | None = None
         self.dropped = False  # the user has dropped the Cluster; closed once nothing is pending
-        self.setups: list[Any] = []  # initializers of pools; dropped when the cluster ends
+        self.setups: list[Any] = []  # initializers of pools; dropped when the cluster is closed
         self.pool_sizes: dict[int, int] = {}
         self.newest_node = 0  # the highest known node number
         self.bound: dict[int, int] = {}  # node number -> the pool for tasks on that node
@@ -214,7 +214,7 @@ class Runtime:
         pending = self.submitter.pending.get(oid)
         if pending is not None:
             pending.future = future
-        # The operation may have ended, or the node may have been lost, before the Future was
+        # The operation may have completed, or the node may have been lost, before the Future was
         # registered above. The thread that handled this event could then not settle the Future.
         if self.tasks.done(oid):
             future._complete(self.client.state(oid) in CANCELLED)
@@ -237,7 +237,7 @@ class Runtime:
         self.client.close()
         self.tasks.lose()  # wakes waiting threads, which then raise ClosedError
         for leave in list(self.task_leaves):
-            leave(True)  # stops the threads of Groups, whose waits have just failed
+            leave(True)  # stops the Groups' threads, whose waits have just failed
         self.submitter.fail_pending(error)
         self.channel.close()
         # Breaks cycles that would keep the mappings until the garbage collector happens to run.
@@ -379,7 +379,8 @@ def _words(ref: ObjectRef[Any]) -> str:
     memory = _owner(ref._id)
     for runtime in list(_stack):
         if runtime.memory is memory:
-            # Another thread may just have closed the cluster, and printing a ref must not raise.
+            # Another thread may just have closed the cluster, and printing a ref must not raise an
+            # error.
             with contextlib.suppress(Exception):
                 return ref_words(runtime, ref)
     return ""

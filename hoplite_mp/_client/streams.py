@@ -233,7 +233,7 @@ class Stream(Generic[T]):
     # -- the end -------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Closes the generator, which ends at its next yield. Items that were taken remain
+        """Closes the generator, which stops at its next `yield`. Items that were taken remain
         valid."""
         if not self._closed:
             with _Alone(self._lock):
@@ -250,7 +250,7 @@ class Stream(Generic[T]):
         if task is not None:
             task._seen()
         if task is not None and self._memory.client.usable:
-            # This cancels a task that has not begun. A task that has begun ends by itself, because
+            # This cancels a task that has not begun. A task that has begun stops by itself, because
             # its link has no holder. No lock is acquired, because the garbage collector may call
             # this at any time.
             self._runtime.tasks.cancel(task._oid, False)

@@ -266,7 +266,7 @@ class Submitter:
         if waiting is None:
             waiting = self.waits[oid] = []
             buckets = self.tasks.park([oid])
-            if not buckets:  # the object is in a table of this process
+            if not buckets:  # the object is in one of this process's own tables
                 self.tasks.watch(oid)
             for bucket in buckets:
                 self._others.setdefault(bucket, set()).add(oid)
@@ -678,7 +678,7 @@ def _call(fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
     if asyncio._get_running_loop() is None:
         return asyncio.run(fn(*args, **kwargs))
-    ended: list[Any] = []  # the caller's event loop is blocked meanwhile, as for a plain function
+    ended: list[Any] = []  # blocks the caller's event loop, like a plain function
 
     def run() -> None:
         try:

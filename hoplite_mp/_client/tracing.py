@@ -96,7 +96,7 @@ class Trace:
         except Exception as error:
             if kind is None or not isinstance(error, (OSError, HopliteError)):
                 raise
-            # The exception of the block takes precedence.
+            # The exception raised in the `with` block takes precedence.
             _log.error("%s could not be written: %s", self.path, error)
         finally:
             self._drop()
@@ -246,7 +246,8 @@ class TraceText:
 
     def tail(self, lost: list[int], left: list[int], version: str) -> str:
         """The end of the file. `lost`, `left`: nodes that were lost or have left during the trace,
-        whose events are missing. Nodes in `left` had no workers (nodes of programs)."""
+        so that their events are missing. Nodes in `left` belonged to programs that had joined, and
+        had no workers."""
         names = [f"h{number}" for number in lost]
         dropped = {name: count for name, count in self._dropped.items() if count}
         text = ""

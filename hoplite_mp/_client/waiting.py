@@ -92,7 +92,7 @@ class Waiting:
         """Collects this process's tasks that the object depends on, directly or indirectly. Called
         once for each wait. `ready` adds tasks that become ready later."""
         needed = _Needed({oid})
-        # Registered first, so that tasks that become ready meanwhile are added, too.
+        # Registered first, so that tasks that become ready during the search are added, too.
         self._needed.append(needed)
         path = [oid]
         while path:
