@@ -168,10 +168,10 @@ async def ended(submitter: Submitting, oid: int, seconds: float | None = None) -
     if submitter.tasks.done(oid):
         return True
     with submitter.waiting.own_waits([oid], True):
-        return await _told(submitter, oid, seconds)
+        return await _until_done(submitter, oid, seconds)
 
 
-async def _told(submitter: Submitting, oid: int, seconds: float | None) -> bool:
+async def _until_done(submitter: Submitting, oid: int, seconds: float | None) -> bool:
     """Like `ended`, for an object that is not known to be done."""
     inbox = inbox_here()
     waiter: asyncio.Future[None] = inbox.loop.create_future()

@@ -3,8 +3,8 @@
 If a process runs one task at a time, the task's state (the Groups that it has joined, its waits)
 belongs to the process. If several calls run concurrently, in threads or in an event loop, the state
 belongs to the current call. An actor's call that waits for a later call to the same actor may wait
-indefinitely. Such a wait is refused if all places where the later call could run are occupied by
-calls with such waits.
+indefinitely. The wait raises an error if calls with such waits occupy all places where the later
+call could run.
 """
 
 from __future__ import annotations

@@ -282,10 +282,12 @@ class CapturedArrays:
                 now = kept.copy = self._same(array) or self._put(array)
             if watch is not None:
                 watch.settle()
-                self._judge(kept, watch, ranges or [], changed)
+                self._reconsider_watch(kept, watch, ranges or [], changed)
             return now, kept
 
-    def _judge(self, kept: TrackedArray, watch: WriteWatch, ranges: Ranges, changed: bool) -> None:
+    def _reconsider_watch(
+        self, kept: TrackedArray, watch: WriteWatch, ranges: Ranges, changed: bool
+    ) -> None:
         """Opens or closes the watch of an array if the opposite choice would have been cheaper a
         few times in a row. For an array that is mostly rewritten, a full comparison is cheaper,
         because the first write to each protected page costs a page fault."""

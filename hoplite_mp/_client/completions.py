@@ -83,11 +83,11 @@ class Completions(Generic[T]):
         if isinstance(more, (concurrent.futures.Future, ObjectRef)):
             more = (more,)
         elif not isinstance(more, Iterable) or isinstance(more, (str, bytes)):
-            raise _not_one(more)
+            raise _wrong_type(more)
         more = list(more)
         for item in more:
             if not isinstance(item, (concurrent.futures.Future, ObjectRef)):
-                raise _not_one(item)
+                raise _wrong_type(item)
         for item in more:
             with self._lock:
                 if item in self._known:
@@ -341,7 +341,7 @@ def _tell(
         completions._wake(submitter)
 
 
-def _not_one(given: Any) -> TypeError:
+def _wrong_type(given: Any) -> TypeError:
     return TypeError(
         f"expected a Future or a ref, or an iterable of them, not {type(given).__name__}"
     )

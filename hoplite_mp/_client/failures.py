@@ -1,5 +1,5 @@
-"""Reports failed tasks whose errors the program has not read, once, when the cluster is closed.
-Failures of nested tasks are reported when the worker of the submitting task exits.
+"""Logs failed tasks whose errors the program has not read, when the cluster is closed. Failures of
+nested tasks are logged when the worker of the submitting task exits.
 
 Without the report, a program that drops a Future, or never requests its result, would not notice
 the failure. A failure counts as read after `result`, `exception`, `await` or `get`, or after the

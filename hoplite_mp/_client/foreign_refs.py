@@ -1,4 +1,4 @@
-"""Holds objects whose refs another engine transports as bytes.
+"""Holds objects whose refs another engine, such as Ray, transports as bytes.
 
 A process that loads a ref must acquire the object before the process that pickled the ref releases
 it. But the pickling process may drop the ref immediately, or exit, and the engine may load the

@@ -269,9 +269,9 @@ class Caught(list[Any]):
 
 
 class Chunked:
-    """Wraps a function. It is called with columns of arguments, and calls the function once for
-    each row. catches: whether an item's exception becomes the item's result (a Raised) instead of
-    ending the chunk."""
+    """A callable that receives columns of arguments, and calls the wrapped function once for each
+    row. catches: whether an item's exception becomes the item's result (a Raised) instead of ending
+    the chunk."""
 
     def __init__(self, fn: Any, again: Exceptions = (), catches: bool = False) -> None:
         self.fn = fn

@@ -35,7 +35,7 @@ _OF_ACTORS = ("restarts", "checkpoint", "detached", "get_if_exists")
 _OF_TASKS = (
     "retries", "timeout", "retry_exceptions", "retry_delay", "concurrency", "priority", "resources",
 )  # fmt: skip
-# Options that have no effect on some calls -> the calls that use them, for error messages.
+# Call -> the options that have no effect on it.
 UNUSED: dict[str, tuple[str, ...]] = {
     "submit": ("env", *_OF_ACTORS, "buffersize"),
     "map": ("env", *_OF_ACTORS, "buffersize"),
@@ -46,7 +46,7 @@ UNUSED: dict[str, tuple[str, ...]] = {
     "actor": ("priority", "retry_delay"),
     "group": ("env", "node", "name", *_OF_ACTORS, "buffersize", *_OF_TASKS),
 }
-_USERS = {
+_USERS = {  # option -> the calls that use it, for error messages
     **dict.fromkeys(_OF_ACTORS, "actor()"),
     **dict.fromkeys(_OF_TASKS, "submit() and map()"),
     "buffersize": "stream(); map() has an argument with that name",

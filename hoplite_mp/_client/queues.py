@@ -50,8 +50,8 @@ class Queues:
         self._pending = pending
         self._queues: dict[int, int] = {}  # pool -> queue
         # The number of pools that this process has closed, and the value of this number when each
-        # pool was closed. If a pool was closed after a task's queue was looked up, the queue may
-        # now belong to another process, and lead to another pool.
+        # pool was closed. From these, `was_closed` finds out whether a queue that was looked up
+        # earlier may now belong to another process, and lead to another pool.
         self.closings = 0
         self._closed: dict[int, int] = {}
         self._bags: dict[int, int] = {}  # pool -> queue for tasks with a rank
@@ -107,9 +107,8 @@ class Queues:
         return self._closed.get(pool, 0) > closings
 
     def opened(self, pool: int) -> None:
-        """Called when a new pool has the number of an earlier pool. Removes the queues to the
-        earlier pool, which belonged to an actor, and whose queues were closed when the actor
-        exited."""
+        """Called when a new pool reuses the number of an earlier actor's pool. Removes the queues
+        to the earlier pool, which were closed when that actor exited."""
         with self.lock:
             for queues in (self._queues, self._bags):
                 queue = queues.get(pool)

@@ -135,11 +135,11 @@ class Stream(Generic[T]):
             if kind == ITEM and (self._is_lost(item) or following._hold is None):
                 raise ObjectLostError(f"an item of {self._name}() was lost: {item}")
         except (ObjectLostError, HopliteTimeoutError) as error:
-            if not self._begins_again(error):
+            if not self._retry(error):
                 raise
             return _AGAIN
         except errors.WorkerLostError as error:
-            if not self._begins_again(error):
+            if not self._retry(error):
                 raise
             return _AGAIN
         if kind == ITEM:
@@ -191,7 +191,7 @@ class Stream(Generic[T]):
     def _is_lost(self, item: ObjectRef[Any]) -> bool:
         return item._hold is None or self._memory.client.state(self._memory.local_id(item)) in _LOST
 
-    def _begins_again(self, error: BaseException) -> bool:
+    def _retry(self, error: BaseException) -> bool:
         """Called when the generator's process or host has died, or its task has timed out. After a
         timeout, or without retries left, returns False. Otherwise sends the task again, and returns
         True."""

@@ -678,7 +678,7 @@ def _call(fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
     if asyncio._get_running_loop() is None:
         return asyncio.run(fn(*args, **kwargs))
-    ended: list[Any] = []  # blocks the caller's event loop, like a plain function
+    ended: list[Any] = []
 
     def run() -> None:
         try:
@@ -688,7 +688,7 @@ def _call(fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
     thread = threading.Thread(target=run)
     thread.start()
-    thread.join()
+    thread.join()  # blocks the caller's event loop, as a plain function would
     value, error = ended.pop()
     if error is not None:
         raise error
