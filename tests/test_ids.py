@@ -43,9 +43,9 @@ def test_a_field_that_does_not_fit_is_refused(table: int, index: int, generation
 
 
 def test_wide_ids_and_wrong_lengths_are_refused() -> None:
-    with pytest.raises(ValueError, match="host id must fit 64 bits"):
+    with pytest.raises(ValueError, match="host id must fit into 64 bits"):
         ids.pack_id(1 << 64, 0)
-    with pytest.raises(ValueError, match="local id must fit 64 bits"):
+    with pytest.raises(ValueError, match="local id must fit into 64 bits"):
         ids.unpack_local(1 << 64)
     with pytest.raises(ValueError, match="16 bytes, not 15"):
         ids.unpack_id(bytes(15))

@@ -2,7 +2,7 @@
 
 The store is a sparse file with plenty of address space, but limited memory. The arena prefers
 *warm* ranges, whose pages are still in memory, in LIFO order. It counts resident bytes, and warm
-bytes that recent allocations have not needed. It only does calculations, and touches no memory.
+bytes that recent allocations have not needed. It only computes, and does not access the memory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Arena:
         return self._taken[start]
 
     def growth(self, nbytes: int, align: int = PAGE) -> int:
-        """The upper limit for the growth of `resident` by an allocation; 0 if a warm range fits."""
+        """The maximum growth of `resident` by such an allocation; 0 if a warm range fits."""
         size = _round(nbytes, PAGE)
         found = self._find(size, align)
         return 0 if found is not None and self._free[found[0]][1] else size
@@ -116,10 +116,10 @@ class Arena:
         return found
 
     def cool_unneeded(self) -> list[tuple[int, int]]:
-        """Makes as many warm bytes cold as no allocation has needed since the last call. Returns
-        these ranges, whose pages the caller must return to the system. Ranges that were freed
-        earlier are first. If only a part of the last range is needed, its end is used, because
-        allocations use its beginning."""
+        """Makes the warm bytes cold that no allocation has needed since the last call. Returns
+        these ranges, whose pages the caller must return to the system. Begins with the ranges that
+        were freed first. If only a part of the last range is unneeded, its end is made cold,
+        because allocations use its beginning."""
         left, found = self._unneeded, []
         for start in sorted(self._freed, key=self._freed.__getitem__):
             size, warm = self._free[start]
@@ -144,7 +144,7 @@ class Arena:
         self.free(start, warm=False)
 
     def _allocate_across(self, size: int, align: int) -> int | None:
-        """Allocates across adjacent free ranges, which may be warm and cold."""
+        """Allocates across adjacent free ranges, both warm and cold."""
         self._use_up()
         run: list[tuple[int, int, bool]] = []
         for free in sorted(self._free):

@@ -1,4 +1,4 @@
-"""Checks whether the ranks of a Group have made the same collective call, and words the error."""
+"""Checks whether all ranks of a Group have made the same collective call, and words the error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOTED = ("broadcast", "reduce", "gather", "scatter")  # these fail if the root is dead
-MISMATCH = "made different calls"  # part of the error's text if the calls of ranks differ
+MISMATCH = "made different calls"  # a part of the error text
 
 
 def different_calls(calls: Mapping[int, tuple[Any, ...]]) -> str:

@@ -1,7 +1,7 @@
 """The clock for deadlines, and sleep.
 
 Libraries that freeze time for tests replace `time.monotonic` and all module attributes that refer
-to it, and tests mock `time.sleep`. Deadlines by a frozen clock would be wrong, because the compiled
+to it, and tests mock `time.sleep`. Deadlines on a frozen clock would be wrong, because the compiled
 modules and the other processes on the host use the system's clock. Only the simulation replaces the
 functions in this module.
 """
@@ -46,7 +46,7 @@ def wait_for_process(process: subprocess.Popen[Any], seconds: float) -> int | No
         return process.returncode
     try:
         exited = os.pidfd_open(process.pid)
-    except ProcessLookupError:  # it has just exited
+    except ProcessLookupError:  # the process has just exited
         return process.poll()
     except OSError:  # no descriptor is free
         import subprocess
@@ -68,7 +68,7 @@ def wait_for_process(process: subprocess.Popen[Any], seconds: float) -> int | No
 
 # Users' timeouts, and the resulting deadlines.
 #
-# All waits take a deadline by the monotonic clock, so that the timeout of a wait with several steps
+# All waits have a deadline on the monotonic clock, so that the timeout of a wait with several steps
 # does not restart with each step. Error messages contain the user's timeout.
 
 
@@ -76,7 +76,7 @@ FOREVER_NS = 1 << 62
 
 
 class Deadline(int):
-    """A time by the monotonic clock in nanoseconds, with the timeout that it was computed from."""
+    """A time on the monotonic clock in nanoseconds, and the timeout from which it was computed."""
 
     within_s: float  # the timeout, for error messages
 

@@ -34,7 +34,7 @@ def pack_local(table: int, index: int, generation: int) -> int:
 
 
 def unpack_local(local: int) -> tuple[int, int, int]:
-    """Table, index and generation of a 64-bit local id."""
+    """The table, index and generation in a 64-bit local id."""
     _check("local id", local, 64)
     return (
         local >> (INDEX_BITS + GENERATION_BITS),
@@ -55,7 +55,7 @@ unpack_whole: Callable[[bytes], tuple[int, int]] = _PUBLIC.unpack
 
 
 def unpack_id(public: bytes) -> tuple[int, int]:
-    """The host id and the local id of a public id."""
+    """The host id and the local id in a public id."""
     if len(public) != ID_BYTES:
         raise ValueError(f"an object id has {ID_BYTES} bytes, not {len(public)}")
     host, local = _PUBLIC.unpack(public)
@@ -78,4 +78,4 @@ def random_host_id() -> int:
 
 def _check(name: str, value: int, bits: int) -> None:
     if not 0 <= value < 1 << bits:
-        raise ValueError(f"{name} must fit {bits} bits, not {value}")
+        raise ValueError(f"{name} must fit into {bits} bits, not {value}")

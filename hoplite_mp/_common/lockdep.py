@@ -1,15 +1,14 @@
 """A checker for the order in which threads acquire locks, like Linux's lockdep.
 
 Locks are identified by name, so all Futures' locks count as one. Acquiring a lock while holding
-another is an edge. An inversion is found when its second edge appears, even if no thread had to
+another adds an edge to a graph, and a cycle in this graph is reported even if no thread had to
 wait. The checker also reports violations of `Checker.order`, waits under locks that do not allow
 them, messages sent under a lock that a reply's handler acquires, and user functions called under a
 lock.
 
-If a finalizer in the garbage collector acquires a lock, this is an edge of a different kind:
-finalizers may run under any lock, but only one thread runs the collector at a time. So a cycle
-counts only if at most one of its edges is of this kind, and such an edge alone does not violate the
-order.
+If a finalizer in the garbage collector acquires a lock, the edge is a finalizer edge. Finalizers
+may run under any lock, but only one thread runs the collector at a time. So a cycle is reported
+only if it has at most one finalizer edge, and a finalizer edge alone does not violate the order.
 
 A signal handler may raise an exception between any two Python steps, and `with` must still release
 the lock. So locks are released by inherited C code, and the locks that a thread holds are
@@ -63,7 +62,7 @@ class Edge(NamedTuple):
 
 class CheckedLock(_thread.RLock):  # type: ignore[misc]  # declared final; it is not
     """A lock that reports to a checker. Even a lock that is not reentrant is an RLock, because an
-    RLock knows its holder. Acquiring such a lock twice is an error."""
+    RLock stores its holder. Acquiring such a lock twice is an error."""
 
     checker: Checker
     name: str
@@ -110,7 +109,7 @@ class CheckedLock(_thread.RLock):  # type: ignore[misc]  # declared final; it is
 
 
 class _Thread(threading.local):
-    """The locks that a thread has acquired. Some may have been released since."""
+    """The locks that a thread has acquired. Some may have been released in the meantime."""
 
     def __init__(self) -> None:
         self.held: list[HeldLock] = []
@@ -120,8 +119,8 @@ class Checker:
     """The graph of a process's locks."""
 
     def __init__(self, order: Mapping[str, bool] | None = None, where: str = "1") -> None:
-        """order: lock names from the outermost to the innermost -> whether the holder may wait;
-        None: any name is allowed, and only cycles are reported. where: a directory for the
+        """order: for each lock name, from the outermost to the innermost, whether the holder may
+        wait. If None, any name is allowed, and only cycles are reported. where: a directory for the
         findings, or "1"."""
         self.order = order
         self._rank = {} if order is None else {name: at for at, name in enumerate(order)}
@@ -249,8 +248,8 @@ class Checker:
         return self._edges.get(pair) or self._finalizer_edges[pair]
 
     def _path(self, start: str, end: str, finalizer: bool) -> list[tuple[str, str]]:
-        """The edges of a path from one lock to another. At most one edge is a finalizer's. If
-        `finalizer` is True, no edge is, because the edge that closes the cycle is a finalizer's."""
+        """The edges of a path from one lock to another. The path has at most one finalizer edge, or
+        none if `finalizer` is True, because then the edge that closes the cycle is one."""
         paths: list[tuple[str, bool, list[tuple[str, str]]]] = [(start, finalizer, [])]
         seen = {(start, finalizer)}
         while paths:

@@ -34,10 +34,11 @@ __all__ = [
 ]
 
 
-# "" and "0": off; "1": findings are logged; a directory: findings are also written to files there.
+# If the value is "" or "0", locks are not checked. If it is "1", findings are logged. If it is a
+# directory, findings are also written to files there.
 DEBUG_VARIABLE = "HOPLITE_MP_DEBUG_LOCKS"
-# Lock names from the outermost to the innermost -> whether the holder may wait for the node or for
-# an object. Such a wait, and therefore a wait for the lock, may take long.
+# For each lock name, from the outermost to the innermost: whether the holder may wait for the node
+# or for an object. Such a wait, and therefore a wait for the lock, may take long.
 ORDER: dict[str, bool] = {
     # a cluster's start and end
     "joblib.process": True,
@@ -76,7 +77,7 @@ ORDER: dict[str, bool] = {
     "client.blocked": False,
     "client.runtimes": False,
     "worker.deadlines": False,
-    # held while a thread is waiting for a reply, so there is one request at a time; see `Channel`
+    # held while a thread is waiting for a reply, so that requests are sent one at a time
     "client.channel": True,
     # node, manager, commands
     "node.control_channel": False,
@@ -102,13 +103,13 @@ def condition(name: str) -> threading.Condition:
 
 
 def _nothing(_: str) -> None:
-    """Takes the place of a disabled check."""
+    """Replaces a check that is disabled."""
 
 
 checker: Checker | None = None
-# Checks that are called before a message without a reply is sent (with the name of the lock under
-# which replies are handled), before a thread waits for the node or for an object, and before a
-# user's function is called.
+# `sends` is called before a message without a reply is sent, with the name of the lock under which
+# replies are handled. `waits` is called before a thread waits for the node or for an object, and
+# `calls_user_code` before a user's function is called.
 sends: Callable[[str], None] = _nothing
 waits: Callable[[str], None] = _nothing
 calls_user_code: Callable[[str], None] = _nothing
@@ -119,7 +120,7 @@ if os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0"):
     sends, waits, calls_user_code = checker.sends, checker.waits, checker.calls_user_code
 
 
-# The library's threads in the user's processes, and the error if a thread cannot be started.
+# The error if one of the library's threads cannot be started.
 
 
 NONE_LEFT = "can't start new thread"  # message of CPython's RuntimeError

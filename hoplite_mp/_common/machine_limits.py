@@ -112,7 +112,7 @@ def cgroup_headroom() -> int:
     """The memory that the tightest enclosing group still allows, in bytes.
 
     Usage includes page cache that the kernel can drop. The part reported as `inactive_file` is
-    added back. Because of the rest, the returned number may be too low.
+    added back. The returned number may be too low, because the rest of the cache is not added.
     """
     headroom = UNLIMITED
     for folder, limit_file, usage_file in _groups():
@@ -147,8 +147,8 @@ def total_bytes() -> int:
 
 def available_bytes() -> int:
     """The memory that can be allocated now, in bytes: the minimum of MemAvailable and the enclosing
-    groups' headroom. A file that cannot be read, for example because no descriptor is free, counts
-    as no limit."""
+    groups' headroom. Limits that cannot be read, for example because no descriptor is free, are
+    ignored."""
     return min(_meminfo("MemAvailable"), cgroup_headroom())
 
 
@@ -199,8 +199,8 @@ def cpu_count() -> int:
 def processes_left() -> tuple[int, str]:
     """(number of processes and threads that this user may still start, name of the limit); the
     number is 2**60 if unlimited. RLIMIT_NPROC does not apply to root or to processes with one of
-    two capabilities. The user's processes are counted only if it applies, which takes some
-    milliseconds."""
+    two capabilities. The user's processes are counted only if the limit applies, because counting
+    takes a few milliseconds."""
     group = pids_headroom(), "control group"
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft == resource.RLIM_INFINITY or os.getuid() == 0 or _is_privileged():
@@ -215,7 +215,7 @@ def _is_privileged() -> bool:
 
 
 def _threads_of(user: int) -> int:
-    """The number of threads in all processes of that real user."""
+    """The number of threads in all processes whose real user is `user`."""
     count = 0
     for folder in PROC.glob("[0-9]*"):
         status = _status(folder)

@@ -26,13 +26,13 @@ KIND_PUT: Final = 1
 KIND_TASK: Final = 2
 KIND_OPERATION: Final = 3  # the result of a collective on objects, or of a Group call
 KIND_FOREIGN: Final = 4  # another host's object
-KIND_STREAM: Final = 5  # a link of a stream
+KIND_STREAM: Final = 5  # an element of a stream's linked list
 KIND_LENT: Final = 6  # an array that other members may read until the end of a Group call
 FLAG_INLINE: Final = 1  # the payload is in the task's record
 FLAG_REFS: Final = 2  # the payload lists refs
 
-# Flags of a task. The bits from CONCURRENCY_SHIFT on are the maximum number of such tasks that a
-# worker runs concurrently.
+# Flags of a task. The bits from CONCURRENCY_SHIFT on contain the maximum number of calls that a
+# worker runs concurrently (the option concurrency=).
 TASK_OWN_STACK: Final = 1  # a waiting worker must not run the task in place
 TASK_COPY: Final = 2  # the task gets copies of refs' values
 TASK_HERE: Final = 4  # the task stays on this host
@@ -44,9 +44,9 @@ CONCURRENCY_MAX: Final = 0xFFFF
 STATE = {name: number for number, name in enumerate(_shm.STATES)}
 
 # -- sets of states: unfinished objects ------------------------------------------------------------
-UNCLAIMED = (STATE["WAITING"], STATE["QUEUED"])  # no process is computing it
-PENDING = (*UNCLAIMED, STATE["CLAIMED"])  # it has no value yet
-UNWRITTEN = (STATE["CLAIMED"], STATE["ABORTED"])  # its claimant has not finished it
+UNCLAIMED = (STATE["WAITING"], STATE["QUEUED"])  # no process is computing the object
+PENDING = (*UNCLAIMED, STATE["CLAIMED"])  # the object has no value yet
+UNWRITTEN = (STATE["CLAIMED"], STATE["ABORTED"])  # the object's claimant has not finished it
 UNFINISHED = (*UNCLAIMED, *UNWRITTEN)  # a waiting or running task
 
 # -- objects with a payload ------------------------------------------------------------------------
@@ -55,11 +55,11 @@ VALUED = (STATE["SEALED"], *AWAY)  # a value, wherever it is
 STORED = (*VALUED, STATE["FAILED"])  # a value or an error
 
 # -- objects without a payload ---------------------------------------------------------------------
-CANCELLED = (STATE["CANCELLED"], STATE["ABORTED"])  # or deleted while it ran: see is_cancelled
+CANCELLED = (STATE["CANCELLED"], STATE["ABORTED"])  # or deleted while running: see is_cancelled
 UNWANTED = (*CANCELLED, STATE["DELETED"])  # cancelled or deleted by the program
-GONE = (STATE["FREE"], STATE["FREED"])  # no process holds it
-DROPPED = (*UNWANTED, *GONE)  # it has no payload, and never will
-VALUELESS = (*DROPPED, STATE["FAILED"])  # it has no payload, or only an error
+GONE = (STATE["FREE"], STATE["FREED"])  # no process holds the object
+DROPPED = (*UNWANTED, *GONE)  # the object has no payload, and never will
+VALUELESS = (*DROPPED, STATE["FAILED"])  # the object has no payload, or only an error
 
 
 def is_cancelled(client: _shm.Client, oid: int, state: int) -> bool:

@@ -1,9 +1,9 @@
 """Reductions of arrays on one host: operators, dtypes, and the kernel or NumPy function used.
 
-Collectives on refs and Group calls use the same reductions, so they give the same bits. The result
-is the same as for functools.reduce(np.add, arrays) with the dtype kept, except that float16 and
-bfloat16 are folded as float32 and rounded once. "mean" is the sum divided by the count, in float64
-for integers.
+Collectives on refs and Group calls use the same reductions, so their results are equal bit by bit.
+The result is the same as that of functools.reduce(np.add, arrays) in the arrays' dtype, except that
+float16 and bfloat16 are folded as float32 and rounded once. "mean" is the sum divided by the count,
+in float64 for integers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
     "result_dtype",
 ]
 
-# Names of dtypes in messages, which the node reads without pickle, and arrays as plain bytes.
+# Names of dtypes in messages, which the node reads without pickle, and the plain bytes of arrays.
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -76,8 +76,9 @@ def dtype_name(dtype: np.dtype[Any]) -> str | None:
 
 @functools.lru_cache(CACHE_ENTRIES_MAX)
 def named_dtype(name: str) -> np.dtype[Any]:
-    """The dtype with this name. ValueError: `dtype_name` never returns this name, which may come
-    from another host. ImportError: ml_dtypes is not installed."""
+    """The dtype with this name, which may have been sent by another host. Raises ValueError for a
+    name that `dtype_name` never returns, and ImportError if ml_dtypes is needed but not
+    installed."""
     try:
         if _NUMPY_NAME.fullmatch(name):
             dtype: np.dtype[Any] | None = np.dtype(name)
@@ -98,8 +99,8 @@ def raw_bytes(array: Array) -> pickle.PickleBuffer:
         array = np.ndarray.view(array, np.ndarray)
     dtype = array.dtype
     if dtype.kind not in "biufcSU" or dtype.isbuiltin == 2:
-        # The buffer protocol has no format for dates, records and foreign dtypes; void bytes are
-        # used.
+        # The buffer protocol has no format for dates, records and foreign dtypes, so their bytes
+        # are declared as void.
         array = array.view(np.dtype((np.void, dtype.itemsize)))
     buffer: Any = array  # NumPy's stubs declare the buffer protocol only since Python 3.12
     return pickle.PickleBuffer(buffer)
@@ -108,7 +109,7 @@ def raw_bytes(array: Array) -> pickle.PickleBuffer:
 # Operators of reductions: the names, NumPy ufuncs and functions that are allowed as `op`.
 
 
-FUNCTION_NAME_CHARS_MAX = 200  # must fit into OP_CHARS_MAX together with the kind of call
+FUNCTION_NAME_CHARS_MAX = 200  # the name and the kind of call must fit into OP_CHARS_MAX
 _KERNELS = {
     "add": "sum", "multiply": "prod", "minimum": "min", "maximum": "max",
     "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor",
@@ -123,7 +124,8 @@ _UFUNCS = frozenset(
 
 
 def operation_name(op: str | Callable[..., Any]) -> str:
-    """The name of a reduction's operator. ValueError: the operator is unknown or unsuitable."""
+    """The name of a reduction's operator. Raises ValueError if the operator is unknown or
+    unsuitable."""
     if isinstance(op, str):
         if op not in OPS:
             raise ValueError(f"unknown op {op!r}: use one of {', '.join(OPS)}, or a numpy ufunc")
@@ -151,12 +153,12 @@ def is_function(op: Any) -> bool:
 
 
 def _is_operator_class(op: Any) -> bool:
-    """Whether this is a class of robust operators in place of an instance."""
+    """Whether `op` is a class of robust operators, where an instance is needed."""
     return isinstance(op, type) and issubclass(op, SliceOperator)
 
 
 def _instance(op: Any) -> str:
-    """The expression that makes an instance of such a class."""
+    """The expression that creates an instance of a class of robust operators."""
     needed = [one.name for one in dataclasses.fields(op) if one.default is dataclasses.MISSING]
     return f"ml.{op.__name__}({', '.join(needed)})"
 
@@ -176,7 +178,7 @@ _FUNCTIONS = {
 
 @functools.cache
 def kernel_dtype(name: str) -> str | None:
-    """The kernels' name for a payload's dtype; None if the kernels do not support the dtype."""
+    """The name by which the kernels call a dtype; None if they do not support the dtype."""
     if name == "bfloat16":
         return name
     try:
@@ -187,14 +189,14 @@ def kernel_dtype(name: str) -> str | None:
 
 
 def has_kernel(op: str, name: str) -> str | None:
-    """The kernels' name for the dtype; None if no kernel implements that operation."""
+    """The name by which the kernels call the dtype; None if no kernel implements the operation."""
     kernel = kernel_dtype(name)
     return kernel if kernel is not None and _reduce.supported(op, kernel) else None
 
 
 @np.errstate(all="ignore")  # like the kernels
 def fold(op: str, arrays: Sequence[Array]) -> Array:
-    """A left fold with NumPy. TypeError: NumPy does not support the operation."""
+    """A left fold with NumPy. Raises TypeError if NumPy does not support the operation."""
     dtype = arrays[0].dtype
     wide: np.dtype[Any] | None = None  # half precision is rounded once, at the end
     if op == "mean" and dtype.kind in "biu":
@@ -213,7 +215,7 @@ def fold(op: str, arrays: Sequence[Array]) -> Array:
 
 @functools.cache
 def result_dtype(op: str, name: str) -> str:
-    """The name of the result's dtype. TypeError: NumPy does not support the operation."""
+    """The name of the result's dtype. Raises TypeError if NumPy does not support the operation."""
     kernel = has_kernel(op, name)
     if kernel is not None:
         other = _reduce.result_dtype(op, kernel)

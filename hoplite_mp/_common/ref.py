@@ -36,7 +36,7 @@ CLIENT = "hoplite_mp._client.runtime"
 
 
 class RuntimeHooks:
-    """A ref's operations that need a cluster. The defaults are for processes without a cluster.
+    """Operations on a ref that need a cluster. The defaults are for processes without a cluster.
 
     A ref may be unpickled in a process that has loaded no other module of this library. Only the
     client can determine whether an engine lets this process join a cluster, so the defaults load
@@ -87,8 +87,8 @@ class NotAnArray:
     would treat a ref as a scalar, and `np.sum(ref)` would return the ref.
 
     Arrays of dtype object can contain refs, and compare them with `==` and `!=`. Every other use as
-    an array or number raises TypeError. So do functions that copy a ref into such an array without
-    passing the dtype (np.full, np.append, np.where). `HOW`: the code that gets the value.
+    an array or number raises TypeError. So do functions that copy a ref into an object array
+    without passing the dtype (np.full, np.append, np.where). `HOW` is the code that gets the value.
     """
 
     __slots__ = ()
@@ -234,8 +234,8 @@ _set_hold = ObjectRef.__dict__["_hold"].__set__
 
 
 class ForwardedHold(NamedTuple):
-    """Takes the place of a hold in a process without a cluster that forwards a ref. It is pickled
-    with the ref, because the receiver must know how long a node holds the object."""
+    """Replaces a hold in a process that forwards a ref, but has no cluster. It is pickled with the
+    ref, because the receiver needs the time for which a node holds the object."""
 
     node: int
     seconds: float
@@ -252,7 +252,8 @@ def _attach(object_id: bytes) -> ObjectRef[Any]:
 
 
 def _attach_held(object_id: bytes, node: int, seconds: float) -> ObjectRef[Any]:
-    """Like `_attach`, for an object that a node holds. ObjectLostError: the object is gone."""
+    """Like `_attach`, for an object that a node holds. Raises ObjectLostError if the object is
+    gone."""
     hold = runtime_hooks.attach_held(object_id, node, seconds)
     return ObjectRef(object_id, ForwardedHold(node, seconds) if hold is None else hold)
 

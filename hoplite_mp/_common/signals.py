@@ -20,11 +20,11 @@ class StopRequest:
     """A flag that signals set to make this process exit after its current work. No exception is
     raised, except inside `breaks`.
 
-    It is not a threading.Event, because a signal handler must not set one: the handler runs in the
-    waiting thread, which may hold the event's lock, and would deadlock."""
+    It is not a threading.Event, because a signal handler must not set one: the handler may run in
+    a thread that is waiting for the event and holds its lock, and would deadlock."""
 
     def __init__(self) -> None:
-        self._asked = False
+        self._requested = False
         self._breaks = False
         self._wake = os.eventfd(0)  # readable after the request
 
@@ -32,16 +32,16 @@ class StopRequest:
         os.close(self._wake)
 
     def is_set(self) -> bool:
-        return self._asked
+        return self._requested
 
     def set(self) -> None:
-        self._asked = True
+        self._requested = True
         os.eventfd_write(self._wake, 1)
 
     def wait(self, timeout: float) -> bool:
         """Waits for the request, for at most `timeout` seconds. Returns whether it was made."""
         select.select([self._wake], [], [], timeout)
-        return self._asked
+        return self._requested
 
     def signalled(self, *_: object) -> None:
         """The signal handler."""
@@ -75,9 +75,9 @@ PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether a signal handler has raised the error. A handler is recognised in the traceback by
-    its arguments: a signal number and the interrupted frame. Handlers that are not Python code, or
-    that have deleted their arguments, are not recognised."""
+    """Whether a signal handler has raised the error. A handler's frame in the traceback is
+    recognised by its arguments: a signal number and the interrupted frame. Handlers that are not
+    Python code, or that have deleted their arguments, are not recognised."""
     step = _traceback_of(error)
     while step is not None:
         for number, frame in pairwise(_arguments(step.tb_frame)):

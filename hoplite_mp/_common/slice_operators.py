@@ -1,4 +1,4 @@
-"""Reduction operators that need a slice of all inputs in one place: medians, selections, scores.
+"""Reduction operators, such as medians, that need the same slice of all inputs in one process.
 
 Each slice has an owner, which receives this slice of all inputs. If the owner needs sums over all
 slices, for example for the distance between two inputs, `fold` requests them with `yield`.
@@ -45,7 +45,8 @@ class SliceOperator(abc.ABC):
 
 
 def slice_array(x: Any, name: str) -> Array:
-    """The input as a contiguous array. TypeError: it is not an array of float32 or float64."""
+    """The input as a contiguous array. Raises TypeError if the input is not an array of float32 or
+    float64."""
     array = np.asarray(x)
     if array.dtype.name not in DTYPES or not array.dtype.isnative:
         raise TypeError(f"{name} reduces arrays of float32 or float64, not of {array.dtype.name}")
@@ -63,10 +64,8 @@ def is_finite(array: Array) -> bool:
 
 
 def fold_whole(op: SliceOperator, arrays: Sequence[Any]) -> tuple[Array, tuple[int, ...]]:
-    """The reduction of whole arrays, and the indices of the accepted arrays.
-
-    ValueError: shapes or dtypes differ, or `op` cannot reduce this number of inputs.
-    """
+    """The reduction of whole arrays, and the indices of the accepted arrays. Raises ValueError if
+    shapes or dtypes differ, or `op` cannot reduce this number of inputs."""
     inputs = [slice_array(array, type(op).__name__) for array in arrays]
     first = inputs[0]
     for number, other in enumerate(inputs):

@@ -5,8 +5,8 @@ watermarks of its inputs have passed it*. `cext/engine_*.c` applies the rule to 
 are only numbers. `tests/cext/test_engine_rule.py` compares random programs in both.
 
     cell    bytes [0, watermark) are valid and final
-    pull    copies the next block of another cell once it is complete; a shorter cell gets only the
-            beginning
+    pull    copies each block of another cell when the block is complete; a shorter cell receives
+            only the beginning
     fold    computes the next block of its cell once all sources have reached its end
 
 The size of a cell determines the ends of its blocks (`block_bytes_for`, `goal`), so the possible
@@ -25,9 +25,9 @@ __all__ = ["TransferModel", "block_bytes_for", "fold_goal", "goal", "serve_goal"
 
 LINE_BYTES = 64
 BLOCK_BYTES_LEAST = 16 * 1024
-"""A frame takes some microseconds, regardless of its length."""
+"""Smaller blocks are inefficient, because a frame takes a few microseconds, however short it is."""
 BLOCKS_WANTED = 8
-"""The number of blocks in a cell, so that all hosts in a chain work simultaneously."""
+"""The preferred number of blocks in a cell, so that all hosts in a chain work simultaneously."""
 FOLD_BYTES_MAX = 256 * 1024
 """Maximum number of bytes in a step of a fold. No socket is polled during a step."""
 
@@ -49,7 +49,7 @@ def serve_goal(nbytes: int, watermark: int, block_bytes: int, end: int) -> int:
 
 
 def fold_goal(nbytes: int, watermark: int, block_bytes: int) -> int:
-    """The end of the step of a fold that begins at `watermark`."""
+    """The end of the fold step that begins at `watermark`."""
     return goal(nbytes, watermark, min(block_bytes, FOLD_BYTES_MAX))
 
 
@@ -126,7 +126,7 @@ class TransferModel:
         return made
 
     def run(self) -> list[tuple[Hashable, int]]:
-        """Makes all steps until no cell can advance. Returns them."""
+        """Makes steps until no cell can advance, and returns all steps."""
         trace: list[tuple[Hashable, int]] = []
         while steps := self.advance():
             trace += steps

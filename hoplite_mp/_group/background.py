@@ -1,9 +1,9 @@
-"""Background calls of a Group, made one after the other in a thread of the Group.
+"""A Group's background calls, made one after the other in a thread of the Group.
 
-The ranks' calls are matched by their order, so a call keeps its place in the queue until it is
-over. The Group's `timeout` counts from the time at which the thread begins the call. If a wait for
-the Future ends earlier, the call continues. A signal handler may raise an exception between any two
-steps, so a call is queued in a single step (the queue's `put`).
+The ranks' calls are matched by their order, so a queued call cannot be cancelled. The Group's
+`timeout` counts from the time at which the thread begins the call. If a wait for the Future is
+interrupted or times out earlier, the call continues. A signal handler may raise an exception
+between any two steps, so a call is queued in a single step (the queue's `put`).
 """
 
 from __future__ import annotations
@@ -34,21 +34,23 @@ _log = logging.getLogger("hoplite_mp")
 
 class CallFuture(ThreadFuture[T]):
     """The Future of a background call. Waits do not acquire the condition of the standard library's
-    Future: an exception raised by a signal handler could leave the condition held, and the Group's
-    thread could then not settle the Future."""
+    Future: an exception raised by a signal handler could leave the condition locked, and then the
+    Group's thread could not settle the Future."""
 
     def __init__(self, background: Background) -> None:
-        super().__init__()  # waits do not count as blocked; the thread that makes the call does
+        # A task that waits for this Future does not count as blocked, because the Group's thread
+        # already does.
+        super().__init__()
         self._background = background
-        # Held until the call is over. The thread that makes the call releases it, not the thread
-        # that has acquired it, so it has no place in the order of locks.
+        # Locked until the call is over. It is a plain lock without a place in the lock order,
+        # because one thread acquires it and another thread, which makes the call, releases it.
         self._turnstile = turnstile = threading.Lock()
         turnstile.acquire()
 
         def over(_: object) -> None:
             turnstile.release()
 
-        self.add_done_callback(over)  # the first one, so that no other callback delays a wait
+        self.add_done_callback(over)  # the first callback, so that no other callback delays a wait
         self.set_running_or_notify_cancel()  # `cancel` returns False: the call keeps its place
 
     def result(self, timeout: float | None = None) -> T:
@@ -75,8 +77,8 @@ class CallFuture(ThreadFuture[T]):
         return self._result  # type: ignore[return-value]
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits until the call is over. TimeoutError: `timeout` seconds have passed. RuntimeError:
-        the caller is the thread that makes the call."""
+        """Waits until the call is over. Raises TimeoutError after `timeout` seconds, and
+        RuntimeError in the thread that makes the call."""
         since = clock.monotonic()
         if not self.is_settled and timeout != 0 and self._background.is_here():
             raise RuntimeError(self._background.waits_for_itself)
@@ -97,8 +99,8 @@ class Background:
         self._name = name
         self._jobs: queue.SimpleQueue[list[Any] | None] = queue.SimpleQueue()
         self._ending = False  # whether no more calls are accepted
-        # A daemon thread: otherwise Python would wait for it before the cluster shuts down, and
-        # only the shutdown aborts late calls.
+        # A daemon thread, because at exit Python waits for all other threads before the cluster is
+        # shut down, and only the shutdown aborts calls that are still waiting.
         self._thread = threading.Thread(target=self._serve, name="hoplite_mp group", daemon=True)
         with starting_thread("makes a Group's calls in the background"):
             self._thread.start()
@@ -109,7 +111,7 @@ class Background:
         while (job := self._jobs.get()) is not None:
             try:
                 self._run(job)
-            except BaseException:  # an exception of a Future's callback does not end the thread
+            except BaseException:  # an exception in a Future's callback must not stop the thread
                 _log.exception("group %r: a callback of a call in the background", self._name)
             del job
 
@@ -142,13 +144,13 @@ class Background:
         """Queues a call. The thread makes the call in the caller's context."""
         future: CallFuture[T] = CallFuture(self)
         run = functools.partial(contextvars.copy_context().run, call, *args)
-        if self._ending:  # a callback begins this call while `end` is waiting
+        if self._ending:  # a callback has begun this call while `end` is waiting
             raise ClosedError(f"group {self._name!r}: this member is leaving")
         self._jobs.put([future, run])
         return future
 
     def end(self, wait: bool) -> None:
-        """Accepts no more calls, and waits for queued ones."""
+        """Refuses further calls, and waits for the queued calls if `wait` is True."""
         self._ending = True
         self.stop()
         while wait and self._thread.is_alive():

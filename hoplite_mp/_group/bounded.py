@@ -1,10 +1,11 @@
 """Bounded allreduces of one member: calls that leave late ranks out after a deadline.
 
-`bounded_calls` holds the state. Each member has a thread that takes part in these calls even while
-the member's program is late. A round is a call to a second Group with the same ranks, the *round
-Group*. So rounds continue after deaths like plain calls, and are never matched with the program's
-calls. Arrays are messages in the program's Group. Reports and states are messages in the round
-Group, so arrays do not delay them.
+`bounded_calls` contains the state machine. Each member has a thread that takes part in these calls
+even while the member's program is late. After a rank has joined or died, the ranks exchange reports
+in a round, which is a call to a second Group with the same ranks, the *round Group*. So rounds
+continue after deaths like plain calls, and are never matched with the program's calls. Arrays are
+sent as messages in the program's Group. Reports and states are sent as messages in the round Group,
+so arrays do not delay them.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ __all__ = ["BoundedReductions", "GroupOfRounds"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROUND, REPORT = 0, 1  # tags of messages in the round Group
-JOIN_S = 0.5  # step of the wait for the thread; Ctrl-C interrupts the wait between two steps
+JOIN_S = 0.5  # longest step of the wait for the thread; Ctrl-C is handled between two steps
 AGAIN_S = 0.01  # pause before a round is tried again after StoreFullError
 FOR_EVER_S = 1e9
 TRACED_KIND = "bounded_allreduce"  # the kind of these calls in traces
@@ -57,7 +58,7 @@ TRACED_KIND = "bounded_allreduce"  # the kind of these calls in traces
 
 @dataclasses.dataclass(eq=False)
 class _Pending:
-    """A call made by the program. `finish`: the outcome, set when the call is over."""
+    """A call made by the program. `finish` is set to the outcome when the call is over."""
 
     request: BoundedRequest
     array: Any
@@ -86,7 +87,7 @@ class _Rounds:
     def __init__(
         self, group: GroupOfRounds, messages: MemberMessages, operation: ArrayWork
     ) -> None:
-        """group: the round Group. messages: the messages of the program's Group."""
+        """group: the round Group. messages: this member's messages in the program's Group."""
         self._group, self._messages = group, messages
         self._member, self._memory = group._member, messages._memory
         late_calls_max = group._member.runtime.config.group_late_calls_max
@@ -129,7 +130,7 @@ class _Rounds:
             self._group._messages.inbox.post(self._notices)
             while True:
                 self._turn()
-        except BaseException as error:  # the program's call raises it
+        except BaseException as error:  # raised by the program's call
             if not self._member.closed:
                 self.error = error
                 self.wake()
@@ -194,7 +195,7 @@ class _Rounds:
         return inbox.is_gone(rank) or inbox.ended[rank] > before[rank]
 
     def _note_begin(self) -> None:
-        """Records which members had left or died when the present call began."""
+        """Records which members had left or died when the current call began."""
         state = self._core.state
         if state is not None and self._begun != (state.call, state.epoch):
             first = 0 if self._begun is None else self._begun[0]
@@ -243,7 +244,7 @@ class _Rounds:
     def _act(self) -> None:
         """Advances the state, and carries out its actions."""
         self._note_begin()
-        for _ in range(2):  # at the leading rank, each may enable the other
+        for _ in range(2):  # at the leading rank, `turn` and `lead` may enable each other
             self._core.turn(self._departed)
             self._core.lead(clock.monotonic())
         self._core.turn(self._departed)
@@ -269,7 +270,7 @@ class BoundedReductions:
         messages: MemberMessages,
         make_group: Callable[[], GroupOfRounds],
     ) -> None:
-        """make_group: joins the round Group."""
+        """make_group: a function that joins the round Group."""
         self._member, self._calls, self._messages = member, calls, messages
         self._make_group = make_group
         self._rounds: _Rounds | None = None
@@ -290,7 +291,7 @@ class BoundedReductions:
         array: Any = None
         try:
             if finite:
-                raise ValueError("finite=True takes no num= and no deadline=")
+                raise ValueError("finite=True cannot be used with num= or deadline=")
             num, deadline = self._checked(num, deadline)
             array, name = self._input(x, op)
             text = f"op={name}, {array.dtype.str} {array.shape}, num={num}, deadline={deadline}"
@@ -304,8 +305,8 @@ class BoundedReductions:
     def gather(
         self, text: str, payload: Any, num: Any, deadline: Any, error: Exception | None
     ) -> tuple[tuple[int, ...], list[Any]]:
-        """The ranks that count, and their payloads. text: the arguments that must be equal on all
-        ranks. error: the reason why this rank cannot take part; every rank raises it."""
+        """The ranks that are in time, and their payloads. text: the arguments that must be equal on
+        all ranks. error: the error that prevents this rank's part; every rank raises it."""
         try:
             if error is not None:
                 raise error
@@ -345,7 +346,7 @@ class BoundedReductions:
         return array, name
 
     def _make(self, request: BoundedRequest, array: Any) -> Finish:
-        """Makes a call, waits until it is over, and records it in the trace, if one is running."""
+        """Makes a call, waits until it is over, and records it if a trace is running."""
         begun, number, failed = clock.monotonic_ns(), self._calls_made, True
         self._calls_made += 1
         try:
@@ -376,7 +377,7 @@ class BoundedReductions:
             finish = pending.finish
             if finish is None:
                 assert rounds.error is not None
-                if isinstance(rounds.error, PeerLostError):  # which `end_after` ignores
+                if isinstance(rounds.error, PeerLostError):  # `end_after` ignores this error
                     self._member.leave(f", because its bounded allreduces have failed. {REJOIN}")
                 raise rounds.error
             self._calls.is_open = False

@@ -120,7 +120,7 @@ class BoundedState:
     op: str = ""
     num: int = 1
     ended: tuple[EndedCall, ...] = ()
-    taken: tuple[tuple[int, int], ...] = ()  # (rank, first call whose result the rank lacks)
+    taken: tuple[tuple[int, int], ...] = ()  # (rank, number of the rank's next call)
     new: tuple[int, ...] = ()  # ranks that joined too late for this call
     deadline: float = 0.0  # in seconds after the planning
     round: int = 0  # number of rounds so far

@@ -1,10 +1,10 @@
 """The protocol of a Group's calls, from this member's contribution to its result.
 
 `Group` has the public methods; this module makes the calls. Each member publishes its contribution.
-The lowest living rank, the leader, combines all contributions, and commits the call by a single
-store of its number. Then all members read the committed object. If a member dies before the commit,
-the lowest living rank begins the call again with the living ranks. If a member dies after the
-commit, the result is valid. So all survivors get the same bits and the same contributors.
+The lowest living rank, the leader, combines all contributions, and commits the call by writing its
+number in a single step. Then all members read the committed object. If a member dies before the
+commit, the lowest living rank begins the call again with the living ranks. If a member dies after
+the commit, the result remains valid. So all survivors get the same bits and the same contributors.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 # The documented errors of calls. Any other exception ends this rank's membership.
 DOCUMENTED = (ValueError, TypeError, StoreFullError, ReduceError, PeerLostError)
 REJOIN = "To continue, join it again with the same name and rank"
-# Interval between two checks whether other ranks are still reading this rank's arrays. Polled,
-# because a reader wakes nobody when it releases an array, and its death is visible only in the
-# array's pins.
+# Interval between two checks of whether other ranks are still reading this rank's arrays. Polling
+# is necessary, because a reader wakes no other process when it releases an array, and a reader's
+# death is visible only in the array's pins.
 LENT_POLL_S = 0.0005
 
 
@@ -82,7 +82,7 @@ class CallProtocol:
         self.contributors = ()
         self._last_mask = 0
         self._part: Any = None  # keeps this member's published contribution alive until the commit
-        self._result: Any = None  # keeps the result of a call that this member has led alive
+        self._result: Any = None  # keeps alive the result of the last call led by this member
         self._lends = True  # whether this rank's arrays may be read in place
         self._gets = True  # whether this rank gets new arrays, because the call has no `out`
         self.is_open = False  # whether a call is in progress for this rank
@@ -126,8 +126,8 @@ class CallProtocol:
             )
 
     def end_after(self, error: BaseException) -> None:
-        """Ends the membership after a call that was interrupted or timed out. PeerLostError, or
-        another documented error of a call that is over for this rank, does not end it."""
+        """Ends the membership after a call was interrupted or timed out. The membership continues
+        after PeerLostError, and after other documented errors if the call is over for this rank."""
         if isinstance(error, PeerLostError) or (not self.is_open and isinstance(error, DOCUMENTED)):
             return
         late = isinstance(error, HopliteTimeoutError)
@@ -142,7 +142,7 @@ class CallProtocol:
         self._lends, self._gets = kind in REDUCTIONS, out is None
         try:
             part = self._part_of(kind, op, root, x)
-        except DOCUMENTED as error:  # contributed, because the other ranks wait for this rank
+        except DOCUMENTED as error:  # sent to the other ranks, which are waiting for this rank
             mistake = error
             part = self._mistake(error)
         mask = self._single_host.make(call, part, deadline) if self._hosts is None else None
@@ -198,16 +198,15 @@ class CallProtocol:
             self._result = None
 
     def _take_back(self, deadline: int) -> None:
-        """Waits until no other rank reads this rank's arrays any more, so that the caller may write
-        to them. Only reductions lend arrays, and all arrays have been read when a reduction is
-        committed. So if the deadline passes here, the call still returns its result, and the blocks
-        remain lent."""
+        """Waits until the other ranks have released this rank's arrays, so that the caller may
+        write to them. Only reductions lend arrays, and all arrays have been read when a reduction
+        is committed. So if the deadline passes here, the call still returns its result, and the
+        blocks remain lent."""
         with contextlib.suppress(HopliteTimeoutError):
             self._member.wait(self._in_place.take_back, deadline, lambda: "")
 
     def set_contributors(self, ranks: tuple[int, ...]) -> None:
-        """Sets the contributors of a reduction that has left out ranks that took part in its
-        calls."""
+        """Sets `contributors` after a reduction that has left out ranks in its calls."""
         self.contributors, self._last_mask = ranks, 0
 
     def leave_board(self) -> None:
@@ -222,8 +221,8 @@ class CallProtocol:
             self._hosts.close()
 
     def return_arrays(self) -> None:
-        """Called after this rank has left in the middle of a call. Waits until no other rank reads
-        this rank's arrays any more. A reader releases the arrays after its fold, when it detects
+        """Called after this rank has left in the middle of a call. Waits until the other ranks have
+        released this rank's arrays. A reader releases the arrays after its fold, when it detects
         that this rank has left, or when it dies."""
         while self._memory.client.usable and not self._in_place.take_back():
             clock.sleep(LENT_POLL_S)
@@ -232,8 +231,8 @@ class CallProtocol:
         return INVALID_CALL, mistake_words(f"rank {self.rank}: {error}"), 0, error_kind(error)
 
     def _publish(self, call: int, part: tuple[str, str, int, Any]) -> Exception | None:
-        """Publishes this rank's contribution. If an error prevents this, publishes the error in its
-        place, and returns it. This rank raises the error when the call is over."""
+        """Publishes this rank's contribution. If an error prevents this, publishes and returns the
+        error instead. This rank raises the error when the call is over."""
         raised: Exception | None = None
         if self._hosts is not None:
             try:
@@ -263,7 +262,7 @@ class CallProtocol:
         return kind, op, root, stored
 
     def _read(self, value: Any, rank: int, out: Array | None = None) -> Any:
-        """A copy of one value in that rank's stored contribution, for the caller."""
+        """A copy of one value in the stored contribution of `rank`, for the caller."""
         if type(value) is ObjectRef:
             mem = self._memory.payload(self._memory.local_id(value), FOREVER_NS)
             array = _serialize.payload_kind(mem) == _serialize.ARRAY
@@ -301,7 +300,7 @@ class CallProtocol:
 
     def _committed(self, call: int, deadline: int) -> ObjectRef[Any] | None:
         """Waits for the commit of `call`, and leads the call if this is the lowest living rank.
-        Returns the result; None if the result is on the board."""
+        Returns a ref to the result, or None if the result is on the board."""
         found: list[ObjectRef[Any] | None] = []
 
         def look() -> bool:
@@ -382,9 +381,9 @@ class CallProtocol:
             for rank, ref in refs.items():
                 parts[rank] = self._memory.read(self._memory.local_id(ref), FOREVER_NS, False)
             data = self._leading.combine(dict(sorted(parts.items())), refs)
-            parts.clear()  # after the commit, the ranks may write to their arrays
+            parts.clear()  # the ranks may write to their arrays after the commit
             committed = self._memory.put((mask_of(ranks), "", "", data))
-        except Exception as error:  # committed, so that every rank raises it
+        except Exception as error:  # the error is committed, so that every rank raises it
             parts.clear()
             if is_interruption(error):
                 raise
@@ -454,13 +453,13 @@ class CallProtocol:
         return gathered
 
     def _take_here(self, kind: str, root: int, call: int, mask: int, out: Any) -> Any:
-        """Like `_take`, for a call without objects. PeerLostError: this member was removed, so the
-        other members may have overwritten the result before this member read it."""
+        """Like `_take`, for a call without objects. Raises PeerLostError if this member was
+        removed, because other members may have overwritten the result before it was read."""
         try:
             if mask != self._last_mask or self.strict:
                 self._check_contributors(mask)
             found = self._single_host.take(kind, root, call, mask, out)
-        except Exception:  # perhaps caused by bytes that other ranks have overwritten
+        except Exception:  # other ranks may have overwritten the bytes if this member was removed
             self._check_held()
             raise
         if self._board.holds(self.rank, self._identity[1], self._generation) <= 0:
@@ -515,7 +514,7 @@ def _bytes_of(x: Any) -> int:
     return x.nbytes if isinstance(x, np.ndarray) else 0
 
 
-NAME_SHARE_CHARS = 100  # how much of a Group's name is in the names of Groups split from it
+NAME_SHARE_CHARS = 100  # length of a Group's name in the names of Groups split from it
 LIMIT = 1 << 62
 
 
@@ -549,7 +548,7 @@ def split_name(
 ) -> str:
     """A unique name for a split Group. Each generation number, and each call number in a
     generation, is used once. The name also contains the ranks of `peers` in hexadecimal: if a host
-    is lost or leaves, the call is decided again without this host, whose members may have made a
-    larger Group after the first decision."""
+    is lost or leaves, the call is decided again without this host, but the host's members may have
+    created a larger Group after the first decision."""
     ranks = sum(1 << rank for rank, _ in peers)
     return f"{name[:NAME_SHARE_CHARS]}/{generation}.{call}/{color}/{ranks:x}"

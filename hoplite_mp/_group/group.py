@@ -1,8 +1,7 @@
 """Group: peers that make collective calls and send each other messages.
 
-A `Group` consists of its membership (`member_lifecycle`), the call protocol (`call_protocol`),
-reductions by functions (`collectives`) and messages (`messages`). This module joins, leaves and
-splits Groups. `collectives` and `messages` define the methods for calls and messages.
+This module joins, leaves and splits Groups. `collectives` and `messages` define the methods for
+calls and messages, `call_protocol` makes the calls, and `member_lifecycle` keeps the membership.
 """
 
 from __future__ import annotations
@@ -34,20 +33,22 @@ __all__ = ["Group", "join"]
 Array = np.ndarray[Any, np.dtype[Any]]
 
 PLACE_MAX = 1 << 31
-ROUNDS_NAME_CHARS = 100  # how much of a Group's name is in the name of its round Group
-# Interval between two checks whether another thread has finished leaving. Polled, because Ctrl-C
-# may interrupt both threads at any step, and could leave an event unset.
+# Length of a Group's name in the name of its round Group (a second Group that bounded allreduces
+# use).
+ROUNDS_NAME_CHARS = 100
+# Interval between two checks of whether another thread has finished leaving. Polling is used,
+# because Ctrl-C may interrupt both threads at any step, and could leave an event unset.
 LEAVING_POLL_S = 0.0005
 
 
 class Group(GroupCollectives, GroupMessages):
-    """One member of a Group; made by `Cluster.group`.
+    """One member of a Group, created by `Cluster.group`.
 
     Only one thread at a time may use a Group. Calls are matched by their order, so every member
-    must make the same calls. Arrays in results are writable. Reductions take arrays, numbers and
+    must make the same calls. Arrays in results are writable. Reductions accept arrays, numbers and
     bools with the same shape and dtype on every rank, or any values if `op` is a function. Other
-    calls take any picklable object, which may differ between ranks. Each call has an ``..._async``
-    form that returns an awaitable Future.
+    calls accept any picklable object, which may differ between ranks. Each call has an
+    ``..._async`` form that returns an awaitable Future.
 
     A call completes when all living ranks have made it. They all get the same result and the same
     `contributors`.
@@ -55,8 +56,8 @@ class Group(GroupCollectives, GroupMessages):
     Raises
     ------
     ValueError
-        On every rank: the ranks' kinds of call, ops, roots, shapes or dtypes differ. On one rank:
-        its `out` does not fit. The result is then lost on that rank, but its next call works.
+        On every rank: the ranks' calls differ in their kinds, ops, roots, shapes or dtypes. On one
+        rank: its `out` does not fit. That rank then loses the result, but its next call works.
     TypeError
         On every rank: a value cannot be reduced or pickled.
     StoreFullError
@@ -65,7 +66,7 @@ class Group(GroupCollectives, GroupMessages):
         The root is dead or, with `strict=True`, any rank is dead. In the first call, even without
         `strict`: a rank left or died before all ranks had joined, and its task has ended.
     HopliteTimeoutError
-        The call took longer than `timeout` seconds, or the Group did not fill within `timeout` or,
+        The call took longer than `timeout` seconds, or some ranks did not join within `timeout` or,
         by default, `Config.group_wait_s`. This rank has left the Group.
     ClosedError
         This rank has left the Group.
@@ -98,9 +99,9 @@ class Group(GroupCollectives, GroupMessages):
     __module__ = "hoplite_mp"  # as users import it
 
     rank: int
-    """This member's number, which is at least 0 and never changes."""
+    """This member's number, at least 0. It never changes."""
     size: int
-    """The number of ranks, living or dead, which never changes."""
+    """The number of ranks, living or dead. It never changes."""
     _cluster: Any = None  # kept alive by this Group
 
     def __init__(
@@ -112,7 +113,7 @@ class Group(GroupCollectives, GroupMessages):
         self._join(member, CallProtocol(member, strict), self._messages)
         self._runtime = runtime
         self._left = False
-        self._leave_sent: list[int] = []  # has an item once GroupLeave was sent to the node
+        self._leave_sent: list[int] = []  # not empty after GroupLeave was sent to the node
         self._leaving_in = 0  # the id of the thread that is leaving now, or 0
         member.leave_of_group = weakref.WeakMethod(self._leave)
         runtime.task_leaves.append(self._leave)
@@ -131,7 +132,7 @@ class Group(GroupCollectives, GroupMessages):
 
     @property
     def calls(self) -> int | None:
-        """The number of the next call; None until the first one begins.
+        """The number of the next call; None until the first call begins.
 
         A rank that has joined again starts at the number of the other ranks' next call.
 
@@ -162,13 +163,13 @@ class Group(GroupCollectives, GroupMessages):
 
     @property
     def alive(self) -> tuple[int, ...]:
-        """The present members' ranks, sorted.
+        """The ranks of the current members, sorted.
 
         Returns
         -------
         tuple of int
-            The value may change at any time, whereas `contributors` belongs to the last finished
-            call.
+            The value may change at any time, unlike `contributors`, which belongs to the last
+            finished call.
 
         Examples
         --------
@@ -181,7 +182,7 @@ class Group(GroupCollectives, GroupMessages):
         return tuple(rank for rank in range(self.size) if mask >> rank & 1)
 
     def split(self, color: int | None, key: int = 0) -> Group | None:
-        """Makes one Group of all ranks with the same color.
+        """Creates one Group for all ranks with the same color.
 
         Every living rank makes this call. The new Group inherits `strict` and `timeout`, is
         independent of this Group, and is closed like any other. A member that dies before it has
@@ -233,8 +234,8 @@ class Group(GroupCollectives, GroupMessages):
         return f"{self.name[:ROUNDS_NAME_CHARS]}/{self._member.generation}/rounds"
 
     def _make_rounds(self) -> Group:
-        """Joins the round Group for bounded allreduces, which has the same ranks. It waits only for
-        present members of this Group."""
+        """Joins the round Group for bounded allreduces, which has the same ranks. The round Group
+        waits only for current members of this Group."""
         ask = GroupJoin(
             self._rounds_name, self.size, self.rank, self._member.generation, call=_own_call()
         )
@@ -261,10 +262,10 @@ class Group(GroupCollectives, GroupMessages):
         """A writable, uninitialised array in the store that reductions need not copy.
 
         Reductions read such an array in place. If it is used as `out`, its pages are already in
-        memory. The same holds for arrays from `Cluster.empty` and for large results of earlier
-        calls. Every call reads arrays from `Cluster.get` in place. Parts of such arrays, and arrays
+        memory. The same is true of arrays from `Cluster.empty` and large results of earlier calls.
+        Every call reads arrays from `Cluster.get` in place. Slices of these arrays, and arrays
         outside the store, are copied. As with `Cluster.empty`, `put` makes the array read-only, so
-        it can then not be used as `out`.
+        it can no longer be used as `out`.
 
         Parameters
         ----------
@@ -288,11 +289,11 @@ class Group(GroupCollectives, GroupMessages):
 
         Notes
         -----
-        Until a call has returned, or the Future of its ``..._async`` form is done, its arrays
-        belong to the call. If the program changes an array meanwhile, each changed byte may or may
-        not be in the result. Between hosts, the call may fail, because a block that changes while
-        it is sent does not match its checksum. Other calls are not affected. When the call has
-        returned or raised an exception, no other rank reads the array any more.
+        Do not change the arrays of a call until the call has returned, or the Future of its
+        ``..._async`` form is done. If the program changes an array earlier, each changed byte may
+        or may not be in the result. Between hosts, the call may fail, because a block that changes
+        while it is sent does not match its checksum. Other calls are not affected. When the call
+        has returned or raised an exception, no other rank reads the array any more.
 
         Examples
         --------
@@ -323,10 +324,10 @@ class Group(GroupCollectives, GroupMessages):
         self._leave(False)
 
     def _leave(self, failed: bool, with_task: bool = False, why: str = "") -> None:
-        """Leaves the Group after its background calls. `failed`: whether the task has raised an
-        exception, or a call has ended the membership. Background calls are then abandoned, because
-        they and the other ranks may be waiting for each other. with_task: whether the task has
-        ended. why: the reason, for the errors of later calls."""
+        """Leaves the Group after its background calls have finished. failed: whether the task has
+        raised an exception, or a call has ended the membership. Background calls are then
+        abandoned, because they and the other ranks may be waiting for each other. with_task:
+        whether the task has ended. why: the reason, for the errors of later calls."""
         if self._left:
             return
         try:
@@ -335,7 +336,8 @@ class Group(GroupCollectives, GroupMessages):
             if failed:
                 self._member.gave_up, self._member.closed = self._member.gave_up or why, True
                 self._wake_all()
-            if self._background is not None:  # no wait in a done-callback, which runs in its thread
+            if self._background is not None:
+                # A done-callback cannot wait, because it runs in the background thread.
                 self._background.end(wait=not self._background.is_here())
             if not self._left:  # otherwise a background call has ended the membership meanwhile
                 self._depart(failed)
@@ -343,9 +345,9 @@ class Group(GroupCollectives, GroupMessages):
             self._leaving_in = 0
 
     def _depart(self, failed: bool) -> None:
-        """Leaves the Group. Ctrl-C may have interrupted an earlier attempt at any step, so each
-        step may be repeated. The exception is the message to the node: a second one would end a
-        later membership."""
+        """Leaves the Group. Ctrl-C may have interrupted an earlier attempt at any step, so every
+        step can be repeated, except for the message to the node: a second message would end a later
+        membership."""
         self._member.closed = True
         if self._bounded is not None:
             self._bounded.end()
@@ -369,17 +371,18 @@ class Group(GroupCollectives, GroupMessages):
             raise lost  # otherwise the exception of the `with` block or the task propagates
 
     def _tell_node(self) -> None:
-        """Informs the node that this rank leaves. Waits until the node has registered this, and
-        holds those of the rank's objects that other ranks are still reading."""
-        if self._leave_sent:  # the reply was not read, and precedes the reply to this request
+        """Informs the node that this rank is leaving. Waits until the node has registered this, and
+        has taken holds on the rank's objects that other ranks are still reading."""
+        if self._leave_sent:  # the unread reply precedes the reply to this request
             self._member.why_not()
             return
         leave = GroupLeave(self.name, self._member.generation, self.rank, self._member.calls or 0)
         self._runtime.channel.call(leave, sent=self._leave_sent)
 
     def _finish_leaving(self, name: str) -> None:
-        """Completes an interrupted attempt to leave, so that this rank becomes free. If another
-        thread is leaving a Group with that name, waits for that thread."""
+        """Completes an interrupted attempt to leave, so that this rank becomes free. `name`: the
+        Group to be joined. If another thread is leaving a Group with this name, waits for that
+        thread."""
         if self._background is not None and self._background.is_here():
             return  # the other thread is waiting for this callback
         while self._leaving_in not in (0, threading.get_ident()):
@@ -399,7 +402,8 @@ class Group(GroupCollectives, GroupMessages):
 def join(
     runtime: Runtime, name: str, size: int, rank: int | None, strict: bool, timeout: float | None
 ) -> Group:
-    """Joins a Group. ValueError: the size is wrong, the rank is taken, or the Group is full."""
+    """Joins a Group. Raises ValueError if an argument is wrong, the rank is taken, or the Group is
+    full."""
     runtime.memory.check()
     if not isinstance(name, str) or not name:
         raise ValueError(f"name={name!r}: a group needs a name")
@@ -431,7 +435,8 @@ def _member(runtime: Runtime, ask: GroupJoin, strict: bool, timeout: float | Non
     places: list[Any] = []
 
     def take(place: Any, number: int, seen: list[int]) -> Any:
-        places.append(place)  # first: the node frees the rank only if the reply was not read
+        # First, because the node frees the rank only if the reply was not read.
+        places.append(place)
         seen[0] = number
         return place
 
@@ -448,7 +453,7 @@ def _member(runtime: Runtime, ask: GroupJoin, strict: bool, timeout: float | Non
 
 
 def _give_back(runtime: Runtime, name: str, generation: int, rank: int) -> None:
-    """Leaves a Group right after the join, perhaps before a Group object exists."""
+    """Leaves a Group just after joining it, perhaps before a Group object exists."""
     for leave in list(runtime.task_leaves):
         member = leave.__self__
         if (member._member.generation, member.rank) == (generation, rank):

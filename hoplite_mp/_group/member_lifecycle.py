@@ -1,8 +1,9 @@
 """One member's membership in a Group.
 
-Calls and messages begin when the Group is complete (*formed* in the manager's terms), wait for
-changes on the member's board, and end when the member has left. A worker that waits for long counts
-as blocked, and another worker takes its place.
+Calls and messages begin when all ranks have joined (the Group is then complete, or *formed* in the
+manager's terms), and wait for changes on the member's board, its memory shared with the node. They
+fail after the member has left. A worker that waits for long counts as blocked, and another worker
+takes its place.
 """
 
 from __future__ import annotations
@@ -25,8 +26,7 @@ BLOCKED_AFTER_NS = 2_000_000
 
 
 class GroupMembership:
-    """The state that a member's calls and messages share. `place`: the node's reply to
-    GroupJoin."""
+    """The state that a member's calls and messages share. place: the node's reply to GroupJoin."""
 
     def __init__(self, runtime: Runtime, name: str, size: int, place: Any, timeout: Any) -> None:
         self.runtime = runtime
@@ -73,7 +73,7 @@ class GroupMembership:
 
     def begin(self, timeout: float | None = None) -> int:
         """Returns the number of the next call. Before the first call, waits until the group is
-        complete, or has admitted this member."""
+        complete or, if it was complete earlier, has admitted this member."""
         if self.calls is not None:
             return self.calls
         wait_ns = self.whole_ns() if timeout is None else int(timeout * 1e9)
@@ -88,8 +88,9 @@ class GroupMembership:
 
     def admitted(self) -> int:
         """The number of this member's first call + 1; 0 if the group is not complete, or has not
-        admitted the member yet. PeerLostError: this process is no longer a member, because it has
-        rejoined a group to which no other member returns, or because its host was declared lost."""
+        admitted the member yet. Raises PeerLostError if this process is no longer a member, because
+        it has rejoined a group to which no other member returns, or because its host was declared
+        lost."""
         _, start, _, client = self.board.member(self.rank)
         if client != self.identity[1] or self.board.generation() != self.generation:
             _, why = self.why_not()
@@ -104,12 +105,12 @@ class GroupMembership:
         return over, why
 
     def whole_ns(self) -> int:
-        """The limit of the wait for a complete group, in nanoseconds."""
+        """The maximum time to wait for a complete group, in nanoseconds."""
         wait_s = self.runtime.config.group_wait_s if self.timeout is None else self.timeout
         return int(min(wait_s, 1e9) * 1e9)
 
     def whole_limit(self) -> str:
-        """The same limit, for error messages."""
+        """The maximum time to wait for a complete group, for error messages."""
         if self.timeout is None:
             return f"group_wait_s={self.runtime.config.group_wait_s:g} s"
         return f"timeout={self.timeout:g} s"
@@ -139,8 +140,8 @@ class GroupMembership:
         why: Callable[[], str],
         counts: bool = True,
     ) -> None:
-        """Waits until the condition holds. A worker that waits for long counts as blocked, unless
-        `counts` is False because its task continues in another thread."""
+        """Waits until the condition is true. A worker that waits for long counts as blocked, unless
+        `counts` is False because the task continues in another thread."""
         blocked = False
         in_worker = counts and self.runtime.submitter.waiting.run_in_place is not None
         blocked_at = clock.monotonic_ns() + BLOCKED_AFTER_NS

@@ -328,7 +328,8 @@ class MemberMessages:
         """See `Group.recv_async`."""
         receive = self._receive(source, tag, timeout)
         receive.with_source = with_source
-        # A wait for this Future by the thread below does not count the task as blocked.
+        # The worker counts as blocked only while its task waits for this Future, not while the
+        # thread waits for messages.
         future: ThreadFuture[Any] = ThreadFuture(self._runtime.submitter.waiting)
         receive.future = future
         self._check()

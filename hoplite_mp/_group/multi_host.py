@@ -48,13 +48,13 @@ __all__ = ["WRITE_ROUND_BYTES", "EngineCalls", "MultiHost", "OverlappedCopy"]
 # A large contribution is copied into its block of the store while other hosts read it.
 #
 # Copying an array takes a considerable share of the transfer time, so the node and the other hosts
-# begin with the first bytes.
+# begin to read when the first bytes have been copied.
 
 
 # Number of bytes that the first round copies into the store before the node is informed. With a
-# lower value, other hosts begin earlier. Each later round is twice as large, up to the maximum: the
-# copy is then ahead of the network, and each message costs the node and its engine some 300 us. The
-# maximum limits how long the copy occupies a core that the threads need to send the first bytes.
+# lower value, other hosts begin earlier. Each later round is twice as large, up to a maximum: the
+# copy is ahead of the network by then, and each message takes the node and its engine some 300 us.
+# The maximum limits how long a round occupies a core that the sending threads need.
 WRITE_ROUND_BYTES = 2 << 20
 WRITE_ROUND_BYTES_MAX = 16 << 20
 # Sections begin this many bytes earlier, because nodes divide the whole payload, including its
@@ -63,9 +63,9 @@ SECTION_OVERLAP_BYTES = 16 << 10
 
 
 class OverlappedCopy:
-    """Copies an array's elements from `buffer` into the block, beginning at `offset`. Every round
-    copies a piece of each section. Each host in the call begins to read at the start of a different
-    section, so all hosts can begin at the same time.
+    """Copies an array's elements from `buffer` into the block, beginning at `offset`. The array is
+    divided into sections, and every round copies a piece of each section. Each host in the call
+    begins to read at the start of a different section, so all hosts can begin at the same time.
 
     Invariant: bytes that were reported to the node never change. Where two sections overlap, the
     same values are written twice."""
@@ -94,7 +94,7 @@ class OverlappedCopy:
         sections = len(self._ends)
         self._step = max(1, WRITE_ROUND_BYTES // sections)
         self._step_max = max(1, WRITE_ROUND_BYTES_MAX // sections)
-        # Seconds to wait for each byte in a step.
+        # Pause after a step, in seconds for each byte that the step copies in each section.
         self._wait_s = min(sections, readers) / pace if pace else 0.0
         self._due = 0.0
         self._ranges: list[tuple[int, int]] = []  # written, but not yet reported to the node
@@ -120,7 +120,7 @@ class OverlappedCopy:
             if begin < upto:
                 self._client.write(self._payload, b"", [self._buffer[begin:upto]], [offset + begin])
                 ranges.append((offset + begin, offset + upto))
-                os.sched_yield()  # threads that send the first bytes take precedence
+                os.sched_yield()  # to the threads that send the first bytes
             now.append(max(begin, upto))
         return ranges, now
 
@@ -141,7 +141,7 @@ PACE_BYTES_PER_S_MIN = 250e6
 
 
 class MultiHost:
-    """Passes one member's contributions to its node, and takes results."""
+    """Passes one member's contributions to its node, and reads the results."""
 
     def __init__(
         self, runtime: Runtime, board: int, generation: int, rank: int, size: int, in_place: InPlace
@@ -159,22 +159,22 @@ class MultiHost:
         # This rank's own array in the result of the latest call, and whether it is already a copy.
         self._own: Array | None = None
         self._own_is_copy = False
-        # The size of the latest contribution that needed a block, and a block for the next one of
-        # that size.
+        # The size of the latest contribution that needed a block, and a block that was allocated in
+        # advance for the next contribution of that size.
         self._preallocated: tuple[int, _shm.Lease | None] = 0, None
         self._given = 0  # size of the previous contribution in a block
         # Roots whose last broadcast was large. Their next broadcast is assumed to be large, too; if
         # it is small, the node has to send a request to the leading node.
         self._large_roots: set[int] = set()
-        # Blocks of the latest result that have an owner in this process.
+        # Blocks in the latest result that an object in this process frees.
         self._adopted: set[int] = set()
 
     def give(
         self, call: int, part: tuple[str, str, int, Any], lends: bool, gets: bool, held: list[Any]
     ) -> None:
-        """Sends the contribution `part` (kind, op, root, values) to the node. Adds refs that must
-        live until the commit to `held`. `lends`: whether arrays in blocks of this process are read
-        in place. `gets`: whether this rank needs new arrays."""
+        """Sends the contribution `part` (kind, op, root, values) to the node. Appends to `held` the
+        refs that must live until the commit. `lends`: whether arrays in blocks of this process may
+        be read in place. `gets`: whether the result needs new arrays."""
         kind, op, root, values = part
         parts: list[bytes | int | tuple[int, int, int]] = []
         leases: list[_shm.Lease] = []  # the leases of the blocks in `parts`
@@ -205,7 +205,7 @@ class MultiHost:
                 self._generation, self.rank, call, kind, op, root, parts, mistake, error
             )
         except BaseException:
-            leases.clear()  # the node does not know these blocks
+            leases.clear()  # frees the blocks, of which the node was not informed
             raise
         self._hand_over(ask, leases, writers)
         self._next_block(parts)
@@ -237,14 +237,14 @@ class MultiHost:
         """Keeps this rank's own array for the result. Values other than arrays are read from the
         node's result, because they must be unpickled again."""
         self._own, self._own_is_copy = None, False
-        mine = kind in ("allgather", "alltoall") or (kind in OWN_AT_ROOT and root == self.rank)
+        in_result = kind in ("allgather", "alltoall") or (kind in OWN_AT_ROOT and root == self.rank)
         at = self.rank if kind in TARGETED else 0
-        if values and (kind in PREFIXES or mine) and is_plain_array(values[at]):
+        if values and (kind in PREFIXES or in_result) and is_plain_array(values[at]):
             self._own = values[at]
-            # A block that this rank has written comes back from the node, and an `out` is filled at
+            # If this rank has written a block, the node returns the block; an `out` is filled at
             # the end. Otherwise the array is copied now, while the other ranks' values are in
             # transit.
-            if mine and gets and not (parts and isinstance(parts[at], tuple)):
+            if in_result and gets and not (parts and isinstance(parts[at], tuple)):
                 self._own, self._own_is_copy = own_copy(self._memory, values[at]), True
 
     def _part(
@@ -256,9 +256,9 @@ class MultiHost:
         leases: list[_shm.Lease],
         writing: list[tuple[int, _serialize.Encoded]],
     ) -> bytes | int | tuple[int, int, int]:
-        """One value in the form for the node. `parts`: the values before it. Adds a ref that must
-        live until the commit to `held`, a block to `leases`, and a payload that must be copied to
-        `writing`."""
+        """Returns one value in the form in which it is sent to the node. `parts`: the preceding
+        values. Appends to `held` a ref that must live until the commit, to `leases` a block that
+        was allocated, and to `writing` a payload that is copied later."""
         inside = sum(len(part) for part in parts if isinstance(part, bytes)) + encoded.nbytes
         small = encoded.nbytes <= PIECE_BYTES_MAX and inside <= PACKET_PARTS_BYTES_MAX
         if small and not encoded.refs:
@@ -266,8 +266,8 @@ class MultiHost:
         memory = self._memory
         if (
             not is_plain_array(value)
-            # A fold over several hosts reorders a column-major array, for which the array must be
-            # complete.
+            # A fold over several hosts first reorders a column-major array, and needs the complete
+            # array for that.
             or (value.flags.f_contiguous and not value.flags.c_contiguous)
             or encoded.nbytes <= memory.config.small_object_bytes_max
         ):
@@ -287,7 +287,7 @@ class MultiHost:
         (before, preallocated), self._preallocated = self._preallocated, (nbytes, None)
         if preallocated is not None and before == nbytes:
             return preallocated
-        preallocated = None  # freed first, because the allocation may need its space
+        preallocated = None  # frees this block first, because the allocation may need its space
         return self._memory.allocate(nbytes)
 
     def _next_block(self, parts: Sequence[Any]) -> None:
@@ -339,31 +339,31 @@ class MultiHost:
             elif kind == "broadcast":
                 self._large_roots.add(root)
             if own is not None:
-                return self._mine(own, data.get((root, target)), out)
+                return self._own_value(own, data.get((root, target)), out)
             return self._taken(data[root, target], out, f"the value of rank {root}")
         if kind in PREFIXES:
             return self._folded(kind, op, own, data, out)
         target = self.rank if kind == "alltoall" else -1
         outs = outs_of(kind, out, self.size)
         if own is not None and any(_overlaps(own, one) for one in outs):
-            own = own.copy()  # otherwise it would be overwritten before it is read
+            own = own.copy()  # otherwise another rank's value would overwrite the array
         gathered: list[Any] = [None] * self.size
         for source in range(self.size):
             if source == self.rank and own is not None:
-                gathered[source] = self._mine(own, data.get((source, target)), outs[source])
+                gathered[source] = self._own_value(own, data.get((source, target)), outs[source])
             elif (source, target) in data:
                 given, what = data[source, target], f"the value of rank {source}"
                 gathered[source] = self._taken(given, outs[source], what)
         return gathered
 
-    def _mine(self, own: Array, given: Any, out: Array | None) -> Array:
+    def _own_value(self, own: Array, given: Any, out: Array | None) -> Array:
         """This rank's own value in the result: `out`, filled with the value, or the block that this
-        rank has written, or a copy. The node gives the block back unless other members on this host
+        rank has written, or a copy. The node returns the block unless other members on this host
         read it."""
         if isinstance(given, tuple) and out is None:
             return self._taken(given, None)  # type: ignore[no-any-return]
         if isinstance(given, tuple):
-            self._adopt(given)  # freed with this object
+            self._adopt(given)  # the block is freed at once, with the returned object
         if out is not None:
             return into(own, out)  # type: ignore[no-any-return]
         return own if self._own_is_copy else own_copy(self._memory, own)
@@ -384,7 +384,7 @@ class MultiHost:
         return total if out is None else into(total, out)
 
     def _seen(self, given: Any) -> Array:
-        """A read-only array, without a copy."""
+        """A read-only view of another rank's array."""
         memory = self._memory
         if isinstance(given, tuple):
             mem = memoryview(self._adopt(given))
@@ -398,7 +398,8 @@ class MultiHost:
         """Takes over a block in the result that the node has leased to this process. The block is
         freed with the returned object."""
         payload, nbytes, _ = given
-        self._adopted.add(payload)  # first, because a signal handler may raise after this line
+        # First, because a signal handler may raise an exception after this line.
+        self._adopted.add(payload)
         block: Any = self._memory.client.block(payload, nbytes)
         return block
 
@@ -443,13 +444,13 @@ def _overlaps(own: Array, out: Any) -> bool:
     return isinstance(out, np.ndarray) and np.may_share_memory(own, out)
 
 
-# A member's small calls over several hosts, which the engines make through the board.
+# Small calls over several hosts, which the engines make through the board.
 #
-# While all members make small calls of the same kind, the engines of their nodes exchange the
-# contributions, and no node runs Python (`cext/engine_coll.h`). A member then writes its
-# contribution to the board, signals the engine through an eventfd (its doorbell), and sleeps until
-# the result is on the board. Large calls and other kinds of calls are made through the node
-# (`MultiHost`).
+# While all members make small calls of the same kind, the engines (compiled threads of the nodes)
+# exchange the contributions, and no node runs Python (`cext/engine_coll.h`). A member writes its
+# contribution to the board (memory shared with the node), signals the engine through an eventfd
+# (its doorbell), and sleeps until the result is on the board. Large calls and other kinds of calls
+# are made through the node (`MultiHost`).
 
 
 NONE = 255  # no operator, no dtype
@@ -476,7 +477,7 @@ class Doorbell(Watched):
 
     def close(self) -> None:
         super().close()
-        self.fd = -1  # `there` cannot tell one eventfd from another
+        self.fd = -1  # `there` cannot distinguish one eventfd from another
 
     def __del__(self) -> None:
         self.close()
@@ -550,8 +551,8 @@ class EngineCalls:
         return self._board.done() > call
 
     def result(self) -> tuple[int, str, str, Any]:
-        """The result of the last call: (ranks as bits, no error, no message, data). The node
-        returns results in the same form; see `MultiHost.take`."""
+        """The result of the last call, in the same form as the node's results: (a mask of the
+        contributors, the error's kind or "", its message or "", data)."""
         _, mask, kind, _, _, _, found = _tasks.read_record(self._board.record())
         if _tasks.CALL_KINDS[kind] in REDUCTIONS:
             return mask, "", "", list(found.values())

@@ -1,10 +1,10 @@
-"""Calls of a Group on one host. The contributions are on the board or in call buffers.
+"""Group calls on one host, with the contributions on the board or in call buffers.
 
-A barrier or a reduction of a few KiB takes some microseconds on the board, because C code folds and
-commits it. Larger arrays are in call buffers in the store, and each rank copies the bytes that it
-needs. This module selects these calls, and translates between NumPy's names and the numbers in
-`cext/shm_board.h`. If a rank contributes an object, an error or an array of a different shape, the
-leader reads the contributions of all ranks, as in any other call.
+The board is shared memory, on which C code folds and commits small calls. A barrier or a reduction
+of a few KiB takes a few microseconds there. Larger arrays are in call buffers in the store, and
+each rank copies the bytes that it needs. This module selects these calls, and translates between
+NumPy's names and the numbers in `cext/shm_board.h`. If a rank contributes an object, an error or an
+array of a different shape, the leader reads all ranks' contributions, as in any other call.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ Array = np.ndarray[Any, np.dtype[Any]]
 # How long a call waits in C code. Meanwhile the worker does not count as blocked, and signals are
 # not handled.
 WAIT_NS = 2_000_000
-# The smallest size of call buffers. Each larger size is four times the previous size, so all
-# smaller buffers of a Group together take a third of the memory of its largest buffers.
+# The smallest size of call buffers. Each larger size is four times the previous size, so a Group's
+# smaller buffers together use a third of the memory of its largest buffers.
 BUFFER_BYTES_MIN = 128 << 10
 BUFFER_GROWTH = 4
-# How long a member makes calls without buffers after the store had no space for buffers.
+# How long a member makes calls without buffers after the store had no space for them.
 REFUSED_NS = 1_000_000_000
-GIVING_POLL_S = 0.0001  # copying 8 MiB takes some milliseconds
+GIVING_POLL_S = 0.0001  # copying 8 MiB takes a few milliseconds
 
 _KINDS = {kind: number for number, kind in enumerate(_tasks.CALL_KINDS) if kind != "split"}
 _OPS = {op: number for number, op in enumerate(OPS)}
 _DTYPES = {at: np.dtype(name) for at, name in enumerate(DTYPES) if name != "bfloat16"}
-# Our numbers by NumPy's type number, `dtype.num`, so that no dtypes have to be compared. Two type
-# numbers stand for int64: those of C's long and long long.
+# The numbers in `cext/shm_board.h`, by NumPy's type number `dtype.num`: a lookup is faster than a
+# comparison of dtypes. int64 has two type numbers, for the C types long and long long.
 _NUMBERS = {dtype.num: number for number, dtype in _DTYPES.items()}
 _NUMBERS |= {np.dtype(c).num: DTYPES.index(np.dtype(c).name) for c in "bBhHiIlLqQ"}
 _RESULT_DTYPES = {
@@ -82,9 +82,9 @@ class SingleHost:
         board.set_store(runtime.memory.client.store_address, runtime.memory.client)
 
     def make(self, call: int, part: tuple[str, str, int, Any], deadline_ns: int) -> int | None:
-        """Publishes the contribution, and waits for up to WAIT_NS. Returns the ranks in the result
-        as a mask (`take` then reads the result); 0 if the call is not over; None if the
-        contribution was not published because the call cannot be made on the board."""
+        """Publishes the contribution, and waits for up to WAIT_NS. Returns a mask of the
+        contributors if the call is over (`take` then reads the result), and 0 if it is not over.
+        Returns None if the call cannot be made on the board, so nothing was published."""
         kind, op, root, values = part
         number = _KINDS.get(kind)
         if number is None:
@@ -139,8 +139,8 @@ class SingleHost:
     def leave(self) -> None:
         """Leaves the board. Afterwards the member no longer writes to its buffers."""
         self._board.leave_store()
-        # Another thread may be copying an array to a buffer. A forked child does not have that
-        # thread.
+        # Another thread may be copying an array to a buffer, except in a forked child, which does
+        # not have that thread.
         while self._board.giving and self._memory.client.usable:
             clock.sleep(GIVING_POLL_S)
 
@@ -159,7 +159,7 @@ class SingleHost:
 
     def take(self, kind: str, root: int, call: int, mask: int, out: Any) -> Any:
         """This rank's result of a call whose commit refers to no object. kind: "barrier" if the
-        caller only waits for the call. mask: the ranks in the result."""
+        caller only waits for the call. mask: the contributors."""
         if kind == "barrier" or (kind in ("reduce", "gather") and self._rank != root):
             return None
         if kind == "broadcast":
@@ -215,7 +215,8 @@ def _fits(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
 
 
 INVALID_CALL = "mistake"  # the kind of a contribution that contains an error
-INVALID_CALL_CHARS_MAX = 8000  # length of an error's text; every host must have space for it
+# Maximum length of an error's text, for which every host must have space.
+INVALID_CALL_CHARS_MAX = 8000
 
 
 class Combiner:
@@ -251,13 +252,14 @@ class Combiner:
         return refs
 
     def _array(self, given: Any) -> Array:
-        """An array to reduce. If it is a separate object, the array is read from the store."""
+        """An array to reduce. `given` is the array, or a ref to an object that contains it."""
         if type(given) is ObjectRef:
             given = self._memory.read(self._memory.local_id(given), FOREVER_NS, False)
         return given  # type: ignore[no-any-return]
 
     def _result_dtype(self, op: str, arrays: dict[int, Array]) -> np.dtype[Any]:
-        """The dtype of the arrays' reduction. ValueError: the arrays cannot be reduced together."""
+        """The dtype of the reduction's result. Raises ValueError if the arrays cannot be reduced
+        together."""
         first_rank = min(arrays)
         first = arrays[first_rank]
         for rank, array in arrays.items():

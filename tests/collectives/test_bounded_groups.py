@@ -78,7 +78,7 @@ BAD = {
     "not a number": ({"deadline": float("nan")}, "deadline=nan: it must be more than 0"),
     "function": ({"deadline": 1, "op": lambda a, b: a}, "with deadline= it must be a name"),
     "robust": ({"deadline": 1, "op": ml.Median()}, "with deadline= it must be a name"),
-    "finite": ({"deadline": 1, "finite": True}, "finite=True takes no num="),
+    "finite": ({"deadline": 1, "finite": True}, "finite=True cannot be used with num="),
     "list": ({"deadline": 1, "x": [1.0, 2.0]}, "takes arrays, numbers and bools, not list"),
     "unknown op": ({"deadline": 1, "op": "summ"}, "unknown op 'summ'"),
 }
