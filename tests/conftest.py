@@ -94,6 +94,8 @@ LEVELS = {
 SLOW = (
     "model/test_scenarios.py", "model/test_engine_calls.py", "node/test_group_world.py",
     "simulation/test_aimed.py", "simulation/test_cluster.py", "simulation/test_latecomers.py",
+    "simulation/test_bounded_groups.py", "simulation/test_learning.py",
+    "simulation/test_peer_loss_order.py", "simulation/test_timed_groups.py",
     "simulation/test_packed.py", "simulation/test_scale.py", "simulation/test_slow_hosts.py",
 )  # fmt: skip
 LEVEL_OF = {path: level for level, paths in LEVELS.items() for path in paths}

@@ -170,9 +170,8 @@ class ActorClient:
             env=env,
             demand=demand,
         )
-        # Only a node itself can tell how much of its resources is in use. So each candidate is
-        # first tried with `only_now`. If no node has enough free resources, the actor waits on the
-        # first candidate.
+        # Only a node itself can tell which of its resources are free. So each candidate is tried
+        # with `only_now` first. If no node has enough, the actor waits on the first candidate.
         numbers = list(nodes) if demand else []
         tries = [(one, True) for one in numbers if len(numbers) > 1]
         tries += [(one, False) for one in numbers]
