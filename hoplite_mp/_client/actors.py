@@ -173,8 +173,7 @@ class ActorClient:
         # Only a node itself can tell which of its resources are free. So each candidate is tried
         # with `only_now` first. If no node has enough, the actor waits on the first candidate.
         numbers = list(nodes) if demand else []
-        tries = [(one, True) for one in numbers if len(numbers) > 1]
-        tries += [(one, False) for one in numbers]
+        tries = [(n, True) for n in numbers if len(numbers) > 1] + [(n, False) for n in numbers]
         candidates = iter(tries) if demand else ((one, False) for one in nodes)
         node, only_now = next(candidates)
         while True:
