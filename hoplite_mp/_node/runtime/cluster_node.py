@@ -491,7 +491,7 @@ class ClusterNode:
         management = self.local.management
         most = count > max(1, len(self.peers.by_host_id))
         if most and not (management.is_here or management.waits_for_votes):
-            management.cut_off(f"this host has lost {count} others")
+            management.cut_off(f"this host has lost contact with {count} others")
 
     # -- peers ---------------------------------------------------------------------------------
 
@@ -501,7 +501,7 @@ class ClusterNode:
         try:
             self._peer_handlers[type(message)](host_id, message)
         except Exception:
-            _log.exception("%s of node %#x", type(message).__name__, host_id)
+            _log.exception("cannot handle %s from node %#x", type(message).__name__, host_id)
 
     def _last_lines(self, host_id: int, message: OutputFlushed) -> None:
         self.remote_output.last_lines_sent(host_id, message)

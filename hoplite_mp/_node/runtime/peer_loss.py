@@ -54,7 +54,7 @@ ORDERS = {
     ("recovery", "replicas"): "recovery holds the host's objects before replicas are released",
     ("recovery", "remote_objects"): "lost objects are handled once the owner is known to be dead",
     ("recovery", "questions"): "an unanswered question may have to wait for the next owner",
-    ("remote_objects", "questions"): "objects of unanswered questions are sought on living hosts",
+    ("remote_objects", "questions"): "unanswered questions are handled with living holders only",
 }
 
 

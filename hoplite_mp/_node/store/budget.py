@@ -34,7 +34,7 @@ __all__ = ["Pages", "Store"]
 
 ADOPTED = -1  # in place of a slot: the lessee is dead
 PROMISED = -2  # in place of a slot: a reserved block (see groups/group_results.py)
-LEASED = (1 << 64) - 1
+LEASED = (1 << 64) - 1  # owner word of a leased block without an object
 HEAD = _shm.BLOCK_HEAD_BYTES
 # Spill in batches of 1/32 of the store's limit. Smaller batches: fewer objects are spilled
 # unnecessarily. Larger: more objects share the cost of one scan of all headers.
@@ -119,7 +119,7 @@ class Store:
         return payload
 
     def has_spare(self, nbytes: int) -> bool:
-        """Whether a block that may never be needed fits and leaves at least its size for others."""
+        """Whether a block that may never be needed fits, with at least as much memory left over."""
         if self.used_bytes() + nbytes > self.limit // 2:
             return False
         # A range whose pages are already resident takes no memory from others. This is checked
@@ -150,9 +150,9 @@ class Store:
         size = self.config.span_bytes
         self.take_returns()
         lessees = set(self.spans.values())
-        # A client that already has a span must leave room for one span for each client without any,
-        # because those clients cannot store small objects at all. A client with a span can have its
-        # small objects spilled instead.
+        # A client that already has a span must leave room for one span for each client without a
+        # span, because such a client cannot store any small object. A client with a span can have
+        # its small objects spilled instead.
         self.promised = 0
         if slot in lessees:
             self.promised = size * sum(client not in lessees for client in self.clients)

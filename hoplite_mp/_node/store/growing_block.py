@@ -215,8 +215,8 @@ class GrowingBlocks:
     def keep(self, source: GrowingBlock) -> tuple[int, int]:
         """Removes a complete block that becomes an object or is leased to a member. Returns
         (payload, number of bytes)."""
-        # If `blocks` has no such entry or another one, this block was freed and its memory may have
-        # been reused.
+        # Unless `blocks` still contains this block, it was freed and its memory may have been
+        # reused.
         if self.blocks.get(source.payload) is source:
             del self.blocks[source.payload]
         return source.payload, source.nbytes
