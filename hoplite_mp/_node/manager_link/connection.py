@@ -244,7 +244,7 @@ class ManagerConnection:
         elif self.network is not None:
             self.failover = self.network.failover(message)
 
-    # -- the beginning -------------------------------------------------------------------------
+    # -- joining -------------------------------------------------------------------------------
 
     def join(self) -> None:
         """Joins the cluster. If the manager is on another host, blocks until it has answered."""
@@ -529,7 +529,7 @@ class HeartbeatSender:
 
     def _poll(self) -> None:
         """Checks for silence. A late loop calls this timer before it reads the heartbeats that have
-        arrived, so its delay does not count as silence."""
+        arrived, so the loop's delay does not count as silence."""
         if self._over:
             return
         now = self._loop.now()

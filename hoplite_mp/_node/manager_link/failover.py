@@ -59,8 +59,8 @@ __all__ = ["Failover", "ManagerDialing"]
 
 # Connections to managers on other hosts: the first one, and its successors.
 #
-# A node calls the addresses of its cluster's manager until one answers. Once a standby leads, its
-# addresses replace these.
+# A node tries the addresses of its cluster's manager until one answers. When a standby has become
+# the manager, its addresses replace them.
 
 
 # The number of rounds over the addresses of a lost manager. They suffice, because its supervisor

@@ -292,7 +292,7 @@ class JoinWaiters:
         return {JoinStatus: self.ask}
 
     def ask(self, slot: int, request: Request) -> None:
-        """Handles a process's request for a reply once this node has joined."""
+        """Handles a process's request, which is answered once this node has joined."""
         self.waiting.append((slot, request.number))
         self.answer()
 

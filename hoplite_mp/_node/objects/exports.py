@@ -251,7 +251,7 @@ class Exports:
                 self.send(peer, self.describe(oid, object_id, number))
 
     def describe(self, oid: int, object_id: bytes, number: int) -> ObjectReport:
-        """The present state of an object, for the import `number`."""
+        """The current state of an object, for the import `number`."""
         if not self.tasks.done(oid):
             return ObjectReport(object_id, number, "pending")
         got = self.client.view(oid)

@@ -40,7 +40,7 @@ class ImportRecord:
     described: bool = False
     asks: bool = False  # the owner's host is unknown here, so this node has asked the manager
     kept: bool = False  # a replica, which the node holds even if no process does
-    moved: int = -1  # number of the dead node whose successor as owner has been named
+    moved: int = -1  # node number of a dead previous owner; -1: none
     runs_here: bool = False  # the object is the result of the owner's task, which runs here
     waiting: list[Callable[[], None]] = field(default_factory=list)
     # All headers of the same object on this host, in one shared list. The object's id maps to the
@@ -52,8 +52,8 @@ class ImportsEvents(Protocol):
     """Reports and requests from this component to the components above it."""
 
     def nobody_named(self, oid: int) -> None:
-        """Handles the owner's reply that it knows no holder of an object whose holders known to
-        this node have all died."""
+        """Handles an owner's reply without holders, for an object whose known holders have all
+        died."""
 
     def ask_for_owner(self, record: ImportRecord) -> bool:
         """Asks for the new owner of an import whose owner is gone. Returns False if there will be
@@ -199,7 +199,8 @@ class Imports:
 
     def near(self, object_id: bytes, oid: int) -> memoryview | None:
         """The payload of the object if this host has it under a header other than `oid`, else None.
-        This occurs if a process here held a ref to a task's result when the task was sent here."""
+        A task's result has two headers here if a process here held a ref to it when the task was
+        sent here."""
         record = self.by_object.get(object_id)
         if record is None or record.oid == oid:
             return None

@@ -1,12 +1,12 @@
 """Objects that outlive their owner: this node reports them, and follows or becomes their new owner.
 
-The owner of an object (the host with the id `ImportRecord.owner`) counts the hosts that hold it;
-compare ownership in Ray (Wang et al., NSDI 2021), where processes own objects. When an owner dies,
-every node reports its holds on that owner's objects and its copies of them. The manager then names
-a new owner for each object that is complete on some host (_planner/owners.py). Until then this node
-releases none of these objects. The new owner starts with the counts in the reports. A host that has
-released an object since its report notifies the new owner, which may receive that message before
-the manager's.
+The owner of an object (the host with the id `ImportRecord.owner`) counts the hosts that hold it.
+This resembles ownership in Ray (Wang et al., NSDI 2021), where processes own objects. When an owner
+dies, every node reports its holds on that owner's objects and its copies of them. The manager then
+names a new owner for each object that is complete on some host (_planner/owners.py). Until then
+this node releases none of these objects. The new owner starts with the counts in the reports. A
+host that has released an object since its report notifies the new owner, which may receive that
+message before the manager's.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class OrphanInventory:
 
 
 def is_kept(record: ImportRecord) -> bool:
-    """Whether only the node itself holds the object here, as a complete or incomplete replica."""
+    """Whether the object is here only as a replica (complete or not) that the node itself holds."""
     return record.kept and not record.number
 
 
@@ -211,8 +211,9 @@ class OwnershipTransfer:
         self.orphan_inventory = OrphanInventory(imports, node, events)
         self.lost = self.orphan_inventory.lost  # by host id
         self.numbers: dict[int, int] = {}  # host id -> node number, for all nodes that have died
-        # Number of a first owner -> holds on objects that were reported again to a new manager even
-        # though they already have a new owner. The holds are kept until the manager has answered.
+        # Node number of the first owner -> holds on objects that were reported again to a new
+        # manager even though they already have a new owner. The holds are kept until the manager
+        # has answered.
         self._restated: dict[int, list[Any]] = {}
 
     def is_open(self, host_id: int) -> bool:
@@ -383,7 +384,8 @@ class OwnershipTransfer:
         self.events.ownerless(record)  # the value may be complete here, as for an actor's identity
 
     def _moved(self, lost: Lost, object_id: bytes, ours: list[ImportRecord], owner: int) -> None:
-        """Follows a new owner on another node, which counts this host's import as reported."""
+        """Follows a new owner on another node. The new owner counts this host's import as
+        reported."""
         number = lost.reported.get(object_id, 0)
         for record in ours:
             self._follow(record, owner)
@@ -399,7 +401,8 @@ class OwnershipTransfer:
             # once.
             if record.number and (record.number != number or not record.described):
                 self._acquire(record)
-        # A header that OwnerReport has already moved may also have the reported number.
+        # A header that an OwnerReport has already assigned to the new owner may also have the
+        # reported number.
         here = {record.number for record in self.imports.all_of(object_id)}
         for before in sorted({number, *lost.former.get(object_id, ())} - here - {0}):
             self.send(owner, Release(object_id, before))  # released after the report
@@ -429,9 +432,9 @@ class OwnershipTransfer:
         counted: tuple[int, ...],
         copies: tuple[int, ...],
     ) -> None:
-        """Makes this node the owner. counted: pairs of (node, number of its import), flattened.
-        copies: numbers of nodes that have replicas."""
-        if not ours:  # a former manager, which then died, has already made this node the owner
+        """Makes this node the owner. counted: alternately the number of a node and the number of
+        its import. copies: numbers of nodes that have replicas."""
+        if not ours:  # an earlier manager has already made this node the owner
             return
         primary = next((record for record in ours if self.imports.is_whole(record)), ours[0])
         object_id = primary.object

@@ -189,7 +189,7 @@ class RemoteObjects:
         self.by_oid: dict[int, RemoteObject] = {}
         # Table and index of a header, as returned by `take_gone` -> the header's id.
         self._at: dict[int, int] = {}
-        self._gone: list[int] = []  # objects that were already freed or deleted in `add`
+        self._gone: list[int] = []  # objects that `add` has found freed or deleted
 
     def __contains__(self, oid: int) -> bool:
         return oid in self.by_oid
@@ -249,9 +249,9 @@ class RemoteObjects:
         return True
 
     def refuse(self, oid: int, why: str) -> None:
-        """Records why the last holder could not read the object from its disk: memory was short for
-        put_wait_s. The object is not lost. The fetch continues, and readers on this host receive
-        the reason."""
+        """Records that the last holder could not read the object from its disk, because its memory
+        was short for put_wait_s. The object is not lost. The fetch continues, and readers on this
+        host receive the reason `why`."""
         remote = self.by_oid[oid]
         remote.full = why
         remote.full_until = self.loop.now() + 2 * self.store.config.put_wait_s
@@ -267,8 +267,8 @@ class RemoteObjects:
         return remote is not None and not remote.holders and not remote.payload
 
     def needs_making(self, oid: int) -> bool:
-        """Whether the object has no known holder. If so, also requests it from the maker unless a
-        fetch is still running."""
+        """Whether the object has no known holder. If so, requests it from the maker, unless a fetch
+        is still running."""
         remote = self.by_oid.get(oid)
         if remote is None or remote.holders:
             return False
@@ -420,7 +420,7 @@ class RemoteObjects:
         self.replace(oid, _serialize.encode_error(error, "").tobytes())
 
     def replace(self, oid: int, data: bytes | memoryview) -> None:
-        """Makes this payload, a value or an error, the object's content."""
+        """Makes this payload (a value or an error) the object's content."""
         remote = self._take(oid)
         if remote is None:
             return
@@ -483,7 +483,7 @@ class RemoteObjects:
             self.lose_holder(oid, number)
 
     def lose_holder(self, oid: int, number: int) -> None:
-        """Removes a node that no longer has the object's bytes from the holders."""
+        """Removes a node from the object's holders, because it no longer has the bytes."""
         remote = self.by_oid.get(oid)
         if remote is None or number not in remote.holders:
             return

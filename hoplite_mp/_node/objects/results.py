@@ -45,7 +45,7 @@ class ResultWriter:
         self.headers: Callable[[bytes], list[int]] = self.all_made_here
 
     def made_here(self, object_id: bytes) -> int:
-        """The local id of an object that was made on this host; 0 for other objects."""
+        """The local id of an object that was created on this host; 0 for other objects."""
         host_id, oid = ids.unpack_id(object_id)
         return oid if host_id == self.client.host_id else 0
 
