@@ -184,7 +184,7 @@ def test_recomputation_that_returns_refs_fails(network: Network, sender: Side, c
             side.complete(task, [ObjectRef(object_id, hold), b"x" * count * 8])
             del hold
     network.settle()
-    assert "its task returned refs" in sender.read(sender.submitted[oid][0])
+    assert "its task was run again and returned refs" in sender.read(sender.submitted[oid][0])
     assert_nothing_kept(network)
 
 

@@ -1,4 +1,4 @@
-"""Reconstruction: tasks compute lost results again when the results are requested.
+"""Reconstruction: lost results are recomputed by their tasks when they are requested.
 
 A task's result is absent (_node/objects/remote_objects.py) when it is done but has no known living
 holder. When the result is requested, the node itself submits the task again, to the same pool, with
@@ -400,7 +400,7 @@ class Reconstruction:
         elif state in (STATE["SEALED"], STATE["FAILED"]):
             self._done(run)
         elif state in (STATE["CANCELLED"], STATE["DELETED"], STATE["FREE"]):
-            self._fail(run.target, "its task was cancelled while it was run again")
+            self._fail(run.target, "its task was cancelled while it was being run again")
 
     def _store_full(self, run: _Run) -> None:
         """Makes readers raise StoreFullError, because the recomputed value does not fit on this
@@ -423,7 +423,9 @@ class Reconstruction:
         # The submitter takes over the refs in a result only once, and has already done so for the
         # first run.
         if not error and _serialize.read_refs(mem):
-            self._fail(oid, "run again, its task returned refs, which a lost result cannot hold")
+            self._fail(
+                oid, "its task was run again and returned refs, which a lost result cannot hold"
+            )
             return
         if error or self.client.inspect(run.oid)["flags"] & FLAG_INLINE:
             self._settle(run, bytes(mem))
@@ -478,4 +480,7 @@ def named(remote: RemoteObject) -> str:
     return f"object {remote.object.hex()} is lost"
 
 
-_NOT_KEPT = "no task of a living host has computed it; put(copies=2) keeps a second copy"
+_NOT_KEPT = (
+    "it is not the result of a task from a living host, so it cannot be recomputed; "
+    "put(copies=2) keeps a second copy"
+)

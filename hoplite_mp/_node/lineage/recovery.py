@@ -135,7 +135,7 @@ class Recovery:
         """Called once in each turn of the loop."""
         self.reconstruction.poll()
 
-    # -- deaths --------------------------------------------------------------------------------
+    # -- lost hosts ----------------------------------------------------------------------------
 
     def peer_lost(self, member: Member) -> None:
         """Handles the loss of a host. Must be called before any component releases objects of that
@@ -143,8 +143,8 @@ class Recovery:
         self.owners.begin(member.host_id, member.node)
 
     def peer_joined(self, host_id: int) -> None:
-        """Handles a member that this node may have considered lost. All other components have
-        already been notified."""
+        """Called when a host joins. This node may have considered it lost. All other components
+        have already been notified."""
         self.owners.back(host_id)
 
     def report(self, number: int) -> None:
