@@ -50,13 +50,14 @@ __all__ = ["Clock", "Recording", "Tracing", "best_clock"]
 # A node's records for a trace: the tasks of its processes, and its own events.
 #
 # Processes write 80 bytes for each task to rings in shared memory. The node copies a ring when it
-# fills up, when its process has ended, and at the end of the trace. The events stay packed, because
-# a Python object for each event would be too expensive at a hundred thousand tasks a second.
+# fills up, when its process has exited, and at the end of the trace. The events stay packed,
+# because a Python object for each event would be too expensive at a hundred thousand tasks a
+# second.
 
 
 RUNNING, DONE, FAILED, CANCELLED, LOST, TIMEOUT = range(len(OUTCOMES_OF_EVENTS))
-# The outcome of a task whose process never recorded the task's end, by the state of its header. All
-# other states count as DONE.
+# State of a task's header -> outcome of the task, if its process has not recorded the task's end.
+# All other states count as DONE.
 _ENDED = {
     STATE["FAILED"]: FAILED,
     STATE["ABORTED"]: CANCELLED,
@@ -155,7 +156,7 @@ class Recording:
 
     def _outcome(self, slot: int, oid: int) -> int:
         """The outcome of a task that is still on its process's stack. The task's result may already
-        be sealed. RUNNING is 0, so the caller replaces it with its own outcome."""
+        be sealed. For RUNNING, which is 0, the caller substitutes its own outcome."""
         header = self.client.inspect(oid)
         if header["id"] != oid:
             return DONE

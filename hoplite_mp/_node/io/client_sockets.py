@@ -120,7 +120,7 @@ class ClientSockets:
                 raise OSError(errno.EMFILE, CUT_OFF)
             self._events.request(slot, self._decoder.decode(data), given)
         except Exception as error:  # an error of one client must not stop the node
-            _log.exception("a request of client %d", slot)
+            _log.exception("cannot serve a request from client %d", slot)
             self._refuse(slot, data, f"{type(error).__name__}: {error}")
         for fd in given:  # descriptors that the handler has left in the list
             os.close(fd)

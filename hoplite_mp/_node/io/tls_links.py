@@ -78,7 +78,7 @@ class TlsLink:
         try:
             thread.start()
         except RuntimeError as error:  # the user has reached the limit of threads
-            _log.error("%s for node h%d: %s", name, self.number, error)
+            _log.error("cannot start the %s thread for node h%d: %s", name, self.number, error)
             sock.close()
             self._end()
 

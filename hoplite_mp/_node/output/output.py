@@ -1,8 +1,8 @@
 """Forwards workers' stdout and stderr to their drivers, line by line.
 
-Each worker writes to pipes. Complete lines are sent, in order, to the output owner of the task that
-printed them. While the next lines of a pipe must wait, the pipe is not read, so that memory stays
-bounded and the loop never blocks. A worker that prints a lot then blocks in `print`.
+Each worker writes to pipes. Complete lines are sent, in order, to the output owner (the driver) of
+the task that printed them. While the next lines of a pipe must wait, the pipe is not read, so that
+memory stays bounded and the loop never blocks. A worker that prints a lot then blocks in `print`.
 """
 
 from __future__ import annotations
@@ -238,8 +238,8 @@ class Output:
         patience_s: float | None,
         events: OutputEvents,
     ) -> None:
-        """number: returns this node's number, for the labels. patience_s: how long a driver may
-        read nothing before its lines are dropped; None: no limit."""
+        """number: returns this node's number, for the labels of lines. patience_s: how long a
+        driver may read nothing before its lines are dropped; None: no limit."""
         self.loop = loop
         self.host_id = host_id
         self.number = number
@@ -324,7 +324,7 @@ class Output:
         """Sends all lines of the output owner, including incomplete ones, because its tasks are
         done."""
         for pipe in list(self.pipes.values()):
-            if not pipe.waiting:  # otherwise more lines of the output owner may be in the pipe
+            if not pipe.waiting:  # a paused pipe may contain more such lines
                 self._empty(pipe)
                 if pipe.lines.output_owner == output_owner:
                     pipe.waiting.extend(pipe.lines.finish())

@@ -67,9 +67,9 @@ class RemoteOutput:
         note_printed: Callable[[], None],
     ) -> None:
         """number_of: returns the number of a host's node, or None if it is gone. host_id_of:
-        returns the host of the driver with a name, or None if it is gone. busy: returns whether the
-        worker in the slot is running a task. note_printed: called after lines from another host
-        were queued for a driver."""
+        returns the host of the driver with the given name, or None if it is gone. busy: returns
+        whether the worker in the slot is running a task. note_printed: called after lines from
+        another host were queued for a driver."""
         self.output = output
         self.send = send
         self.number_of = number_of
@@ -113,13 +113,13 @@ class RemoteOutput:
             self.others.setdefault(output_owner, set()).add(host_id)
 
     def taken(self, host_id: int, message: OutputAck) -> None:
-        """Handles the acknowledgement of bytes that a driver on the host has read."""
+        """Handles another host's acknowledgement that its driver has read these bytes."""
         subscriber = self.subscribers.get(message.output_owner or host_id)
         if subscriber is not None:
             self.output.taken(subscriber, message.nbytes)
 
     def last_lines_asked(self, host_id: int, message: OutputFlushRequest) -> None:
-        """Handles the request of a leaving driver on the host for its last lines."""
+        """Handles a request for the last lines from a leaving driver on another host."""
         self.asked.add(message.output_owner or host_id)
         self.poll()
 
@@ -141,7 +141,7 @@ class RemoteOutput:
     # -- lines for this host's driver ----------------------------------------------------------
 
     def printed(self, host_id: int, message: OutputLines) -> None:
-        """Sends lines from the node's workers to a driver on this host."""
+        """Sends lines from another node's workers to a driver on this host."""
         name = message.output_owner
         if name not in self.output.drivers:  # the driver has left
             self.send(host_id, OutputAck(bytes_of(message.lines), name))

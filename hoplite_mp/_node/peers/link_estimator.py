@@ -102,7 +102,7 @@ class LinkEstimator:
         self.sent = (0, 0)
         # the last burst's sending peak, if it was backlogged and below the estimate
         self._slower = 0.0
-        self._begun_at = 0.0  # time at which the first of the present transfers began
+        self._begun_at = 0.0  # time at which the first of the current transfers began
         self._ended_at = 0.0  # time at which the last transfer ended
         self._moved_at = 0.0
         self._samples: deque[tuple[float, int, int]] = deque()
@@ -141,7 +141,7 @@ class LinkEstimator:
 
     @property
     def rates(self) -> tuple[int, int]:
-        """The present estimates (up, down), including this burst."""
+        """The current estimates (up, down), including this burst."""
         up, down = (max(known, peak) for known, peak in zip(self.known, self.peaks, strict=True))
         return int(up), int(down)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Links", "Pulling", "Wanting"]
 
 # The reason for a failure if no connection could be made, directly or over a relay. Callers compare
-# the reason with this text, because another attempt would take as long.
+# the reason with this text, because another attempt would take just as long.
 UNREACHABLE = "the node cannot be reached"
 _log = logging.getLogger("hoplite_mp")
 
@@ -96,7 +96,7 @@ class Links:
     # -- connections ---------------------------------------------------------------------------
 
     def admitted(self, peer: Peer, admission: Admission) -> None:
-        """Takes over a data connection that another node has made."""
+        """Takes over a data connection that another node has opened."""
         if self.tls:
             self._admitted_driven(peer.member, admission)
         else:

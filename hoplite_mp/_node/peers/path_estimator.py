@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Flow", "PathEstimator"]
 
-# Length of a stretch. Lower: the ends of exchanges, in which some pairs finish before others, count
-# as narrow paths. Higher: only larger objects reveal narrow paths.
+# Length of a stretch. Lower: the end of an exchange, where some pairs finish before others, is
+# mistaken for narrow paths. Higher: only larger objects reveal narrow paths.
 WINDOW_S = 0.15
 # A flow counts as backlogged if it was backlogged for this share of a stretch. Lower: a sender that
 # relays incoming data with pauses is mistaken for one behind a narrow path.
@@ -106,9 +106,9 @@ class PathEstimator:
         say: Callable[[int], None],
         tell: Callable[[int, float], None],
     ) -> None:
-        """flows: returns the flow for each node over links to other hosts. rates: returns the rates
-        of this host's link (up, down), 0 while unknown. say: sends PathCongested to a node. tell:
-        reports the rate of the path from a node to this one to the manager."""
+        """flows: returns the flow for each node on another host. rates: returns the rates of this
+        host's link (up, down), 0 while unknown. say: sends PathCongested to a node. tell: reports
+        the rate of the path from a node to this one to the manager."""
         self.flows = flows
         self.rates = rates
         self.loop = loop
@@ -185,7 +185,7 @@ class PathEstimator:
                 self.say(node)
 
     def _report_slow(self, now: float, elapsed: float, moved: Mapping[int, Flow]) -> None:
-        """Reports if this host's link is slow."""
+        """Calls the functions registered by `when_slow` if this host's link is slow."""
         waiting = [
             flow for flow in moved.values() if flow.backlogged_ns >= BACKLOGGED * elapsed * 1e9
         ]
