@@ -1,4 +1,4 @@
-"""Worker processes on this host: how they are started and stopped, and their stacks.
+"""Worker processes on this host: starting and stopping them, and reading their stacks.
 
 The supervisor forks workers, and signals stop them. The node creates a worker's connection and
 output pipes, and sends the worker's ends to the supervisor.

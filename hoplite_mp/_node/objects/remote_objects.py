@@ -176,7 +176,7 @@ class RemoteObjectsEvents(Protocol):
 
 
 class RemoteObjects:
-    """All objects with a header on this host whose bytes are elsewhere."""
+    """All objects with a header on this host whose bytes are on other hosts."""
 
     def __init__(self, results: ResultWriter, loop: LoopPort, events: RemoteObjectsEvents) -> None:
         self.results = results

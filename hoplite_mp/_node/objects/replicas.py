@@ -4,8 +4,8 @@ Broadcasts and the argument `to=` place values on hosts that hold no ref yet. Su
 keeps the copy with its own hold, which the owner does not count. When the object has no holder left
 in the cluster, the owner sends DropReplica (_node/objects/exports.py), and the replicas are
 released. When a process here requests the object, the replica becomes an import like any other
-while the process holds it. This file therefore polls whether the node's own hold is the only one
-left.
+while the process holds it. This component therefore polls whether the node's own hold is the only
+one left.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Replicas:
     def expect(
         self, object_id: bytes, nbytes: int, holders: tuple[int, ...], layout: bytes = b""
     ) -> int:
-        """Returns the header here of a ready object. Its value is here or can be fetched from the
-        nodes `holders`. If this host owns the object, the object may be gone."""
+        """Returns the id of a ready object's header on this host. The value is here or can be
+        fetched from the nodes `holders`. If this host owns the object, the object may be gone."""
         oid = self._header(object_id)
         if oid and self.client.state(oid) == STATE["CLAIMED"] and self._is_foreign(object_id):
             self.remote_objects.complete(oid, object_id, nbytes, holders, layout)

@@ -39,9 +39,9 @@ HEAD = _shm.BLOCK_HEAD_BYTES
 # Spill in batches of 1/32 of the store's limit. Smaller batches: fewer objects are spilled
 # unnecessarily. Larger: more objects share the cost of one scan of all headers.
 SPILL_BATCHES = 32
-# A restored object is not spilled again for this long, so that its reader has time to pin it.
-# Otherwise readers of more objects than fit in memory would displace each other's objects
-# indefinitely. Longer: the memory stays occupied longer if the reader has died.
+# An object that was restored for a reader is not spilled again for this long, so that the reader
+# has time to pin it. Otherwise readers of more objects than fit in memory would displace each
+# other's objects indefinitely. Longer: the memory stays occupied longer if the reader has died.
 HANDED_S = 0.02
 ERROR_SHARE = 16  # the reserve for errors is at most 1/16 of the limit
 # The spill file is purged when the number of writes since the last purge exceeds 1/16 of the number
