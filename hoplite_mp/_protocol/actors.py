@@ -65,8 +65,8 @@ class OpenActor(msgspec.Struct, frozen=True, tag="OpenActor", array_like=True):
     """Starts an actor: one object in a separate process. `setup`: an object with the actor's
     constructor and arguments. `about`: the data of the actor's handles, pickled by the client.
     Reply: the local id of the actor's identity, which the node holds until Imported confirms that
-    the caller holds it; or the text of a ValueError. With `get_if_exists`, the actor may be a
-    living one with that name."""
+    the caller holds it; or the text of a ValueError. With `get_if_exists`, a living actor
+    with that name is reused."""
 
     setup: int
     about: bytes
@@ -123,13 +123,13 @@ class FailActorCalls(msgspec.Struct, frozen=True, tag="FailActorCalls", array_li
 
 
 class ActorFailed(msgspec.Struct, frozen=True, tag="ActorFailed", array_like=True):
-    """The actor's constructor raised this exception, an error payload. Reply: None."""
+    """The actor's constructor raised an exception, sent as an error payload. Reply: None."""
 
     payload: bytes
 
 
-# Most calls in a reply to ActorReady or ActorBacklog. Higher: fewer requests. The kernel's default
-# limit for a packet is 416 KiB; an id takes up to 9 bytes.
+# Maximum number of calls in a reply to ActorReady or ActorBacklog. Higher: fewer requests. The
+# kernel's default limit for a packet is 416 KiB; an id takes up to 9 bytes.
 BACKLOG_CALLS_MAX = 8192
 
 
@@ -410,7 +410,7 @@ class DropActorBackup(Message, frozen=True, tag="DropActor"):
     """The receiver is no longer the backup of that actor."""
 
     identity: bytes
-    ended: bool = False  # the actor has ended; else another host is its backup
+    ended: bool = False  # whether the actor has ended; if not, another host is its backup
 
     def __post_init__(self) -> None:
         object_id("identity", self.identity)
@@ -428,7 +428,7 @@ class ActorPoolQuery(Message, frozen=True, tag="ActorSought"):
 
 class ActorPoolReport(Message, frozen=True, tag="ActorFound"):
     """The number of the actor's pool on the sender's host; 0: the actor does not exist, and its
-    calls fail. `error`, an error payload, is not used yet."""
+    calls fail. `error` (an error payload) is not used yet."""
 
     identity: bytes
     pool: int

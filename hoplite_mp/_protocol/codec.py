@@ -5,13 +5,14 @@
     beat    | a head with length 0 |           a heartbeat
 
 Sans-io: bytes in, messages out. A length is checked against its checksum and the limit before
-memory is allocated. The decoder accepts only the messages that the peer may send. Other and
-malformed messages raise ProtocolError. After an error the decoder is unusable, because it cannot
-find the next frame.
+memory is allocated. The decoder accepts only the messages that the peer may send. Any
+other or malformed message raises ProtocolError. After an error the decoder is unusable, because it
+cannot find the next frame.
 
 The checksums are for connections without TLS: small values are sent inside messages, and TCP's
 16-bit checksum misses about one in ten thousand damaged packets. The length has a separate
-checksum: with a damaged length a reader could wait for missing bytes as long as heartbeats arrive.
+checksum: with a damaged length, a reader could wait for bytes that never arrive, despite
+heartbeats.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from hoplite_mp._protocol.messages import AnyMessage, ManagerToNode, NodeToManag
 from hoplite_mp._protocol.terms import PromoteResponse, TermsToManager, TermsToNode
 from hoplite_mp.errors import ProtocolError
 
-# A request with SOURCES_MAX sources is 4.7 MB long. Higher: one peer can make this process hold
-# more memory.
+# A request with SOURCES_MAX sources is 4.7 MB long. Higher: one peer can make this process
+# allocate more memory.
 FRAME_BYTES_MAX = 16 << 20
 
 _HEAD = struct.Struct("<III")
@@ -83,7 +84,7 @@ class Decoder(Generic[T]):
 
     @property
     def buffered(self) -> int:
-        """Bytes of an incomplete frame; not 0 at the end of a truncated stream."""
+        """Number of bytes of an incomplete frame; not 0 at the end of a truncated stream."""
         return len(self._buffer)
 
     def _take(self) -> list[T]:

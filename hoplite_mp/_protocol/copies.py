@@ -2,11 +2,11 @@
 
     FetchRequested ─► Distribute to all participants ───► FetchComplete ─► Withdraw
                         ▲           │
-                        └───────────┘ FetchFailed, a parent lost: a new plan under a new epoch
+                        └───────────┘ FetchFailed, a parent lost: new plan, new epoch
 
-Each Distribute of a cluster has a unique *epoch*, across all objects, so messages about different
+Each Distribute in a cluster has a unique *epoch*, across all objects, so messages about different
 plans cannot be confused. A receiver follows the latest plan that names it and keeps the bytes that
-it has. Withdraw ends one plan; received bytes stay.
+it has received. Withdraw ends one plan; received bytes are kept.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from hoplite_mp._protocol.fields import (
 
 
 class FetchRequested(Message, frozen=True, tag="FetchRequested"):
-    """`node` requests a copy of the object. According to its owner, `holders` have all of it."""
+    """`node` requests a copy of the object. According to its owner, `holders` have the whole
+    object."""
 
     node: int
     object: bytes
@@ -48,7 +49,7 @@ class FetchRequested(Message, frozen=True, tag="FetchRequested"):
 
 
 class FetchComplete(Message, frozen=True, tag="FetchComplete"):
-    """`node` has the whole object; `epoch` is that of the latest plan that it has received."""
+    """`node` has the whole object; `epoch`: the epoch of the latest plan that it has received."""
 
     node: int
     object: bytes
@@ -89,7 +90,7 @@ class CopyDropped(Message, frozen=True, tag="CopyDropped"):
 
 
 class ObjectDeleted(Message, frozen=True, tag="ObjectGone"):
-    """The object was deleted by its owner, so all transfers of it end."""
+    """The owner has deleted the object, so all transfers of the object are stopped."""
 
     object: bytes
 
@@ -101,7 +102,8 @@ class ObjectDeleted(Message, frozen=True, tag="ObjectGone"):
 
 
 class Distribute(Message, frozen=True, tag="Distribute"):
-    """The plan of a transfer: who pulls which part from whom. All participants get the same plan.
+    """The plan of a transfer: the node from which each receiver pulls each part. All participants
+    get the same plan.
 
     `sources` have the whole object. Rule "stripes": receiver r pulls stripe i from its owner, or
     from sources[i % len(sources)] if r is the owner. An owner that is neither source nor receiver
@@ -143,7 +145,7 @@ class Distribute(Message, frozen=True, tag="Distribute"):
 
 
 class Withdraw(Message, frozen=True, tag="Withdraw"):
-    """Ends that plan: the node stops its pulls and serves. Received bytes stay."""
+    """Ends the plan: the node stops pulling and serving. Received bytes are kept."""
 
     operation: int
     object: bytes
@@ -174,13 +176,13 @@ class FetchRefused(Message, frozen=True, tag="FetchRefused"):
 #   OwnerQuery ─► OwnerReport
 #
 # The owner of an object counts the hosts that hold it. After the owner's death, the survivors
-# report to the manager which of its objects they hold. The living node with the lowest number that
-# has the whole object becomes the owner (for an actor: a node that can restart it). The object
-# keeps its id, which then names a dead host.
+# report to the manager which of its objects they hold. Among the living nodes with
+# the whole object, the one with the lowest number becomes the owner (for an actor: a node that can
+# restart it). The object keeps its id, which then names a dead host.
 
 
-# Maximum number of objects in one report, 40 bytes each. If a node has more, these are lost with
-# their owner.
+# Maximum number of objects in one report, 40 bytes each. If a node has more, the others are lost
+# with their owner.
 HOLDINGS_MAX = SOURCES_MAX
 
 # ---- node -> manager
@@ -215,8 +217,8 @@ class OrphansReported(Message, frozen=True, tag="HoldingsReported"):
 
 
 class OwnerQuery(Message, frozen=True, tag="OwnerAsked"):
-    """`node` has received a ref to this object, whose first owner is lost, and requests the
-    present owner."""
+    """`node` has received a ref to this object, whose original owner is lost, and requests
+    the current owner."""
 
     node: int
     object: bytes
@@ -230,11 +232,11 @@ class OwnerQuery(Message, frozen=True, tag="OwnerAsked"):
 
 
 class OwnersReassigned(Message, frozen=True, tag="OwnersNamed"):
-    """The new owners of `lost`'s objects, after all nodes have reported. `objects`: those that the
-    receiver has reported; `more`: another message follows. `owners`: the new owners; NODES_MAX: no
-    node has the whole object, so it is lost. For each object that the receiver now owns: `counted`,
-    its holders as flat (node, import) pairs, and `copies`, the other nodes that have the whole
-    object."""
+    """The new owners of `lost`'s objects, after all nodes have reported. `objects`: the objects
+    that the receiver has reported; `more`: another message follows. `owners`: the new owners;
+    NODES_MAX: no node has the whole object, so it is lost. For each object that the receiver now
+    owns: `counted`, its holders as flat (node, import) pairs, and `copies`, the other nodes that
+    have the whole object."""
 
     lost: int
     objects: tuple[bytes, ...]

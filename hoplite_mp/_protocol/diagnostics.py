@@ -44,7 +44,7 @@ OUTCOMES_OF_EVENTS = ("running", "done", "failed", "cancelled", "lost", "timeout
 
 
 class ClockQuery(Message, frozen=True, tag="ClockAsked"):
-    """Requests the time of the receiver's monotonic clock, which is the `value` of the answer."""
+    """Requests the time of the receiver's monotonic clock, returned in the answer's `value`."""
 
     number: int
 
@@ -67,7 +67,7 @@ class TraceRequest(Message, frozen=True, tag="TraceAsked"):
 
 
 class TraceReadRequest(Message, frozen=True, tag="TraceRead"):
-    """Requests a piece of the trace's document, from `offset` on."""
+    """Requests a piece of the trace's document that begins at `offset`."""
 
     number: int
     trace: int
@@ -78,7 +78,7 @@ class TraceReadRequest(Message, frozen=True, tag="TraceRead"):
 
 
 class DumpRequest(Message, frozen=True, tag="DumpAsked"):
-    """Requests a dump of the waits on the receiver's host, which is the `data` of the answer.
+    """Requests a dump of the waits on the receiver's host, returned in the answer's `data`.
     `stacks`: include the stacks of the workers' threads."""
 
     number: int
@@ -108,7 +108,7 @@ DiagnosticsMessage: TypeAlias = (
 
 
 class TraceDocument(msgspec.Struct, frozen=True):
-    """The trace of one node. Times are those of the node's monotonic clock."""
+    """The trace of one node. Times are from the node's monotonic clock."""
 
     host: str
     host_id: int

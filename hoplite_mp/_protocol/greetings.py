@@ -47,9 +47,9 @@ PROTOCOL_VERSION = 11
 MAGIC = b"HOPLITE"
 PREAMBLE = MAGIC + bytes((PROTOCOL_VERSION,))
 
-# The longest greetings, an Introduction and a refusal with a table, usually take less than a
-# quarter of this. An unauthenticated peer can make this process hold this many bytes for each of
-# `Config.pending_handshakes_max` connections.
+# The longest greetings (an Introduction, or a refusal with a table) usually have less than a
+# quarter of this size. Unauthenticated peers can make this process buffer this many bytes for each
+# of `Config.pending_handshakes_max` connections.
 GREETING_BYTES_MAX = 4 << 10
 NONCE_BYTES = 32
 MAC_BYTES = 32  # HMAC-SHA256
@@ -191,8 +191,8 @@ def encode_frame(message: Greeting) -> bytes:
 
 
 def frame_length(head: bytes | bytearray) -> int:
-    """The length of the body that follows. ProtocolError, before memory is allocated, if the length
-    is illegal."""
+    """The length of the body that follows. Raises ProtocolError for an illegal length, before
+    memory is allocated."""
     (length,) = LENGTH.unpack(head)
     if not 0 < length <= GREETING_BYTES_MAX:
         raise ProtocolError(f"greeting of {length} bytes; 1 to {GREETING_BYTES_MAX} are allowed")
@@ -214,7 +214,7 @@ def refusal(code: str) -> bytes:
 
 
 def printable(reason: str) -> str:
-    """A text from the peer, with control characters replaced by "?"."""
+    """The peer's text, with control characters replaced by "?"."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in reason)
 
 

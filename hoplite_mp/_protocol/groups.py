@@ -1,7 +1,7 @@
 """Messages about Groups: their members, and the masks on a group's board.
 
 A member is (node, client slot, generation of the slot). A group is *formed* once all its ranks have
-joined. Before that, a leaving member frees its rank. Afterwards a newcomer that takes a free rank
+joined. Before that, a leaving member frees its rank. Afterwards, a new member with a free rank
 is *joining* until its node reports that the living members have admitted it.
 """
 
@@ -28,7 +28,7 @@ from hoplite_mp._protocol.fields import (
     whole_object,
 )
 
-NO_TASK = b""  # instead of a task, for a member that is a thread of a driver
+NO_TASK = b""  # the task of a member that is a driver's thread
 ASKED_MAX = 1 << 12  # tasks in one GroupTasksQuery
 
 
@@ -106,11 +106,11 @@ class GroupEnd(Message, frozen=True, tag="GroupEnd"):
 class GroupJoinRequested(Message, frozen=True, tag="GroupJoinRequested"):
     """A client calls `group(name, size, rank)`; `request` is the node's number for the call.
 
-    `rank` None: the lowest free rank. `members_max`: the number of ranks on a board of that node.
+    `rank` None: the lowest free rank. `members_max`: the number of ranks on a board of the node.
     `task`: the id of the caller's task, the same for all retries. `tries`: the number of earlier
-    runs. `founders`: for a group split from the group of generation `parent`: the process that gets
-    each rank, as (rank in the parent, node, client, client_generation). The group waits only for
-    these processes, except those that have left the parent.
+    runs. `founders`: for a group split from the group of generation `parent`, the process that is
+    assigned each rank, as (rank in the parent, node, client, client_generation). The group waits
+    only for these processes, except those that have left the parent.
     `team`: the id of the caller's `spmd` call, if the group has a rank for each peer in that call.
     Otherwise NO_TASK, because the peers may use one name for several smaller groups.
     """
@@ -137,8 +137,8 @@ class GroupJoinRequested(Message, frozen=True, tag="GroupJoinRequested"):
         counts(request=self.request, node=self.node, client=self.client)
         counts(client_generation=self.client_generation)
         text("name", self.name, NAME_CHARS_MAX)
-        # Illegal values of size and rank, which are the user's, are answered by GroupRefused, whose
-        # text can name the group's size.
+        # The user chooses size and rank. Illegal values are answered by GroupRefused, whose text
+        # can include the group's size.
         between("size", self.size, -NUMBER_MAX, NUMBER_MAX)
         if self.rank is not None:
             between("rank", self.rank, -NUMBER_MAX, NUMBER_MAX)
@@ -146,7 +146,7 @@ class GroupJoinRequested(Message, frozen=True, tag="GroupJoinRequested"):
 
 
 class GroupAdmitted(Message, frozen=True, tag="GroupAdmitted"):
-    """The living members have admitted the joining member of that rank, at a commit."""
+    """The living members have admitted the joining member with this rank, at a commit."""
 
     name: str
     generation: int
@@ -225,21 +225,21 @@ class GroupMembers(Message, frozen=True, tag="GroupMembers"):
 
     The first message of a generation also creates the board. `version` counts the messages of one
     generation, from 1. `nodes[rank]` is the node of that rank's member, None for a free rank. The
-    leader of a call is the lowest living rank; its node leads.
+    leader of a call is the lowest living rank.
     `former`: nodes that had members, but have none now. They may be the only nodes that know
-    certain decisions, so nothing is decided before they have reported. `first`: with this message
-    the group is formed, and its members begin with call 0.
-    `stripes` are the owners of large calls, with shares proportional to the rates of their links.
-    They are valid until the next message, so calls need no manager. One stripe: all living members
-    are on one node.
+    certain decisions, so nothing is decided before they have reported. `first`: this message
+    forms the group, and its members begin with call 0.
+    `stripes` are the owners of the stripes of large calls, with shares proportional to the rates of
+    their links. They are valid until the next message, so calls need no manager. One stripe: all
+    living members are on one node.
     For the next manager: the members' `tasks` and their `tries` by rank; `past`, the record of the
     group if this were its end; whether any member has `left` rather than died; `parent` and
     `founders` as in GroupJoinRequested; and a mask of the founders that have joined
     (`founders_joined`).
-    `since`: for each rank, the first version with its present member; 0 for a free rank. Messages
-    under earlier versions were for the rank's previous member. A node may have missed that version,
-    if the manager died early. `whole`: the first version in which the group is formed, else 0;
-    members of that or an earlier version begin with call 0.
+    `since`: for each rank, the first version with its current member; 0 for a free rank. Messages
+    under earlier versions were for the rank's previous member. A node may have missed that first
+    version if the manager died early. `whole`: the first version in which the group is formed, else
+    0; members of that or an earlier version begin with call 0.
     `holders`, until the group is formed: by rank, the (task, team) of the last member, even if it
     has left; also for the next manager.
     """
@@ -290,10 +290,10 @@ class GroupMembers(Message, frozen=True, tag="GroupMembers"):
             if held:
                 between(f"nodes[{rank}]", node, 0, NODES_MAX - 1)
             elif node is not None:
-                raise ValueError(f"nodes[{rank}] must be None, the rank is free: {node!r}")
+                raise ValueError(f"nodes[{rank}] must be None because the rank is free: {node!r}")
 
     def since_of(self, rank: int) -> int:
-        """The first version with the present member of that rank."""
+        """The first version with the current member of the rank."""
         return self.since[rank] if rank < len(self.since) else self.version
 
     @property
@@ -303,8 +303,8 @@ class GroupMembers(Message, frozen=True, tag="GroupMembers"):
 
 
 class GroupJoined(Message, frozen=True, tag="GroupJoined"):
-    """The answer to a join: rank and board. Not `admitted`: the member is joining until a later
-    GroupMembers admits it."""
+    """The answer to a join: rank and board. If `admitted` is False, the member is joining until a
+    later GroupMembers admits it."""
 
     request: int
     name: str

@@ -116,7 +116,8 @@ class _Handshake:
         return LENGTH.size + frame_length(self._buffer[: LENGTH.size]) - len(self._buffer)
 
     def outgoing(self) -> bytes:
-        """The bytes to send now. Send them after a failure, too: they may contain the reason."""
+        """The bytes to send now. Send them even after a failure, because they may contain the
+        reason."""
         data = bytes(self._outgoing)
         self._outgoing.clear()
         return data
@@ -201,7 +202,7 @@ class ServerHandshake(_Handshake):
         nonce: bytes | None = None,
         not_now: frozenset[str] = frozenset(),
     ) -> None:
-        """not_now: roles that this service refuses at present."""
+        """not_now: roles that this service currently refuses."""
         super().__init__(key, mine, certificate_sha256, deadline)
         self._not_now = not_now
         self._challenge = Challenge(service, nonce or secrets.token_bytes(NONCE_BYTES), cluster)

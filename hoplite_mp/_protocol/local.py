@@ -1,8 +1,8 @@
 """Messages between a client and its node, on one host.
 
-Clients do most operations by themselves; for the rest (memory, collectives, groups, pools) they
-send these messages. A message is one packet of a SEQPACKET socketpair. A reply for which no caller
-is waiting any more (after Ctrl-C) is recognized by its number and dropped.
+Clients perform most operations without their node; for the rest (memory, collectives, groups,
+pools) they send these messages. A message is one packet of a SEQPACKET socketpair. A reply for
+which no caller is waiting anymore (after Ctrl-C) is recognized by its number and dropped.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ __all__ = [
 
 
 class OpenWorkerBroadcast(msgspec.Struct, frozen=True, tag="OpenRound", array_like=True):
-    """Each present worker in the common pool of these nodes (empty: of all nodes) will run one
+    """Each current worker in the common pools of these nodes (empty: of all nodes) will run one
     task. Reply: (number of a pool for these tasks, number of workers); None if not all nodes have
     answered within `timeout_s`."""
 
@@ -160,8 +160,8 @@ class BeginWorkerBroadcast(msgspec.Struct, frozen=True, tag="BeginRound", array_
 
 
 class EndWorkerBroadcast(msgspec.Struct, frozen=True, tag="EndRound", array_like=True):
-    """Ends the broadcast in that pool, and closes the pool. Reply: None, when all nodes have
-    confirmed or timed out. After a node's confirmation none of its workers begins a task of the
+    """Ends the broadcast in the pool, and closes the pool. Reply: None, when all nodes have
+    confirmed or timed out. After a node's confirmation, none of its workers begins a task of the
     broadcast."""
 
     pool: int
@@ -191,8 +191,8 @@ class InitializerFailed(msgspec.Struct, frozen=True, tag="SetupFailed", array_li
 
 
 class HoldForeign(msgspec.Struct, frozen=True, tag="HoldForeign", array_like=True):
-    """A ref to this object was pickled for another engine. The node holds the object for `seconds`
-    from now on. Reply: the seconds; 0.0: the object is gone."""
+    """A ref to this object was pickled for another engine. The node holds the object for the
+    next `seconds` seconds. Reply: the seconds; 0.0: the object is gone."""
 
     oid: int
     seconds: float
@@ -222,18 +222,18 @@ RESTORED, ON_ITS_WAY = 1, 2  # replies to Restore
 SPILLED_PIECE_BYTES = 128 << 10
 SETUP_FAILED = 97  # exit code of a worker: its initializer, or its actor's constructor, raised
 LINE_LOST = 98  # exit code of a worker: user code has closed its connection to the node
-# On this signal a worker writes the stacks of its threads into its memfd of this name.
+# Upon this signal, a worker writes its threads' stacks into the memfd with this name.
 STACKS_SIGNAL = signal.SIGRTMIN + 5
 STACKS_FILE = "hoplite_mp stacks"
 # States of a pool in shared memory.
-POOL_BROKEN = 3  # its initializer has raised, so it takes no more tasks
-POOL_LEAVING = 5  # an actor's node is leaving the cluster, so the actor takes no new calls
+POOL_BROKEN = 3  # its initializer has raised, so it accepts no more tasks
+POOL_LEAVING = 5  # an actor's node is leaving the cluster, so the actor accepts no new calls
 
 
 class Lease(msgspec.Struct, frozen=True, tag="Lease", array_like=True):
-    """Requests a large block with a payload of `nbytes`. `error`: it is for an error, and may come
-    from the reserve. `preallocated`: it is not needed yet, and is refused when other requests need
-    the memory. Reply: payload offset, or full=True and the message."""
+    """Requests a large block with a payload of `nbytes`. `error`: the block is for an error,
+    and may use the reserve. `preallocated`: the block is not needed yet, and is refused when other
+    requests need the memory. Reply: payload offset, or full=True and the message."""
 
     nbytes: int
     error: bool = False
@@ -241,8 +241,8 @@ class Lease(msgspec.Struct, frozen=True, tag="Lease", array_like=True):
 
 
 class LeaseSpan(msgspec.Struct, frozen=True, tag="LeaseSpan", array_like=True):
-    """Requests a span for small objects. `error`: it is for an error, so the reply does not wait
-    for free memory. Reply: its offset, or full=True and the message."""
+    """Requests a span for small objects. `error`: the span is for an error, so the reply does not
+    wait for free memory. Reply: its offset, or full=True and the message."""
 
     error: bool = False
 
@@ -278,7 +278,7 @@ class Import(msgspec.Struct, frozen=True, tag="Import", array_like=True):
 
 
 class Imported(msgspec.Struct, frozen=True, tag="Imported", array_like=True):
-    """The caller holds the objects of the Import with that number now. No reply."""
+    """The caller now holds the objects of the Import with that number. No reply."""
 
     number: int
 
@@ -290,8 +290,8 @@ class DropForeign(msgspec.Struct, frozen=True, tag="DropForeign", array_like=Tru
 
 
 class Interrupt(msgspec.Struct, frozen=True, tag="Interrupt", array_like=True):
-    """`slot` runs a task that was aborted. The node interrupts the process, and kills it if the
-    task does not end. No reply."""
+    """`slot` is running a task that was aborted. The node interrupts the process, and kills it if
+    the task does not end. No reply."""
 
     oid: int
     slot: int
@@ -379,8 +379,8 @@ class Members(msgspec.Struct, frozen=True, tag="Members", array_like=True):
 
 
 class DepartedNodes(msgspec.Struct, frozen=True, tag="GoneNodes", array_like=True):
-    """Reply: the hosts that were the latest to leave or be lost, as far as this node knows, each as
-    (number, name, seconds ago, whether it left rather than was lost)."""
+    """Reply: the hosts that have most recently left or been lost, as far as this node knows, each
+    as (number, name, seconds ago, whether it left rather than was lost)."""
 
 
 class LeavingNodes(msgspec.Struct, frozen=True, tag="LeavingNodes", array_like=True):
@@ -414,7 +414,7 @@ class TraceEnd(msgspec.Struct, frozen=True, tag="TraceEnd", array_like=True):
 
 
 class TracePiece(msgspec.Struct, frozen=True, tag="TracePiece", array_like=True):
-    """Reply: bytes of that node's document from `offset` on; None: the node is lost."""
+    """Reply: bytes of that node's document, starting at `offset`; None: the node is lost."""
 
     trace: int
     node: int
@@ -435,7 +435,7 @@ class Dump(msgspec.Struct, frozen=True, tag="Dump", array_like=True):
 
 
 class DumpRead(msgspec.Struct, frozen=True, tag="DumpRead", array_like=True):
-    """Reply: bytes of that node's last dump from `offset` on."""
+    """Reply: bytes of that node's last dump, starting at `offset`."""
 
     node: int
     offset: int

@@ -1,7 +1,7 @@
-"""Messages of a Group's members: to their node, and point to point between nodes.
+"""Messages from a Group's members to their node, and point-to-point messages between nodes.
 
     sender's node ── PeerGroupMessage ──►  receiver's node     in the order of sending
-                  ◄─ PeerGroupMessageAck ──                    the sender need not hold it any more
+                  ◄─ PeerGroupMessageAck ──                    the sender may release it
                   ── GroupSourceEnded ──►                      the member has ended
 
 A message is an object on the sender's host. That host holds the object until the receiver's host
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 TAG_MAX = (1 << 31) - 1
-RESULT_TAG = TAG_MAX  # for results of a Group's calls; tags of users are lower
+RESULT_TAG = TAG_MAX  # for results of Group calls; users' tags are lower
 BOUNDED_TAG = TAG_MAX - 1  # for arrays of bounded allreduces
 USER_TAG_MAX = TAG_MAX - 2
 # Messages up to this size are sent inside PeerGroupMessage. Higher: fewer fetches; lower: other
@@ -90,7 +90,7 @@ class PeerGroupMessage(Message, frozen=True, tag="GroupSent"):
 
 
 class PeerGroupMessageAck(Message, frozen=True, tag="GroupSentTaken"):
-    """The sending node need not hold that message any more."""
+    """The sending node may release the message."""
 
     generation: int
     number: int
@@ -100,9 +100,9 @@ class PeerGroupMessageAck(Message, frozen=True, tag="GroupSentTaken"):
 
 
 class GroupSourceEnded(Message, frozen=True, tag="GroupSourceEnded"):
-    """The member with this rank on the sender's node is gone as of that version of the members. All
-    its messages have been forwarded. `missed_versions`: the sender has missed some versions after a
-    manager's death; members of this rank and node in those versions send nothing."""
+    """The member with this rank on the sender's node has ended, as of that version of the members.
+    All its messages have been forwarded. `missed_versions`: the sender has missed some versions
+    after a manager's death; members of this rank and node in those versions send nothing."""
 
     generation: int
     version: int
@@ -143,7 +143,8 @@ class GroupJoin(msgspec.Struct, frozen=True, tag="GroupJoin", array_like=True):
 
 
 class GroupDoorbell(msgspec.Struct, frozen=True, tag="GroupBell", array_like=True):
-    """Passes an eventfd to which the member writes when its part of a small call is on the board.
+    """Passes an eventfd to which the member writes when its contribution to a small call is on the
+    board.
     Reply: None, once the node is watching the eventfd."""
 
     generation: int
@@ -171,7 +172,7 @@ class GroupCall(msgspec.Struct, frozen=True, tag="GroupCall", array_like=True):
     kind: str
     op: str
     root: int
-    parts: list[bytes | int | tuple[int, int, int]]  # the last: (payload, bytes, written bytes)
+    parts: list[bytes | int | tuple[int, int, int]]  # tuple: (payload, bytes, written bytes)
     mistake: str = ""
     error: str = "value"  # the kind of the mistake, as in GroupCommit
 

@@ -1,7 +1,8 @@
 """Messages between node and manager, which are also the planner's input and output.
 
-A recorded connection is therefore a test of the planner. Each message is frozen and checks itself
-when it is created, by this process or by the decoder: an illegal message cannot exist.
+The recorded messages of a connection can therefore be replayed to test the planner. Each message is
+frozen and checks itself when it is created, by this process or by the decoder: an illegal message
+cannot exist.
 
     node    ──  NodeJoined NodeLost NodeLeaving ClientLost PeerLost                     ─►  manager
             ──  LinkMeasured HostMeasured                                               ─►
@@ -21,8 +22,8 @@ when it is created, by this process or by the decoder: an illegal message cannot
 
 Terms: an *operation* id is chosen by the requesting node and unique in the cluster; an *epoch*
 counts the plans of an operation, from 1 (for copies: all plans in the cluster); the *generation* of
-a client slot counts its uses, that of a group counts the groups of the cluster; a *rank mask* has
-bit r for rank r.
+a client slot counts its uses, and the generation of a group counts the groups in the cluster; in a
+*rank mask*, bit r stands for rank r.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ __all__ = [
 
 
 class ClientLost(Message, frozen=True, tag="ClientLost"):
-    """A process has died or left; `generation` is that of its client slot."""
+    """A process has died or left; `generation`: the generation of its client slot."""
 
     node: int
     client: int

@@ -40,7 +40,7 @@ from hoplite_mp._protocol.fields import (
 
 # The requesting node chooses the number of an operation: `node << OPERATION_NODE_BITS | count`,
 # which is unique in the cluster. Numbers >= COPY_OPERATION are chosen by the planner, for copies;
-# those >= GROUP_OPERATION belong to calls of Groups.
+# numbers >= GROUP_OPERATION belong to Group calls.
 OPERATION_NODE_BITS = 40
 GROUP_OPERATION = 1 << 62
 COPY_OPERATION = 1 << 63
@@ -133,7 +133,8 @@ class SourceReady(Message, frozen=True, tag="SourceReady"):
     lost, the source has failed.
 
     `layout` describes dtype, shape and order, opaque to the manager. It must be the same for all
-    members of a reduction; otherwise the operation fails and names two that differ.
+    members of a reduction; otherwise the operation fails, and the error names two sources that
+    differ.
     """
 
     operation: int
@@ -176,7 +177,7 @@ class StripesComplete(Message, frozen=True, tag="StripesComplete"):
 
 class OperationSlow(Message, frozen=True, tag="OperationSlow"):
     """The link of `node` has become slow during the execution of that epoch's plan. `up`, `down`:
-    its present rates in bytes per second; `sent`, `received`: bytes that its host has sent and
+    its current rates in bytes per second; `sent`, `received`: bytes that its host has sent and
     received since the start of the operation."""
 
     operation: int
@@ -214,7 +215,7 @@ class ExecutionFailed(Message, frozen=True, tag="ExecutionFailed"):
 
 
 class OperationDropped(Message, frozen=True, tag="OperationDropped"):
-    """The result is not needed any more. The manager answers with Forget, unless it has already
+    """The result is no longer needed. The manager answers with Forget, unless it has already
     sent Forget."""
 
     operation: int
@@ -295,7 +296,7 @@ class ExecuteReduce(Message, frozen=True, tag="ExecuteReduce"):
 
     @property
     def is_early(self) -> bool:
-        """Whether an object is not known yet, because its rank has not made the call."""
+        """Whether an object is still unknown, because its rank has not made the call yet."""
         return NO_OBJECT in self.objects
 
 
@@ -303,7 +304,7 @@ class Commit(Message, frozen=True, tag="Commit"):
     """All nodes have finished the plan of `epoch`: destinations seal the result, others release it.
 
     Sent to all nodes with that epoch's plan, and to the requester. Epoch 0: nothing was moved.
-    `destinations`: those of the plan, which now have the results.
+    `destinations`: the plan's destinations, which now have the results.
     """
 
     operation: int
@@ -338,7 +339,7 @@ class OperationFailed(Message, frozen=True, tag="OperationFailed"):
 
 
 class Forget(Message, frozen=True, tag="Forget"):
-    """Ends that operation: the node drops its state. No answer."""
+    """Ends the operation: the node drops the operation's state. No answer."""
 
     operation: int
 

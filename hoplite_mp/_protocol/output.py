@@ -3,12 +3,12 @@
     worker ── lines and marks ─► its node ── OutputLines OutputFlushed ─►  driver's node ─► driver
                                           ◄─ OutputAck OutputFlushRequest ──
 
-An *output owner* is a driver, named by the id of its host; 0 is the driver of the sender's host. An
-attached driver has the same name except for the lowest 16 bits, which the node assigns permanently
-(`output_owner_name`). Before a worker serves another output owner, it writes a mark into both of
-its pipes; the bytes after the mark are for the new owner. So a line reaches its driver even if the
-worker already runs another task when the node reads it. A mark contains the host's random id, so
-output is not mistaken for a mark by accident.
+An *output owner* is a driver, named by the id of its host; 0 is the driver of the sender's host.
+The name of an attached driver differs only in the lowest 16 bits, which the node assigns
+permanently (`output_owner_name`). Before a worker serves another output owner, it writes a mark
+into both of its pipes; the bytes after the mark are for the new owner. So a line reaches its driver
+even if the worker is already running another task when the node reads it. A mark contains the
+host's random id, so output is not mistaken for a mark by accident.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ __all__ = [
 # Maximum of Config.output_line_bytes_max. Longer lines would delay other messages of the
 # connection.
 LINE_BYTES_MAX = 1 << 20
-# Unacknowledged bytes of lines from a node to a driver on another host. Higher: bursts do not wait
-# for an answer; lower: less memory per node in the driver's node.
+# Maximum of unacknowledged bytes from a node to a driver on another host. Higher: bursts do not
+# wait for an answer; lower: less memory per node in the driver's node.
 REMOTE_BYTES_MAX = 256 << 10
 PRINTED_BYTES_MAX = 2 * LINE_BYTES_MAX  # one read of a pipe, plus the line that it completes
 PRINTED_LINES_MAX = 1 << 17
@@ -53,7 +53,7 @@ LINES_MARK = 0  # instead of a stream, between node and driver: the answer to Ma
 ATTACHED_OWNERS_MAX = (1 << 16) - 1
 
 _MARK = "\0hoplite_mp %016x "
-MARK_BYTES = len(_MARK % 0) + 16  # without the end of the line
+MARK_BYTES = len(_MARK % 0) + 16  # without the newline
 
 
 def output_owner_name(host_id: int, number: int) -> int:
@@ -83,7 +83,7 @@ def bytes_of(lines: list[bytes]) -> int:
 
 
 class MarkOutput(msgspec.Struct, frozen=True, tag="MarkLines", array_like=True):
-    """Driver to its node: insert that number into the lines for this driver, after all lines that
+    """Driver to its node: insert `number` into the lines for this driver, after all lines that
     workers on this host have written so far. No other reply."""
 
     number: int
@@ -92,7 +92,7 @@ class MarkOutput(msgspec.Struct, frozen=True, tag="MarkLines", array_like=True):
 class OutputLines(Message, frozen=True, tag="Printed"):
     """Lines from a worker on the sender's host for a driver on the receiver's host. `stream`: 1
     stdout, 2 stderr. `output_owner`: an attached driver; 0: the driver that started the host. At
-    most REMOTE_BYTES_MAX are in transit."""
+    most REMOTE_BYTES_MAX bytes are in transit."""
 
     slot: int
     stream: int
@@ -108,7 +108,8 @@ class OutputLines(Message, frozen=True, tag="Printed"):
 
 
 class OutputAck(Message, frozen=True, tag="PrintedTaken"):
-    """A driver on the sender's host has taken `nbytes` (see `bytes_of`) of the receiver's lines."""
+    """A driver on the sender's host has received `nbytes` (see `bytes_of`) of the receiver's
+    lines."""
 
     nbytes: int
     output_owner: int = 0
@@ -130,7 +131,7 @@ class OutputFlushRequest(Message, frozen=True, tag="LastLinesAsked"):
 
 class OutputFlushed(Message, frozen=True, tag="LastLinesSent"):
     """The sender has no more lines for that driver on the receiver's host. `others`: ids of hosts
-    to which it has sent nested tasks of the driver; these hosts may have lines."""
+    that may have more, because the sender has sent nested tasks of the driver to them."""
 
     others: tuple[int, ...] = ()
     output_owner: int = 0

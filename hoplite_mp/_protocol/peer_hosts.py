@@ -125,8 +125,8 @@ class CloseRemotePool(Message, frozen=True, tag="CloseFarPool"):
 
 
 class OpenRemoteBroadcast(Message, frozen=True, tag="OpenFarRound"):
-    """Asks for each worker that is now in the common pool of the receiver's host to run one task
-    from the sender (`Cluster.run`), between two other tasks. Answered by RemoteBroadcastOpened;
+    """Requests that each worker now in the common pool of the receiver's host run one task from
+    the sender (`Cluster.run`), between two other tasks. Answered by RemoteBroadcastOpened;
     ended by CloseRemotePool."""
 
     number: int
@@ -175,7 +175,7 @@ class RemoveNode(Message, frozen=True, tag="RemoveNode"):
 
 
 class PeerLeaving(Message, frozen=True, tag="Leaving"):
-    """The sender takes no more tasks. Answered by Evacuated."""
+    """The sender accepts no more tasks. Answered by Evacuated."""
 
 
 class Evacuated(Message, frozen=True, tag="Evacuated"):
@@ -221,7 +221,7 @@ class ProbeResponse(Message, frozen=True, tag="Probed"):
 
 
 class PathCongested(Message, frozen=True, tag="HeldUp"):
-    """Bytes for the receiver are waiting in the sender's sockets, although the sender's link is not
+    """Bytes for the receiver are waiting in the sender's sockets, but the sender's link is not
     saturated. The receiver, which knows its own link, can determine whether the path between them
     is slow (_node/peers/path_estimator.py)."""
 

@@ -133,9 +133,9 @@ __all__ = [
 # ObjectReport); "failed": the payload is the error; "gone": it was deleted, or all holders have
 # released it.
 OBJECT_STATES = ("pending", "ready", "failed", "gone")
-# The end of a task at its runner. "returned": it has not begun, and may run anywhere; "full": the
-# same, because its resources are not free there; "again": a run has failed, and the next one
-# follows after the retry delay.
+# The end of a task at its runner. "returned": the task has not begun, and may run anywhere;
+# "full": like "returned", because the runner has too few free resources; "again": a run has failed,
+# and the task is rerun after the retry delay.
 OUTCOMES = ("ready", "failed", "cancelled", "returned", "full", "again")
 HOLDERS_MAX = 1 << 16
 RECALLED_MAX = 1 << 16
@@ -193,8 +193,8 @@ class ObjectReport(Message, frozen=True, tag="Described"):
 
 
 class Reconstruct(Message, frozen=True, tag="MakeAgain"):
-    """The importer needs this object, which the receiver owns, and knows no living holder. Answered
-    by ObjectReport; if no node has the object, only after it has been recomputed."""
+    """The importer needs this object, which the receiver owns, but has found no living holder.
+    Answered by ObjectReport, after the object has been recomputed if no node has it."""
 
     object: bytes
     number: int
@@ -245,8 +245,8 @@ class DropReplica(Message, frozen=True, tag="LetGo"):
 
 
 class CopiesQuery(Message, frozen=True, tag="CopiesAsked"):
-    """The owner of these objects knows no holder, and is about to recompute them. The receiver
-    drops incomplete copies, sends ReplicaStored for complete ones, then CopiesReport."""
+    """The owner of these objects has no record of a holder, and is about to recompute them. The
+    receiver drops incomplete copies, sends ReplicaStored for complete ones, then CopiesReport."""
 
     objects: tuple[bytes, ...]
     number: int
@@ -259,8 +259,8 @@ class CopiesQuery(Message, frozen=True, tag="CopiesAsked"):
 
 
 class CopiesReport(Message, frozen=True, tag="CopiesTold"):
-    """The answer to the CopiesQuery with that number: the sender has no copies other than those in
-    its ReplicaStored messages."""
+    """The answer to the CopiesQuery with the same number: the sender has no copies other than those
+    in its ReplicaStored messages."""
 
     number: int
 
@@ -322,7 +322,7 @@ class RunTask(Message, frozen=True, tag="RunTask"):
     name: bytes
     pool: int = 0  # a pool on the runner's host; 0: the common pool
     output_owner: int = 0
-    tries: int = 0  # earlier runs, each ended by the death of a worker or host
+    tries: int = 0  # number of earlier runs, each ended by the loss of a worker or host
     priority: int = 0
     floor: int = 0  # for a task with a priority or resources: the level of the submitting task
     demand: Demand = ()  # resources
@@ -375,7 +375,7 @@ class CancelTask(Message, frozen=True, tag="CancelTask"):
 
 
 class RecallTasks(Message, frozen=True, tag="RecallTasks"):
-    """Requests that the runner return those of these tasks that have not begun (TaskEnded
+    """Requests that the runner return the listed tasks that have not begun (TaskEnded
     "returned")."""
 
     tasks: list[bytes]

@@ -23,37 +23,37 @@ Demand: TypeAlias = tuple[tuple[str, int], ...]  # (name, units of 1/10000), sor
 
 
 class AcquireResources(msgspec.Struct, frozen=True, tag="TakeResources", array_like=True):
-    """Requests resources for a task whose arguments are ready; the task begins when it gets them.
-    No reply."""
+    """Requests resources for a task whose arguments are ready; the task begins when they are
+    assigned. No reply."""
 
     oid: int
     demand: Demand
 
 
 class ReleaseResources(msgspec.Struct, frozen=True, tag="GiveBack", array_like=True):
-    """The generator of that task has ended in the caller. No reply."""
+    """The caller has finished running the generator of task `oid`. No reply."""
 
     oid: int
 
 
 class RetainResources(msgspec.Struct, frozen=True, tag="KeepForStream", array_like=True):
-    """That task is a generator that the caller runs. It keeps its resources until ReleaseResources,
-    beyond the end of the task. Reply: None."""
+    """Task `oid` returns a generator, which the caller runs. The task keeps its resources until
+    ReleaseResources, even after the task has ended. Reply: None."""
 
     oid: int
 
 
 class ResourcePlaces(msgspec.Struct, frozen=True, tag="ResourcePlaces", array_like=True):
-    """Requests the nodes that can meet that demand. Reply: for every node that is not leaving
-    (node, workers in its common pool, how many times its total resources meet the demand, how many
-    times its free resources do)."""
+    """Requests the nodes that can meet the demand. Reply: for every node that is not leaving, a
+    tuple (node, number of workers in its common pool, number of such demands that its total
+    resources can meet, number that its free resources can meet)."""
 
     demand: Demand
 
 
 class AssignedResources(msgspec.Struct, frozen=True, tag="AssignedAsked", array_like=True):
-    """Requests the indices assigned to that task or, for 0, to the caller's process. Reply: a dict
-    of lists by name of resource."""
+    """Requests the resource indices assigned to task `oid` or, if `oid` is 0, to the caller's
+    process. Reply: a dict of resource name -> list of indices."""
 
     oid: int
 

@@ -49,7 +49,7 @@ __all__ = [
 
 CANDIDATE_MAX = (1 << 63) - 1
 TERM_MAX = (1 << 31) - 1  # a list's version has the term above its low 32 bits
-# Most lists in force; a list is dropped when half of its hosts know a later one.
+# Maximum number of lists in force; a list is dropped when half of its hosts know a later one.
 LISTS_MAX = 1 << 10
 
 

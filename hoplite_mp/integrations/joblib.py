@@ -1,4 +1,4 @@
-"""joblib's Parallel on this library's workers: importing this module registers the backend.
+"""A joblib backend for this library's workers, registered when this module is imported.
 
     import joblib
     import hoplite_mp.integrations.joblib
@@ -6,9 +6,9 @@
     with joblib.parallel_config(backend="hoplite_mp"):
         joblib.Parallel(n_jobs=2)(joblib.delayed(f)(x) for x in data)
 
-Many programs, and scikit-learn, use other processes only through joblib. Its loky backend uses
-files in /dev/shm; this backend uses objects in the store. Large arrays are stored once and read in
-place, results are not sent through a pipe, and workers may be on several hosts.
+Many programs, including scikit-learn, use other processes only through joblib. Its loky backend
+uses files in /dev/shm; this backend uses objects in the store. Large arrays are stored once and
+read in place, results are not sent through a pipe, and workers may be on several hosts.
 """
 
 from __future__ import annotations
@@ -66,15 +66,15 @@ __all__ = ["HopliteBackend", "shutdown"]
 
 NAME = "hoplite_mp"
 OPTIONS = ("node", "retries", "name")  # options of `Cluster.options` for all tasks of a backend
-# Arrays are shared read-only, shared with a private copy for each task, or sent by value.
+# How tasks receive arrays: shared read-only, as a private copy for each task, or by value.
 READ_ONLY, PRIVATE, BY_VALUE = "r", "c", None
 # Settings that joblib passes to every backend, for files and processes that this backend does not
 # use.
 IGNORED = ("temp_folder", "verbose", "context", "idle_worker_timeout", "prefer", "require")
 
-# Interval between polls for changes without a notification. A poll takes microseconds.
+# Interval between polls for changes that joblib does not signal. A poll takes microseconds.
 JOBLIB_POLL_S = 0.1
-GROWTH_MAX = 8  # maximal growth factor from one batch to the next; joblib's own limit is 2
+GROWTH_MAX = 8  # maximum growth factor from one batch to the next; joblib's own limit is 2
 
 _log = logging.getLogger("hoplite_mp")
 
@@ -106,14 +106,13 @@ class _Call:
 
 
 class _Lending:
-    """Stores the large arrays of a series of calls, each as long as the array lives or until
-    `end()`.
+    """Stores the large arrays that are passed to tasks. Each stored copy is kept until its array
+    is freed, or until `end()`.
 
     joblib sends the same array with every task, and its tasks only read the array, so one stored
-    copy serves all tasks. Copies are made as for the globals of functions: the kernel watches an
-    array's memory, so a changed array, or a new array at the same address, is not mistaken for the
-    stored array. If the kernel cannot watch the memory, the array is compared once for each call of
-    the library.
+    copy serves all tasks. As with the globals of functions, the kernel watches an array's memory,
+    so a changed array, or a new array at the same address, is not mistaken for the stored array. If
+    the kernel cannot watch the memory, the array is compared with its copy once per Parallel call.
     """
 
     def __init__(self, memory: Memory, nbytes_min: float) -> None:
@@ -122,11 +121,12 @@ class _Lending:
         # Id of an array -> (weak reference to the array, its copy, its TrackedArray). An entry is
         # removed with its array, so the id never identifies another array.
         self._held: dict[int, tuple[weakref.ref[Array], StoredCopy, TrackedArray]] = {}
-        self._compared: set[int] = set()  # ids of arrays that were compared during the present call
+        self._compared: set[int] = set()  # ids of arrays compared during the current call
         self._call: object = None
 
     def begin(self, call: object) -> None:
-        """Begins another call of the library. Arrays may have changed since the previous call."""
+        """Begins a Parallel call, unless it is the current one. Arrays may have changed since the
+        previous call."""
         if call != self._call:
             self._call = call
             self._compared.clear()
@@ -161,12 +161,12 @@ class _Lending:
 
 
 def _watched(kept: TrackedArray) -> bool:
-    """Whether a check of the array is cheap, because the kernel reports its written pages."""
+    """Whether checking the array for changes is cheap, because the kernel reports written pages."""
     return kept.frozen is not None or (kept.watch is not None and kept.watch.watched)
 
 
 class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc,unused-ignore]
-    """The backend "hoplite_mp" of joblib, which importing this module registers.
+    """The joblib backend "hoplite_mp", registered when this module is imported.
 
     Parameters
     ----------
@@ -174,8 +174,8 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         An open cluster, or a view of one from `options()`. Default: a cluster on this host, which
         stays open for later calls until `shutdown()`; inside a task, the task's own cluster.
     initializer : callable, optional
-        Runs in each worker before its first task. Workers with an initializer are shared only with
-        calls that have the same initializer.
+        Runs in each worker before its first task. Workers with an initializer are shared only by
+        calls with the same initializer.
     initargs : tuple, optional
         Arguments of the initializer.
     **options
@@ -184,7 +184,7 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     Raises
     ------
     TypeError
-        An option that does not exist.
+        An unknown option.
     ValueError
         `mmap_mode="r+"`, which is possible only for files.
 
@@ -200,8 +200,8 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     supports_retrieve_callback = True
     supports_inner_max_num_threads = True
     default_n_jobs = -1
-    # A batch costs a tenth of what it costs in loky, so shorter batches pay off, and balance the
-    # load better.
+    # A batch has a tenth of the overhead that it has in loky, so shorter batches are worthwhile;
+    # they balance the load better.
     MIN_IDEAL_BATCH_DURATION = 0.05
     MAX_IDEAL_BATCH_DURATION = 0.5
 
@@ -227,7 +227,7 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         made = functools.partial(HopliteBackend, cluster=self.cluster, **self.options)
         return made, (self.nesting_level, self.inner_max_num_threads)
 
-    # -- how many ------------------------------------------------------------------------------
+    # -- number of tasks -----------------------------------------------------------------------
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
         """The number of concurrent tasks."""
@@ -286,9 +286,8 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     # -- tasks ---------------------------------------------------------------------------------
 
     def submit(self, func: Any, callback: Callable[[Any], Any] | None = None) -> Any:
-        """Submits one batch of calls. If an error occurs, the Future fails with it instead of this
-        method raising it, because a callback submits the later batches, and would lose the
-        error."""
+        """Submits one batch of calls. An error is stored in the Future and not raised, because
+        later batches are submitted by a callback, where a raised error would be lost."""
         parallel = getattr(callback, "parallel", self.parallel)
         call = self._calls[parallel]
         call.lending.begin(getattr(callback, "parallel_call_id", None))
@@ -312,8 +311,8 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         return executor.submit(_run_batch, call.lender, items, func._backend, func._n_jobs)
 
     def compute_batch_size(self) -> int:
-        """Like joblib's method, but batches that are too short grow faster: a Parallel call of a
-        few milliseconds ends before their size has doubled often enough."""
+        """Like joblib's method, but batches that are too short grow faster: otherwise, a
+        Parallel call of a few milliseconds would end before their size had doubled often enough."""
         before: int = self._effective_batch_size  # type: ignore[has-type]
         duration: float = self._smoothed_batch_duration
         size = int(super().compute_batch_size())
@@ -333,7 +332,7 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         killed. The library replaces killed workers, so `ensure_ready` needs no action."""
         for parallel, call in list(self._calls.items()):
             if getattr(parallel, "_aborting", True):
-                # First without force, so that no interrupted worker begins a queued task.
+                # Cancel queued tasks first (without force): an interrupted worker would begin them.
                 for force in (False, True):
                     for future in list(call.futures):
                         if isinstance(future, Future):  # a task that was sent
@@ -351,10 +350,10 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
                 self._calls.pop(parallel, None)
                 call.end()
 
-    # -- calls inside of tasks -----------------------------------------------------------------
+    # -- calls inside tasks --------------------------------------------------------------------
 
     def retrieval_context(self) -> _Retrieval:
-        """Returns a context manager, inside which joblib waits for results."""
+        """Returns a context manager around joblib's wait for results."""
         return _Retrieval(self._wait_for_all)
 
     def _wait_for_all(self) -> None:
@@ -444,8 +443,8 @@ class _Callbacks:
     """A thread that runs joblib's callbacks when tasks are done.
 
     A callback reads results and sends the next batch: it pickles, and may wait for memory in a full
-    store. The thread that detects the end of a task must not do that: it may be inside joblib or
-    the user's generator of tasks, and other threads may be waiting for its results.
+    store. The thread that detects the end of a task must not run callbacks: it may be inside
+    joblib or the user's generator of tasks, and other threads may be waiting for that thread.
     """
 
     def __init__(self) -> None:

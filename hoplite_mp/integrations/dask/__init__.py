@@ -1,4 +1,4 @@
-"""Shared objects for the tasks of a Dask cluster: a node of this library beside its workers.
+"""Shared objects for Dask tasks, from a node of this library on each host with Dask workers.
 
     from distributed import Client
     from hoplite_mp.integrations import dask as hoplite_dask
@@ -64,10 +64,10 @@ def init(
     node_idle_s: float | None = None,
 ) -> Cluster:
     """Starts a node beside each current and later worker of the client's Dask cluster. Returns the
-    Cluster, in which the calling process also takes part.
+    Cluster, which the calling process also joins.
 
     One node serves all workers of one user on a host. The node stays when workers are restarted,
-    and leaves `node_idle_s` after the last worker has exited. The manager and its node run in the
+    and stops `node_idle_s` after the last worker has exited. The manager and its node run in the
     scheduler's process, and exit with it. A second call to `init` changes nothing, unless the
     manager's host or node has been lost: then it starts a new cluster. With an asynchronous
     client, `await` the call.

@@ -1,4 +1,4 @@
-"""A reduction of Dask's Futures in a Dask worker; see `integrations/_sidecar/reducing.py`."""
+"""Reduces Dask Futures inside a Dask worker; see `integrations/_sidecar/reducing.py`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _DaskReducing(Reducing):
         super().__init__(len(keys), num)
         self._client = client
         self._sources = [Future(key, client) for key in keys]
-        # The latest put of each source; the result of a put holds the object.
+        # Index of a source -> its latest put, a Dask task whose result keeps the object alive.
         self._puts: dict[int, Any] = {}
         self._index_of: dict[Any, int] = {}  # key of a put's task -> index of its source
         self._completed = as_completed([])
@@ -63,6 +63,6 @@ class _DaskReducing(Reducing):
 
 
 def _put(value: Any) -> CarriedRef:
-    """Puts the value into the store, in the Dask worker that has it. A value that is already in
+    """Puts the value into the store, in the Dask worker that holds it. A value that is already in
     the store is not copied."""
     return CarriedRef(value if isinstance(value, ObjectRef) else current().put(value))

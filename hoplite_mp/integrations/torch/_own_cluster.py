@@ -68,9 +68,9 @@ def open_cluster(store: dist.Store, rank: int) -> hoplite_mp._api.cluster.Cluste
 
 
 def announce_cluster(store: dist.Store, cluster: hoplite_mp._api.cluster.Cluster) -> None:
-    """Announces the cluster that rank 0 already has. Other ranks are in the same cluster, or get
-    an error with instructions."""
-    if _is_own(cluster):  # opened for an earlier process group
+    """Announces rank 0's existing cluster to the other ranks. A rank that is not in a cluster
+    gets an error with instructions, unless this module has opened rank 0's cluster."""
+    if _is_own(cluster):  # this module opened it for an earlier process group
         store.set(ADDRESS_KEY, json.dumps(_opened))
         atexit.register(_await_others, store, os.getpid())
         return
@@ -79,8 +79,8 @@ def announce_cluster(store: dist.Store, cluster: hoplite_mp._api.cluster.Cluster
 
 
 def check_cluster(store: dist.Store, cluster: hoplite_mp._api.cluster.Cluster) -> None:
-    """Checks the cluster that a rank other than rank 0 already has. Raises ClosedError if rank 0
-    is in another cluster."""
+    """Checks the existing cluster of a rank other than rank 0. Raises ClosedError if rank 0 is in
+    a different cluster."""
     found = json.loads(store.get(ADDRESS_KEY))
     if not _is_own(cluster):
         if found.get("address") not in (None, cluster.address):
@@ -138,7 +138,7 @@ def _leave_last(store: dist.Store, folder: str, pid: int) -> None:
         return
     try:
         _await_others(store, pid)
-    finally:  # until now, ranks that connect need the token
+    finally:  # not earlier, because ranks that are still connecting need the token file
         shutil.rmtree(folder, ignore_errors=True)
 
 
