@@ -225,7 +225,7 @@ class GroupMembers(Message, frozen=True, tag="GroupMembers"):
 
     The first message of a generation also creates the board. `version` counts the messages of one
     generation, from 1. `nodes[rank]` is the node of that rank's member, None for a free rank. The
-    leader of a call is the lowest living rank.
+    leader of a call is the lowest living rank; its node leads.
     `former`: nodes that had members, but have none now. They may be the only nodes that know
     certain decisions, so nothing is decided before they have reported. `first`: this message
     forms the group, and its members begin with call 0.

@@ -1,17 +1,19 @@
-"""Decides which globals of functions by value are sent, and which a receiver writes.
+"""Decides which globals are sent with functions by value, and which the receiver writes.
 
 All functions of a module share its globals: a global that an initializer or a task sets is visible
-to the next task. Functions by value keep this. A *namespace* represents one module of one process,
-its *origin*, in every process that receives functions of the module. A function brings an *entry*
-for each global that it uses: name, sender, mark, whether the value holds refs, value.
+to the next task. Functions that are pickled by value preserve this. A *namespace* represents one
+module of one process, its *origin*, in every process that receives functions of the module. A
+function brings an *entry* for each global that it uses: name, sender, mark, whether the value holds
+refs, value.
 
-**The rule**: an entry is written if its sender has bound or changed the variable, also in place,
-since its last entry was written here. Otherwise the value here stands, which a task may have set.
+**The rule**: an entry is written if its sender has rebound the variable, or has changed the value
+in place, since the sender's last entry was written in this process. Otherwise this process keeps
+its value, because a task may have set it.
 
 - A *mark* represents the state of a variable at its sender (`fingerprint`). It may differ although
   nothing has changed, but it is never the same after a change.
 - The sender's `Scan` reads each variable once, so each mark belongs to the value that is sent. A
-  function is pickled again only if another scan reads something else.
+  function is pickled again only if a later scan reads something different.
 - The receiver's `Variable.receive` compares the mark with that of the sender's last entry, under
   one lock for all threads. `BroughtGlobals.check` repeats this before each run of the function.
 
@@ -63,13 +65,13 @@ if TYPE_CHECKING:
     from hoplite_mp._serialize.out_of_band import ArrayStore, KeptArray
     from hoplite_mp._serialize.sources import Source
 
-ABSENT = b""  # The mark of a name that its sender does not have.
+ABSENT = b""  # The mark of a variable that does not exist at its sender.
 NAMED = b"named"  # The mark of a ModuleVariable.
 ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
 DIGEST_BYTES = 16
-FRESH_BYTES_MAX = 1 << 20  # Larger values get no fingerprint, and are sent on as if changed.
-NAMESPACES_MAX = 1024  # With more, most belong to processes that have ended.
-SENDERS_MAX = 256  # For one variable; with more, most have ended.
+FRESH_BYTES_MAX = 1 << 20  # Larger values have no fingerprint, and are forwarded as if changed.
+NAMESPACES_MAX = 1024  # With more, most belong to processes that have exited.
+SENDERS_MAX = 256  # For one variable; with more, most have exited.
 PROCESS_BYTES = 8  # The length of a process's random name.
 _MARKER = "__hoplite_mp__"  # a variable of globals that belong to no module
 
@@ -78,7 +80,7 @@ Scope = dict[str, Any]
 # A variable as it is sent: name, sender, mark, whether the value holds refs, value. A class has no
 # name; its value is the class and its state.
 Entry = tuple[str, bytes, bytes, bool, Any]
-# What a scan has read of a function: the function, the names of its globals, and the values.
+# A scan's record of a function: the function, the names of its globals, and the values.
 Read = tuple["weakref.ref[types.FunctionType]", tuple[str, ...], list[Any]]
 _nothing: Any = object()
 
@@ -216,7 +218,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def namespace_of(scope: Scope) -> Namespace:
-    """The namespace whose globals these are."""
+    """The namespace with these globals."""
     found = _by_place.get(id(scope))
     if found is not None:
         return found
@@ -244,7 +246,7 @@ def _number_of(name: str, scope: Scope) -> int:
 
 
 def namespace_at(key: Key, attributes: Scope) -> Namespace:
-    """The namespace of a function that is being received. `attributes`: those of its module."""
+    """The namespace of a function that is being received. `attributes`: its module's attributes."""
     _, origin, number = key
     if origin == _state.process:
         home = _modules.get(number)
@@ -306,7 +308,7 @@ class _Sink:
 
 
 def digest(data: bytes) -> bytes:
-    """A digest of `data`, of 16 bytes."""
+    """A 16-byte digest of `data`."""
     return blake2b(data, digest_size=DIGEST_BYTES).digest()
 
 
@@ -315,9 +317,9 @@ def fingerprint(
 ) -> tuple[bytes, bool]:
     """The fingerprint of a value, never empty, and whether the value holds refs.
 
-    It is a digest of a pickle, which contains a function by value as a number that identifies the
-    function, with its captured values except globals, because these are variables of their own; and
-    an array that `scan` stores as an object as the object's mark, so the bytes of an unchanged
+    It is a digest of a pickle. In this pickle, a function by value is replaced by a number that
+    identifies it and by its captured values except globals, which are separate variables. An array
+    that `scan` stores as an object is replaced by the object's mark, so the bytes of an unchanged
     array are not read. Only fingerprints of the same process can be compared.
 
     Raises the errors of pickling, or TooLarge for pickles of more than `nbytes_max` bytes.
@@ -381,13 +383,13 @@ class Scan:
         # a cell or function, "") -> the cell or function, and its contents or parts. These values
         # are sent, even if other threads change them later.
         self.values: dict[tuple[int, str], tuple[Any, Any]] = {}
-        # What was read of each function that is sent by value; None: a comparison with it could
-        # miss a change, or nobody will compare.
+        # A record of each function that is sent by value; None: no record is needed, or a
+        # comparison with it could miss a change.
         self.reads: list[Read] | None = None
         # By id. The arrays are held: a reducer may make a new array at each call, which could
         # otherwise get the id of an earlier array.
         self._arrays: dict[int, tuple[Array, tuple[KeptArray, Any]]] = {}
-        self._met: list[Any] = []  # states of the arrays of the present variable
+        self._met: list[Any] = []  # states of the current variable's arrays
         self._globals: dict[int, GlobalArray] = {}  # by id: pickle's memo needs the same object
         self._namespaces: dict[int, Namespace] = {}
         self._entries: dict[tuple[int, str], Entry] = {}
@@ -467,7 +469,7 @@ class Scan:
         return self.values[place][1]  # type: ignore[no-any-return]
 
     def numbers(self, function: types.FunctionType) -> tuple[int, int]:
-        """Two numbers that represent a function with its present code, the same in all threads."""
+        """Two numbers that represent a function with its current code, the same in all threads."""
         code = self.parts(function)[0]
         return (
             _numbered.setdefault(function, next(_numbers)),
@@ -479,7 +481,7 @@ class Scan:
         return (*self.parts(function)[1:], tuple(map(self.cell, function.__closure__ or ())))
 
     def record(self, function: types.FunctionType, names: tuple[str, ...]) -> None:
-        """Records the parts, closure and globals of a function, if nothing of these is mutable."""
+        """Records the parts, closure and globals of a function, if none of these is mutable."""
         if self.reads is None:
             return
         scope, closure = function.__globals__, function.__closure__ or ()
@@ -492,7 +494,7 @@ class Scan:
             self.reads = None
 
     def unchanged(self, reads: list[Read]) -> bool:
-        """Whether everything is as another scan has recorded it."""
+        """Whether everything is still as another scan recorded it."""
         for ref, names, before in reads:
             function = ref()
             if function is None:
@@ -508,7 +510,7 @@ class Scan:
         return True
 
     def _held(self, value: Any) -> Any:
-        """What is recorded of a value, and is the same object as long as the value is the same: the
+        """The record of a value, which is the same object as long as the value is unchanged: the
         value itself; for a function, a weak reference; for a stored array, its mark."""
         if type(value) is types.FunctionType:
             return weakref.ref(value)
@@ -527,7 +529,7 @@ class Scan:
 
     def entry(self, namespace: Namespace, name: str, needed: bool = True) -> Entry | None:
         """The entry of a global variable; None if it is not sent. `needed` is False if code only
-        mentions the variable: it must not make a function unpicklable then."""
+        mentions the variable, which then must not make a function unpicklable."""
         place = id(namespace.scope), name
         found = self._entries.get(place) or self._entry(namespace, name, needed)
         if found is not None:
@@ -608,7 +610,7 @@ class BroughtGlobals:
 
     def __init__(self) -> None:
         self.main: Main | None = None  # the module that represents its `__main__`
-        self.nbytes = 0  # of the function's stream and its out-of-band arrays
+        self.nbytes = 0  # size of the function's stream and out-of-band arrays
         self.entries: dict[Variable, Entry] = {}
 
     def __enter__(self) -> BroughtGlobals:

@@ -301,7 +301,7 @@ def _surely_loads(exc: BaseException) -> bool:
     )
 
 
-# Access to these attributes, which some classes redefine or do not allow to be set.
+# Accessors for attributes that some classes redefine or do not allow to be set.
 get_traceback = vars(BaseException)["__traceback__"].__get__
 _set_cause = vars(BaseException)["__cause__"].__set__
 _args_of = vars(BaseException)["args"].__get__

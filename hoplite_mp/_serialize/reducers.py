@@ -1,8 +1,8 @@
-"""Custom reductions by class, for objects that plain pickle does not write as required.
+"""Custom reductions by class, for objects that plain pickle does not handle as required.
 
 Refs become indices into the payload's list of refs; arrays and views become buffers beside the
-stream; `code` reduces functions and classes. A handler gets the pickler that calls it. It must
-depend neither on the kind of the pickler nor on the purpose of the stream.
+stream; `code` reduces functions and classes. A handler gets the pickler that calls it. A
+handler must not depend on the kind of the pickler or on the purpose of the stream.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ CLASSES_MAX = 4096
 
 
 class RefMet(Exception):
-    """Internal: a pickler that must stop at the first ref has reached it."""
+    """Internal: raised at the first ref by a pickler that must stop there."""
 
 
 class Resolve:
@@ -178,8 +178,8 @@ def _reduce_array(pickler: Any, array: Array) -> Reduced:
     cls = type(array)
     dtype = array.dtype
     if not is_bytes_alone(array):
-        # It stays in the stream, as numpy or the subclass reduces it. The setter makes the result
-        # read-only if the payload's other arrays are.
+        # The array stays in the stream, reduced by numpy or the subclass. The setter makes the
+        # result read-only if the payload's other arrays are.
         reduced: Any = array.__reduce_ex__(5)
         if isinstance(reduced, str):
             return reduced
@@ -228,7 +228,7 @@ def _reduce_partialmethod(pickler: Any, method: functools.partialmethod[Any]) ->
 
 
 def _reduce_weak_dict(pickler: Any, found: Any) -> Reduced:
-    """Reduces a weak dictionary to its entries. In the reader, an entry stays as long as the
+    """Reduces a weak dictionary to its entries. In the reader, an entry is kept as long as the
     reader refers to its key or value."""
     return type(found), (dict(found),)
 

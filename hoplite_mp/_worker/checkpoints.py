@@ -1,7 +1,7 @@
 """Checkpoints of an actor: saves its state outside its process after every k calls.
 
 A restarted process continues with the last saved state. Results that may not have reached their
-callers are saved with the state, under the calls' numbers. If a call is retried and the saved state
+callers are saved with the state, by call number. If a call is retried and the saved state
 contains its effect, the call returns its first result, and is not applied twice. After a save, the
 next call begins only when the node has confirmed the save.
 """

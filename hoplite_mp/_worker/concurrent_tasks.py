@@ -74,7 +74,7 @@ class ConcurrentTasks:
 
     @property
     def loop(self) -> EventLoop:
-        """The event loop. It is created when first needed, because importing asyncio takes long."""
+        """The event loop. It is created when first needed, because importing asyncio is slow."""
         if self._loop is None:
             from hoplite_mp._worker.event_loop import EventLoop
 
@@ -178,7 +178,7 @@ class ConcurrentTasks:
             if flags & TASK_STREAM:
                 function, args = context.run(worker.streamed, oid, function, args)
             if flags & TASK_ASYNC:
-                loop = self.loop.loop  # first, because a coroutine that was created must run
+                loop = self.loop.loop  # first, because a coroutine must run once it is created
                 call.coroutine = context.run(function, *args, **kwargs)
                 loop.call_soon_threadsafe(self._start, call, context=context)
             else:
@@ -265,7 +265,7 @@ class ConcurrentTasks:
             value, failed = await call.coroutine, False
         except BaseException as error:  # even SystemExit ends only this task, not the loop
             value, failed = error, True
-        call.unwanted = True  # the call has ended, and must not be cancelled any more
+        call.unwanted = True  # the call has ended, so it must no longer be cancelled
         self._tell(call, value, failed)
 
     def cancel_aborted(self) -> None:

@@ -4,7 +4,7 @@ sys.stdin is empty, and a debugger that reads it gets an error with advice. sys.
 sys.stderr count each write in shared memory.
 
 A driver checks the count before it returns a result, so it prints a task's lines first. Tasks
-without output have no overhead. Only writes to these two objects are counted, but not writes to the
+without output have no overhead. Only writes to these two objects are counted, not writes to the
 descriptors by compiled code or other processes.
 """
 
@@ -76,7 +76,7 @@ class _Noting(io.FileIO):
 
 
 def note_prints(note: Callable[[], None]) -> None:
-    """Replaces sys.stdout and sys.stderr by line-buffered streams that call `note`."""
+    """Replaces sys.stdout and sys.stderr with line-buffered streams that call `note`."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         old: Any = getattr(sys, name)
         raw = _Noting(fd, note)
@@ -123,7 +123,7 @@ class OutputRouting:
         self.output_owner = output_owner
         for pipe in self.pipes:
             if not pipe.there():
-                continue  # a task has closed it, so no lines follow
+                continue  # a task has closed the pipe, so no more lines follow
             with contextlib.suppress(OSError):
                 # A process started by a task may have made the pipe non-blocking, because all
                 # duplicates of a descriptor share this mode.
@@ -140,5 +140,5 @@ class OutputRouting:
     def flush(self) -> None:
         """Flushes sys.stdout and sys.stderr."""
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):  # it may be a user's object, or None
+            with contextlib.suppress(Exception):  # the stream may be a user's object, or None
                 stream.flush()

@@ -49,7 +49,7 @@ class StreamSource:
         self.output_owner = worker.tasks.output_owner(oid)
         # The timeout, and the time that remains when the generator is paused.
         self.timeout_ns = self.left_ns = timeout_ns
-        self.ends_ns = 0  # time at which the timeout expires; 0: it is paused, or there is none
+        self.ends_ns = 0  # time at which the timeout expires; 0: paused, or no timeout
         self.limited = 0  # the link for which this worker's deadline is set
         self.link: Any = self._new_link()  # the pending link
         self.ahead: deque[tuple[int, int]] = deque()  # (link, bytes of its item) of items not taken
@@ -57,8 +57,8 @@ class StreamSource:
         self.first: Any = None  # holds the first link until the reader holds it
 
     def run(self, function: Any, args: tuple[Any, ...], /, **kwargs: Any) -> Any:
-        """Runs the generator to its end. Returns STREAMED, or raises an error that the task itself
-        must fail with."""
+        """Runs the generator to its end. Returns STREAMED, or raises the error with which the task
+        itself must fail."""
         try:
             items = self._items(function(*args, **kwargs))
         except BaseException as error:
@@ -254,7 +254,7 @@ class StreamSource:
                 if not blocked:
                     self._pause()
                     blocked = True
-                    waiting.count_blocked(1)  # another worker takes this one's place meanwhile
+                    waiting.count_blocked(1)  # another worker replaces this worker meanwhile
                 outcome = self.tasks.wait_event(seen, FOREVER_NS, False)
                 if outcome == _tasks.CLOSING:
                     return False
@@ -266,8 +266,8 @@ class StreamSource:
     # -- the timeout, which runs only while the generator runs ---------------------------------
 
     def _limit(self, at_ns: int) -> None:
-        """Sets the time at which this worker is killed if the pending link is not done; 0 removes
-        it."""
+        """Sets the time at which this worker is killed if the pending link is not done; 0: no such
+        limit."""
         if self.limited:
             self.worker.concurrent.limit(self.limited, 0)
         self.limited = 0

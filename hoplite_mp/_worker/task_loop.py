@@ -114,7 +114,7 @@ class Worker:
         # Running tasks in which KeyboardInterrupt was raised. The node repeats its signal, but each
         # task must be interrupted only once.
         self.interrupted: set[int] = set()
-        self.running: list[int] = []  # tasks inside one another, the outermost first
+        self.running: list[int] = []  # ids of the nested tasks, the outermost first
         # Whether one of these tasks was cancelled; tasks nested in it are interrupted first.
         self.unwinds = False
         # Whether the outermost task has a timeout, at which this process may be killed.
@@ -311,8 +311,8 @@ class Worker:
                 self.limited = timeout_ns != 0
             function, carried = self.function(oid, function_id)
             args, kwargs = self.arguments(oid, args_id, inline, bool(flags & TASK_COPY))
-            # Checked after the arguments were read, because functions among the arguments bring
-            # globals.
+            # Checked after the arguments were read, because functions among them may have
+            # brought globals.
             if carried is not None:
                 if self.depth > 1 and oid in self.submitter.pending:
                     carried.check_own()
@@ -376,8 +376,8 @@ class Worker:
         return function, args, kwargs, again
 
     def streamed(self, oid: int, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
-        """A function, and its arguments, that calls the user's function and runs its generator to
-        the end."""
+        """A function, with its arguments, that calls the user's function and exhausts its
+        generator."""
         source = StreamSource(self, oid, StreamPlan(*args[0]), self.tasks.task(oid)[4])
         return source.run, (function, args[1:])
 
@@ -396,7 +396,7 @@ class Worker:
 
     def leave_groups(self, failed: bool) -> None:
         for leave in self.runtime.task_leaves:
-            with contextlib.suppress(HopliteError):  # the cluster is closing, and with it the Group
+            with contextlib.suppress(HopliteError):  # the cluster and its Groups are closing
                 leave(failed, with_task=True)
 
     def function(self, oid: int, function_id: int) -> tuple[Any, _serialize.BroughtGlobals | None]:
@@ -557,7 +557,7 @@ class Worker:
 
     def lost_inside(self, oid: int) -> BaseException:
         """The error for a task that ran inside a cancelled task and is not retried."""
-        from hoplite_mp.errors import WorkerLostError  # it imports multiprocessing
+        from hoplite_mp.errors import WorkerLostError  # late: it imports multiprocessing
 
         name, outer = self.tasks.name(oid), self.tasks.name(self.running[0])
         return WorkerLostError(
