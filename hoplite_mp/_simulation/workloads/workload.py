@@ -410,8 +410,6 @@ def _robust(operation: ExpectedOperation) -> ExpectedOperation:
     if salt % ROBUST_EVERY:
         return operation
     op = ROBUST[salt // (2 * ROBUST_EVERY) % len(ROBUST)]
-    if isinstance(op, TrimmedMean) and operation.contributors_min < 3:
-        op = Median()
     finite = isinstance(op, str) or salt % 4 == 1
     leaves = tuple(replace(leaf, ordered=True) for leaf in leaves)
     *others, last = leaves
@@ -419,6 +417,8 @@ def _robust(operation: ExpectedOperation) -> ExpectedOperation:
         leaves = (*others, FaultyLeaf(salt, last.index, last.items, True, last.fortran))
         num = min(num, len(leaves) - 1)
     contributors_min = min(operation.contributors_min, num)
+    if isinstance(op, TrimmedMean) and contributors_min < 2 * op.f + 1:
+        op = Median()
     return replace(
         operation,
         leaves=leaves,
