@@ -107,7 +107,8 @@ class ActorClient:
         self._pools: dict[int, int] = {}  # local id of an identity -> its pool
         # Reentrant, because pickling arguments may call actors.
         self._lock = locks.rlock("actors.numbered_calls")
-        # Local identity ids of the newest actors created by this process, excluding detached ones.
+        # Local ids of the identities of the actors that this process has created last, excluding
+        # detached actors.
         self._opened: dict[int, None] = {}
         self._caller = os.urandom(CALLER_BYTES)
         # Numbers calls to actors with checkpoints. A number is never reused, even if its entry in

@@ -1,9 +1,9 @@
 """Reductions of arrays on one host: operators, dtypes, and the kernel or NumPy function used.
 
-Collectives on refs and Group calls use the same reductions, so their results are equal bit by bit.
-The result is the same as that of functools.reduce(np.add, arrays) in the arrays' dtype, except that
-float16 and bfloat16 are folded as float32 and rounded once. "mean" is the sum divided by the count,
-in float64 for integers.
+Collectives on refs and Group calls use the same reductions, so their results are identical bit for
+bit. The result is the same as that of functools.reduce(np.add, arrays) in the arrays' dtype, except
+that float16 and bfloat16 are folded as float32 and rounded once. "mean" is the sum divided by the
+count, in float64 for integers.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def raw_bytes(array: Array) -> pickle.PickleBuffer:
         # The buffer protocol has no format for dates, records and foreign dtypes, so their bytes
         # are declared as void.
         array = array.view(np.dtype((np.void, dtype.itemsize)))
-    buffer: Any = array  # NumPy's stubs declare the buffer protocol only since Python 3.12
+    buffer: Any = array  # NumPy's stubs declare the buffer protocol only for Python 3.12 and later
     return pickle.PickleBuffer(buffer)
 
 
@@ -178,7 +178,7 @@ _FUNCTIONS = {
 
 @functools.cache
 def kernel_dtype(name: str) -> str | None:
-    """The name by which the kernels call a dtype; None if they do not support the dtype."""
+    """The kernels' name for a dtype; None if they do not support it."""
     if name == "bfloat16":
         return name
     try:
@@ -189,7 +189,7 @@ def kernel_dtype(name: str) -> str | None:
 
 
 def has_kernel(op: str, name: str) -> str | None:
-    """The name by which the kernels call the dtype; None if no kernel implements the operation."""
+    """The kernels' name for the dtype; None if no kernel implements the operation."""
     kernel = kernel_dtype(name)
     return kernel if kernel is not None and _reduce.supported(op, kernel) else None
 

@@ -1,4 +1,4 @@
-"""One member's side of Group calls over several hosts.
+"""One member's side of Group calls across several hosts.
 
 Members on different hosts share no memory, so each member sends its contribution to its host's
 node: small values as bytes, large values as objects or blocks. The node returns the result of the
@@ -94,7 +94,7 @@ class OverlappedCopy:
         sections = len(self._ends)
         self._step = max(1, WRITE_ROUND_BYTES // sections)
         self._step_max = max(1, WRITE_ROUND_BYTES_MAX // sections)
-        # Pause after a step, in seconds for each byte that the step copies in each section.
+        # Pause after a step, in seconds per byte that the step copies in each section.
         self._wait_s = min(sections, readers) / pace if pace else 0.0
         self._due = 0.0
         self._ranges: list[tuple[int, int]] = []  # written, but not yet reported to the node
@@ -205,7 +205,7 @@ class MultiHost:
                 self._generation, self.rank, call, kind, op, root, parts, mistake, error
             )
         except BaseException:
-            leases.clear()  # frees the blocks, of which the node was not informed
+            leases.clear()  # frees the blocks, which were not reported to the node
             raise
         self._hand_over(ask, leases, writers)
         self._next_block(parts)
@@ -266,8 +266,8 @@ class MultiHost:
         memory = self._memory
         if (
             not is_plain_array(value)
-            # A fold over several hosts first reorders a column-major array, and needs the complete
-            # array for that.
+            # A fold across several hosts first reorders a column-major array, which requires the
+            # complete array.
             or (value.flags.f_contiguous and not value.flags.c_contiguous)
             or encoded.nbytes <= memory.config.small_object_bytes_max
         ):
@@ -444,7 +444,7 @@ def _overlaps(own: Array, out: Any) -> bool:
     return isinstance(out, np.ndarray) and np.may_share_memory(own, out)
 
 
-# Small calls over several hosts, which the engines make through the board.
+# Small calls across several hosts, which the engines make through the board.
 #
 # While all members make small calls of the same kind, the engines (compiled threads of the nodes)
 # exchange the contributions, and no node runs Python (`cext/engine_coll.h`). A member writes its

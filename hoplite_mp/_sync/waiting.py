@@ -46,7 +46,7 @@ class CallAnswer(enum.IntEnum):
 
 
 class Item(NamedTuple):
-    """An item in a queue. `number`: its place in the order in which all items were put, from 1."""
+    """An item in a queue. `number`: its position among all items ever put, counting from 1."""
 
     number: int
     value: Any

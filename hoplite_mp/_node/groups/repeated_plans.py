@@ -1,7 +1,7 @@
-"""Plans of earlier Group calls, with which nodes begin a later call immediately.
+"""Plans of earlier Group calls, which nodes repeat to begin a later call immediately.
 
 Programs repeat the same call many times. MPI-4 has an interface for that, persistent collectives;
-here no interface is needed. Each node keeps the plans of committed calls, by the form (operation,
+here no interface is needed. Each node keeps the plans of committed calls by the form (operation,
 sizes and layouts) of its own members' contributions. When the members pass contributions of the
 same form again, the node begins with that plan instead of waiting for a new one. Its message to the
 leading node (GroupPart) names the call for which the plan was made. If all nodes have named the
@@ -9,8 +9,8 @@ same call, the leading node only waits for the bytes. Otherwise it makes a new p
 the attempts that nodes have begun.
 
 Invariant: cells of two plans are never confused. A repeated plan has its own attempt number, which
-contains the distance from the call for which the plan was made. If some nodes repeat a plan and
-others do not, the bytes of the two plans are therefore never mixed.
+encodes how many calls ago the plan was made. If some nodes repeat a plan and others do not, the
+bytes of the two plans are therefore never mixed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class RepeatedPlans:
         self._kept: dict[Form, tuple[int, GroupAttempt, GroupCommit]] = {}
         # Form -> number of its calls committed by engines since the leading node last decided one.
         self._by_engines: dict[Form, int] = {}
-        self._last_given: tuple[int, Form | None] = 0, None  # the last call by members here
+        # The last call made by members on this host.
+        self._last_given: tuple[int, Form | None] = 0, None
         self._last_planned = -1  # the last call that could begin with a kept plan
         self._vain: dict[Form, int] = {}
 
@@ -111,7 +112,8 @@ class RepeatedPlans:
     def _again(
         self, members: GroupMembers, form: Form, call: int, pieces: Sequence[Piece]
     ) -> GroupAttempt | None:
-        """The form's kept plan, changed for another call. None if that call is too far away."""
+        """The plan kept for this form, adapted to another call. None if the call is too far
+        away."""
         first, go, _ = self._kept[form]
         distance = call - first
         if distance >= REPEATED:
@@ -166,7 +168,7 @@ def _attempt(members: GroupMembers, distance: int) -> int:
 
 
 def _renamed(plan: Plan, operation: int, attempt: int, pieces: Sequence[Piece]) -> Plan:
-    """The plan, changed for another call. The ids of other nodes' objects are placeholders: the
+    """The plan, adapted to another call. The ids of other nodes' objects are placeholders: the
     nodes that hold the objects know the ids, and cells are requested by operation and attempt."""
     if isinstance(plan, Distribute):
         own = next((piece.object for piece in pieces), _stand_in(0))

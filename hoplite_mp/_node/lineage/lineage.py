@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Lineage", "LineageEntry"]
 
-# Interval of checks for unneeded objects. Higher: memory of intermediate results is freed later.
+# Interval between checks for unneeded objects. Higher: memory of intermediate results is freed later.
 # Lower: more checks (a few us for each entry).
 POLL_S = 0.25
 # Even with many entries, checks take at most about 1/20 of the node's time.
 POLL_SHARE = 20
-# Minimum interval of checks when the store is full.
+# Minimum interval between checks when the store is full.
 FULL_POLL_S = 0.05
 # The cost of an entry, excluding its held objects: header, record, and memory of this process.
 ENTRY_BYTES = 1024
@@ -83,7 +83,7 @@ class Lineage:
         self.remote_objects = remote_objects
         self.bytes_max = bytes_max
         self.loop = loop
-        self.entries: dict[int, LineageEntry] = {}  # by result, the oldest first
+        self.entries: dict[int, LineageEntry] = {}  # by result, oldest first
         self.held: dict[int, _Held] = {}
         self.nbytes = 0
         self.demand_of = demand_of
@@ -196,7 +196,7 @@ class Lineage:
         return self.client.state(oid) in VALUELESS
 
     def holds(self, oid: int) -> int:
-        """The number of holds by lineage on the object."""
+        """The number of holds that lineage has on the object."""
         return 1 if oid in self.held else 0
 
     def _sweep_later(self, seconds: float) -> None:
