@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Lineage", "LineageEntry"]
 
-# Interval between checks for unneeded objects. Higher: memory of intermediate results is freed later.
-# Lower: more checks (a few us for each entry).
+# Interval between checks for unneeded objects. Higher: the memory of intermediate results is freed
+# later. Lower: more checks (a few us for each entry).
 POLL_S = 0.25
 # Even with many entries, checks take at most about 1/20 of the node's time.
 POLL_SHARE = 20
