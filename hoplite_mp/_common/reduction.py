@@ -1,6 +1,6 @@
 """Reductions of arrays on one host: operators, dtypes, and the kernel or NumPy function used.
 
-Collectives on refs and Group calls use the same reductions, so their results are identical bit for
+Group calls and collectives on refs use the same reductions, so their results are identical bit for
 bit. The result is the same as that of functools.reduce(np.add, arrays) in the arrays' dtype, except
 that float16 and bfloat16 are folded as float32 and rounded once. "mean" is the sum divided by the
 count, in float64 for integers.

@@ -2,8 +2,8 @@
 
 The tables make all decisions for `hoplite_mp.Queue`, `Lock`, `Semaphore`, `RLock`, `Condition` and
 `Barrier`, one at a time, in one process. A *ticket* identifies one call: it consists of the calling
-process and a number that this process uses once. Each method returns the answer to its caller, and
-appends the tickets of woken calls to `woken`.
+process and a number that this process uses only once. Each method returns the answer to its caller,
+and appends the tickets of woken calls to `woken`.
 
 Invariants of a queue: no call waits for an item while there is an item that is not reserved for a
 woken getter, and no call waits for space while there is space. An item leaves the table only as the
@@ -62,7 +62,8 @@ class QueueTable:
         self.getters: Tickets = OrderedDict()  # calls that are waiting for an item
         self.called: set[Ticket] = set()  # woken getters; an item is reserved for each
         self.putters: Tickets = OrderedDict()  # call that is waiting for space -> its value
-        self.turned_away: set[Ticket] = set()  # putters that were waiting at the queue's shutdown
+        # Putters that were waiting when the queue was shut down.
+        self.turned_away: set[Ticket] = set()
         self.woken: list[tuple[Ticket, CallAnswer]] = []
         # The call that has taken an item and may give it back, and the item's number.
         self.uncertain: tuple[Ticket, int] | None = None
@@ -180,7 +181,8 @@ class QueueTable:
 
     def give_back(self, process: bytes, item: Item) -> None:
         """Puts an item back in its place, because a call was interrupted before its caller received
-        the item. If the queue's items were dropped meanwhile, this item is dropped, too."""
+        the item. If the queue's items have been dropped in the meantime, this item is dropped,
+        too."""
         decides = self.uncertain is not None and self.uncertain[1] == item.number
         if self._dropped:
             self.finish_one(process)
@@ -494,8 +496,8 @@ class Gathering:
         self.woken += [(other, CallAnswer.DONE) for other in others]
 
     def acted(self, ticket: Ticket) -> bool:
-        """Ends the round after its action. Returns False if the barrier was broken or reset
-        meanwhile."""
+        """Ends the round after its action. Returns False if the barrier was broken or reset in the
+        meantime."""
         if self.acting != ticket:
             return False
         self._release(self.round)

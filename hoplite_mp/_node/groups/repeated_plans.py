@@ -1,12 +1,12 @@
 """Plans of earlier Group calls, which nodes repeat to begin a later call immediately.
 
 Programs repeat the same call many times. MPI-4 has an interface for that, persistent collectives;
-here no interface is needed. Each node keeps the plans of committed calls by the form (operation,
-sizes and layouts) of its own members' contributions. When the members pass contributions of the
-same form again, the node begins with that plan instead of waiting for a new one. Its message to the
-leading node (GroupPart) names the call for which the plan was made. If all nodes have named the
-same call, the leading node only waits for the bytes. Otherwise it makes a new plan, which replaces
-the attempts that nodes have begun.
+here no interface is needed. Each node keeps the plans of committed calls keyed by the form
+(operation, sizes and layouts) of its own members' contributions. When the members pass
+contributions of the same form again, the node begins with that plan instead of waiting for a new
+one. Its message to the leading node (GroupPart) names the call for which the plan was made. If all
+nodes have named the same call, the leading node only waits for the bytes. Otherwise it makes a new
+plan, which replaces the attempts that nodes have begun.
 
 Invariant: cells of two plans are never confused. A repeated plan has its own attempt number, which
 encodes how many calls ago the plan was made. If some nodes repeat a plan and others do not, the
@@ -142,7 +142,7 @@ class RepeatedPlans:
         if not keeps or too_large or self._vain.get(form, 0) >= IN_VAIN_MAX:
             self._kept.pop(form, None)
         elif go is not None and not repeated and version_of(go.attempt) == members.version:
-            # Otherwise the commit has arrived after a change of the members.
+            # If the versions differ, the commit arrived after a change of the members.
             _put(self._kept, form, (go.call, go, commit))
 
 
