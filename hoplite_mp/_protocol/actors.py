@@ -1,7 +1,7 @@
 """Messages about actors: between a client and its node, and between nodes.
 
 Calls to actors are tasks, so they need no messages here. With these messages, clients open, find
-and end actors, and the process of a restarted actor requests the actor's state.
+and end actors, and the process of a restarted actor requests the actor's saved state.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ __all__ = [
 class OpenActor(msgspec.Struct, frozen=True, tag="OpenActor", array_like=True):
     """Starts an actor: one object in a separate process. `setup`: an object with the actor's
     constructor and arguments. `about`: the data of the actor's handles, pickled by the client.
-    Reply: the local id of the actor's identity, which the node holds until Imported confirms that
-    the caller holds it; or the text of a ValueError. With `get_if_exists`, a living actor
-    with that name is reused."""
+    Reply: the local id of the actor's identity (the object that stands for the actor), which the
+    node holds until Imported confirms that the caller holds it; or the text of a ValueError. With
+    `get_if_exists`, a living actor with that name is reused."""
 
     setup: int
     about: bytes
@@ -84,8 +84,8 @@ class OpenActor(msgspec.Struct, frozen=True, tag="OpenActor", array_like=True):
 
 class BindActor(msgspec.Struct, frozen=True, tag="BindActor", array_like=True):
     """Binds a pool to an actor on another host; `pool` is the actor's pool on that host. Reply: the
-    number of the local pool that forwards calls to the actor, valid as long as a process on this
-    host holds the identity. The other fields are options of the actor."""
+    number of the local pool that forwards calls to the actor. The number is valid as long as a
+    process on this host holds the identity. The other fields are the actor's options."""
 
     identity: int
     pool: int
@@ -102,8 +102,9 @@ class FindActor(msgspec.Struct, frozen=True, tag="FindActor", array_like=True):
 
 
 class EndActor(msgspec.Struct, frozen=True, tag="EndActor", array_like=True):
-    """Ends the actor after the calls made so far; `kill`: immediately. Reply: None, without
-    waiting. `unheld`: ends it as soon as no process holds its identity; no reply."""
+    """Ends the actor after the calls made so far or, if `kill`, immediately. Reply: None, before
+    the actor has ended. If `unheld`, the actor ends as soon as no process holds its identity, and
+    there is no reply."""
 
     identity: int
     kill: bool
@@ -111,7 +112,7 @@ class EndActor(msgspec.Struct, frozen=True, tag="EndActor", array_like=True):
 
 
 class ActorRestarts(msgspec.Struct, frozen=True, tag="ActorRestarts", array_like=True):
-    """Reply: how many times the actor's process was restarted."""
+    """Reply: the number of times that the actor's process was restarted."""
 
     identity: int
 
@@ -136,7 +137,7 @@ BACKLOG_CALLS_MAX = 8192
 class ActorReady(msgspec.Struct, frozen=True, tag="ActorBegins", array_like=True):
     """The actor's object exists. Reply: ids of the calls queued so far, oldest first, at most
     BACKLOG_CALLS_MAX. If the actor began with a saved state, the reply waits until another host has
-    a copy of it."""
+    a copy of that state."""
 
 
 class ActorBacklog(msgspec.Struct, frozen=True, tag="ActorBacklog", array_like=True):
@@ -156,8 +157,8 @@ class LoadActorState(msgspec.Struct, frozen=True, tag="ActorStateAsked", array_l
 
 class SaveActorState(msgspec.Struct, frozen=True, tag="KeepActorState", array_like=True):
     """Saves the actor's state after its last call, with the results of calls; a restarted process
-    begins with this state. Reply: None, once another host has a copy, or if no other host could
-    restart the actor."""
+    begins with this state. Reply: None, once another host has a copy of the state, or immediately
+    if no other host could restart the actor."""
 
     state: int
 
@@ -180,12 +181,13 @@ ActorRequest: TypeAlias = (
 
 # Messages about names of actors, which are unique in the cluster.
 #
-#   ActorNameClaimed ─► ActorNameReport     the claimant's actor, or the present owner of the name
-#   ActorNameQuery   ─► ActorNameReport     the owner of the name, or none
+#   ActorNameClaimed ─► ActorNameReport     the claimant's actor, or the actor that has the name
+#   ActorNameQuery   ─► ActorNameReport     the actor that has the name, or none
 #   ActorNameReleased ─►                    the actor has ended
 #
-# An actor is identified by its *identity*, the id of an object on its host. A node claims the names
-# of its actors again from a new manager, so its report does not contain these names.
+# An actor is identified by its *identity*, the id of an object on its host. A node claims its
+# actors' names again when there is a new manager, so its report to that manager does not contain
+# these names.
 
 
 class ActorNameClaimed(Message, frozen=True, tag="ActorNameClaimed"):
@@ -221,8 +223,8 @@ class ActorNameQuery(Message, frozen=True, tag="ActorNameAsked"):
 
 
 class ActorNameReleased(Message, frozen=True, tag="ActorNameReleased"):
-    """That actor has ended, or accepts no more calls, so its name is free. An empty name: any name
-    that the manager still has for that actor."""
+    """That actor has ended, or accepts no more calls, so its name is free. An empty name stands for
+    any name that the manager still has for the actor."""
 
     node: int
     name: str
@@ -235,7 +237,7 @@ class ActorNameReleased(Message, frozen=True, tag="ActorNameReleased"):
 
 
 class ActorNameReport(Message, frozen=True, tag="ActorNameHeld"):
-    """The answer to a claim or query: the owner of the name, or None."""
+    """The answer to a claim or query: the actor that has the name, or None."""
 
     request: int
     name: str
@@ -333,7 +335,7 @@ class EndRemoteActor(Message, frozen=True, tag="EndActorThere"):
 
 
 class RestartsQuery(Message, frozen=True, tag="RestartsAsked"):
-    """Requests how many times that actor's process was restarted."""
+    """Requests the number of times that the actor's process was restarted."""
 
     number: int
     identity: bytes
@@ -359,9 +361,9 @@ class StoreActorBackup(Message, frozen=True, tag="KeepActor"):
     for a restart: `setup` with its objects, and `state`, the last saved state (zeros: none). `name`
     is the actor's registered name, `label` its name in errors. `restarts_left`: remaining restarts,
     including the next one; `restarts`: previous restarts. `begun`: its constructor has run, so the
-    objects that it needs are ready. A later message about this actor replaces this one once the
-    later message's objects have arrived. Answered by ActorBackupStored with the same number, after
-    the arrival of all objects that are not lost."""
+    objects that the constructor needs are ready. A later message about this actor replaces this one
+    once the later message's objects have arrived. Answered by ActorBackupStored with the same
+    number, after the arrival of all objects that are not lost."""
 
     number: int
     identity: bytes
@@ -418,7 +420,7 @@ class DropActorBackup(Message, frozen=True, tag="DropActor"):
 
 class ActorPoolQuery(Message, frozen=True, tag="ActorSought"):
     """Requests the pool of that actor, whose host was lost, from the new owner of its identity.
-    Answered by ActorPoolReport once the receiver knows that it is the owner."""
+    Answered by ActorPoolReport once the receiver has been informed that it is the owner."""
 
     identity: bytes
 

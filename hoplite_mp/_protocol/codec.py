@@ -56,7 +56,7 @@ def encode(message: AnyMessage | Report | TermsToManager | TermsToNode | Promote
 
 
 class Decoder(Generic[T]):
-    """Turns the bytes of one peer into messages of the accepted types."""
+    """Turns the bytes from one peer into messages of the accepted types."""
 
     def __init__(self, accepted: object, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._decoder = msgspec.msgpack.Decoder(cast("type[T]", accepted))

@@ -1,4 +1,5 @@
-"""Messages about copies of objects, their plans, and owners that have died.
+"""Messages about copies of objects, about plans for these copies, and about objects whose owners
+have died.
 
     FetchRequested ─► Distribute to all participants ───► FetchComplete ─► Withdraw
                         ▲           │
@@ -172,7 +173,7 @@ class FetchRefused(Message, frozen=True, tag="FetchRefused"):
 # Messages about objects of a dead owner: their holders and new owners.
 #
 #   MembersChanged(removed) ─► OrphansReported, by each remaining node
-#                           OwnersReassigned, after all reports, to each node that named an object
+#                           OwnersReassigned, after all reports, to each node that reported one
 #   OwnerQuery ─► OwnerReport
 #
 # The owner of an object counts the hosts that hold it. After the owner's death, the survivors

@@ -3,8 +3,8 @@
     requester ── ClockQuery TraceRequest TraceReadRequest DumpRequest ─►  node
               ◄─ DiagnosticsResponse ──
 
-Each node records its part of a trace. At the end of the trace this part becomes one document, which
-is read in pieces. This file also defines the format of the document.
+Each node records its part of a trace. At the end of the trace, the node makes one document of its
+part, which is read in pieces. This file also defines the format of the document.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ from hoplite_mp._common.ids import ID_BYTES
 # Limits of the protocol. A request with SOURCES_MAX sources (18 bytes each) fits into one frame.
 SOURCES_MAX = 1 << 18  # refs in one collective
 SLICES_MAX = 1 << 16  # results of one reduce_scatter
-NAME_CHARS_MAX = 1024  # a group's name
+NAME_CHARS_MAX = 1024  # the name of a group or an actor
 OP_CHARS_MAX = 256  # the name of a reduction's operator
-TEXT_CHARS_MAX = 64 << 10  # a reason; longer texts must be shortened by the sender (`shorten`)
-RANKS_MAX = 64  # bits of a rank mask, as on a group board
-NUMBER_MAX = (1 << 63) - 1  # an unchecked number from a user
+TEXT_CHARS_MAX = 64 << 10  # a reason or an error; the sender shortens longer texts (`shorten`)
+RANKS_MAX = 64  # ranks of a group: the bits of a rank mask
+NUMBER_MAX = (1 << 63) - 1  # largest unchecked number from a user
 NODES_MAX = 1 << 16  # nodes of one cluster, including dead nodes, whose numbers are not reused
 ADDRESSES_MAX = 64  # addresses of one node
 ADDRESS_CHARS_MAX = 256  # "ip:port", IPv6 in [ ]
@@ -101,15 +101,15 @@ def text(name: str, value: Any, chars_max: int, chars_min: int = 0) -> None:
 
 
 def _all_between(values: tuple[Any, ...], high: int) -> bool:
-    """Checks a long tuple at the speed of C; the caller checks the items one by one after a
-    failure."""
+    """Checks a long tuple at the speed of C. If the result is False, the caller checks the items
+    one by one to name the illegal item."""
     if not values:
         return True
     return set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= high
 
 
 def numbers(name: str, value: Any, high: int = U64_MAX) -> None:
-    """A tuple of integers from 0 to `high`; duplicates are allowed."""
+    """Checks a tuple of integers from 0 to `high`; duplicates are allowed."""
     if not isinstance(value, tuple):
         raise ValueError(f"{name} must be a tuple, not {value!r}")
     if not _all_between(value, high):
@@ -123,7 +123,7 @@ def seconds(name: str, value: Any) -> None:
 
 
 def rate(name: str, value: Any) -> None:
-    """Bytes per second; None: not measured."""
+    """Checks a rate in bytes per second; None: not measured."""
     if value is None:
         return
     if type(value) not in (int, float) or not 0 < value < math.inf:
@@ -131,7 +131,7 @@ def rate(name: str, value: Any) -> None:
 
 
 def shape(name: str, value: Any, plain: tuple[str, ...]) -> None:
-    """The shape of trees: one of `plain`, or `tree:d` with d >= 1; `tree:1` is a chain."""
+    """Checks the shape of trees: one of `plain`, or `tree:d` with d >= 1; `tree:1` is a chain."""
     if value in plain:
         return
     word, _, degree = value.partition(":") if isinstance(value, str) else ("", "", "")
@@ -147,7 +147,7 @@ def flags(**fields: Any) -> None:
 
 
 def indices(name: str, value: Any, count: int) -> None:
-    """A tuple of distinct indices below `count`."""
+    """Checks a tuple of distinct indices below `count`."""
     if not isinstance(value, tuple):
         raise ValueError(f"{name} must be a tuple, not {value!r}")
     if not _all_between(value, count - 1):
@@ -158,7 +158,7 @@ def indices(name: str, value: Any, count: int) -> None:
 
 
 def environment(name: str, value: Any) -> None:
-    """Pairs of a variable and its value; None removes the variable."""
+    """Checks pairs of an environment variable and its value; None removes the variable."""
     nbytes = 0
     for pair in value:
         variable, content = pair
@@ -171,7 +171,7 @@ def environment(name: str, value: Any) -> None:
 
 
 def object_ids(name: str, value: Any, count_min: int = 1) -> None:
-    """A tuple of `count_min` to SOURCES_MAX object ids."""
+    """Checks a tuple of `count_min` to SOURCES_MAX object ids."""
     if not isinstance(value, tuple):
         raise ValueError(f"{name} must be a tuple, not {value!r}")
     between(f"number of {name}", len(value), count_min, SOURCES_MAX)
@@ -183,7 +183,8 @@ def object_ids(name: str, value: Any, count_min: int = 1) -> None:
 
 
 def amounts(name: str, value: Any) -> None:
-    """Sorted distinct names of resources, each with a positive number of units of 1/10000."""
+    """Checks sorted distinct names of resources, each with a positive number of units of
+    1/10000."""
     if not isinstance(value, tuple) or len(value) > RESOURCES_MAX:
         raise ValueError(f"{name} must be a tuple of at most {RESOURCES_MAX} pairs, not {value!r}")
     for resource, units in value:
@@ -219,10 +220,11 @@ COPY_ALIGN = 64
 
 
 class Stripe(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Shares [begin_share, end_share) of SHARES of an object, whose tree begins at `owner`. The
-    planner does not know the contents of objects, so nodes turn shares into elements (reductions:
-    `items * share >> 20`) or bytes (copies: rounded down to 64). A message may have one stripe per
-    node, so it checks all of them together, which is faster."""
+    """The shares from `begin_share` to before `end_share` of an object, which has SHARES shares.
+    `owner` is the root of the stripe's tree. The planner does not know the contents of objects, so
+    nodes convert shares to elements (reductions: `items * share >> 20`) or bytes (copies: rounded
+    down to 64). A message may contain a stripe for each node. The message checks all its stripes
+    together (`whole_object`), because this is faster."""
 
     owner: int
     begin_share: int
@@ -230,7 +232,7 @@ class Stripe(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 
 def whole_object(name: str, stripes: Any) -> None:
-    """A tuple of adjacent, non-empty stripes that cover all shares."""
+    """Checks a tuple of adjacent, non-empty stripes that cover all shares."""
     if not isinstance(stripes, tuple):
         raise ValueError(f"{name} must be a tuple, not {stripes!r}")
     owners = [stripe.owner for stripe in stripes]

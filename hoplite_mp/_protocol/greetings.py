@@ -155,9 +155,9 @@ class Refused(Message, frozen=True, tag="Refused"):
 
 class Introduction(Message, frozen=True, tag="Introduction"):
     """The sender's identity, after both proofs. host_id: its host; node: its number, or None. link,
-    answers: for a data connection under TLS, the number of the calling node's link that will send
-    over the connection, and the number of the called node's link to which that link is the answer
-    (0: none)."""
+    answers: for a data connection with TLS. A pair of nodes uses one such connection in each
+    direction. link is the number of the caller's half. answers is the number of the other half to
+    which it belongs; 0 if the other half does not exist yet."""
 
     host_id: int
     versions: dict[str, str]
@@ -191,7 +191,7 @@ def encode_frame(message: Greeting) -> bytes:
 
 
 def frame_length(head: bytes | bytearray) -> int:
-    """The length of the body that follows. Raises ProtocolError for an illegal length, before
+    """The length of the body after this head. Raises ProtocolError for an illegal length, before
     memory is allocated."""
     (length,) = LENGTH.unpack(head)
     if not 0 < length <= GREETING_BYTES_MAX:
@@ -225,11 +225,13 @@ def _exactly(name: str, value: bytes, nbytes: int) -> None:
 
 # Compatibility of the software at both ends of a connection.
 #
-# Functions are sent as byte code and arrays as pickles. Between different minor versions this may
-# fail late, or give wrong results without an error. So the handshake fails, with a table.
+# Functions are sent as byte code, and arrays as pickles. If the minor versions differ, a program
+# may fail late, or compute wrong results without an error. So the handshake fails, and its error
+# shows a table of the differences.
 
 
-# Must match, like Python and this library: numpy pickles arrays, cloudpickle pickles code.
+# Packages whose versions must match, in addition to Python and this library: numpy pickles arrays,
+# and cloudpickle pickles code.
 PACKAGES = ("cloudpickle", "numpy")
 ABSENT = "-"
 
@@ -249,17 +251,17 @@ def software_versions() -> dict[str, str]:
     return found | {"byte order": sys.byteorder}
 
 
-def compare_versions(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
+def compare_versions(own: Mapping[str, str], other: Mapping[str, str]) -> str | None:
     """A table of the differences, for an error message; None if the two are compatible.
 
     Major and minor versions must match; values that are not version numbers must be equal. A name
     that is missing on one side is a difference.
     """
-    names = [*mine, *(name for name in theirs if name not in mine)]
+    names = [*own, *(name for name in other if name not in own)]
     rows = [
-        (name, mine.get(name, ABSENT), theirs.get(name, ABSENT))
+        (name, own.get(name, ABSENT), other.get(name, ABSENT))
         for name in names
-        if _comparable(mine.get(name)) != _comparable(theirs.get(name))
+        if _comparable(own.get(name)) != _comparable(other.get(name))
     ]
     if not rows:
         return None

@@ -2,13 +2,13 @@
 
     members call ─► GroupPart of each node ─► the leading node ─► GroupCommit to all
                                                   │      ▲
-                        too big for messages:     ▼      │
+                        too large for messages:     ▼      │
                                                GroupAttempt   GroupDone   (the bytes move as cells)
                                                          GroupSlow   (a link slows down)
 
 The node of the lowest living rank leads. Only this node decides, so a call is decided once. Every
-node keeps a decision until the next call, for a new leader (GroupSync). Calls are numbered from 0
-within a generation of the group.
+node keeps a decision until the next call, in case a new leader needs it (GroupSync). Calls are
+numbered from 0 within a generation of the group.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ Plan: TypeAlias = ExecuteReduce | Distribute
 # more calls need a second round trip.
 PIECE_BYTES_MAX = 16 << 10
 PIECE_HEAD_BYTES_MAX = 16 << 10
-# The mean of one-byte integers, and of bools, has eight bytes per element.
+# The mean of one-byte integers or bools has eight bytes per element.
 RESULT_GROWTH_MAX = 8
 SMALL_PARTS_BYTES_MAX = 65 << 10  # FRAME_COLL_BYTES_MAX in cext/engine_frames.h
 SMALL_PHASE_MAX = 3  # the last value of enum coll_phase in cext/engine_coll.h
@@ -89,7 +89,7 @@ def error_kind(error: BaseException) -> str:
     """The name of this error in ERRORS."""
     if isinstance(error, MemoryError):
         return "full"
-    return next((kind for kind, one in _TYPES.items() if isinstance(error, one)), "value")
+    return next((kind for kind, cls in _TYPES.items() if isinstance(error, cls)), "value")
 
 
 def error_of(kind: str, message: str) -> Exception:
@@ -114,10 +114,10 @@ class Piece(Message, frozen=True, tag="Piece"):
         counts(nbytes=self.nbytes)
         layout("layout", self.layout)
         # A result may be larger than its contributions.
-        _travels(self, RESULT_GROWTH_MAX * PIECE_BYTES_MAX)
+        _check_inline(self, RESULT_GROWTH_MAX * PIECE_BYTES_MAX)
 
 
-def _travels(piece: Piece, nbytes: int) -> None:
+def _check_inline(piece: Piece, nbytes: int) -> None:
     if piece.payload is not None and len(piece.payload) > nbytes + PIECE_HEAD_BYTES_MAX:
         raise ValueError(f"a piece of {len(piece.payload)} bytes is too large for a message")
 
@@ -145,7 +145,7 @@ def bytes_of(pieces: Iterable[Piece]) -> int:
 
 
 class GroupPart(Message, frozen=True, tag="GroupPart"):
-    """All living members of the sender's node have made that call. `mistake`: the error of a member
+    """All living members on the sender's node have made the call. `mistake`: the error of a member
     whose call is invalid, and `error` its kind; there are no pieces then. `repeats`: 1 + the number
     of the call whose plan the sender already uses to move the bytes; 0: it is waiting for a
     plan."""
@@ -172,13 +172,13 @@ class GroupPart(Message, frozen=True, tag="GroupPart"):
         between("root", self.root, 0, RANKS_MAX - 1)
         between("number of pieces", len(self.pieces), 0, PIECES_MAX)
         for piece in self.pieces:
-            _travels(piece, PIECE_BYTES_MAX)
+            _check_inline(piece, PIECE_BYTES_MAX)
         text("mistake", self.mistake, 2 * TEXT_CHARS_MAX)
 
 
 class GroupAttempt(Message, frozen=True, tag="GroupGo"):
-    """The leading node requests that these plans move the bytes of that call. A later attempt
-    replaces an earlier one. `waits`: the nodes that must send GroupDone."""
+    """The leading node requests that the nodes move the bytes of the call by these plans. A later
+    attempt replaces an earlier one. `waits`: the nodes that must send GroupDone."""
 
     generation: int
     call: int
@@ -192,9 +192,9 @@ class GroupAttempt(Message, frozen=True, tag="GroupGo"):
 
 
 class GroupDone(Message, frozen=True, tag="GroupDone"):
-    """The sender's node has its part of that attempt's results. `failure`: the reason why it does
-    not have them; `error`: its kind, as in GroupCommit. `up`, `down`: the highest rates of its
-    links, in bytes per second; 0: unknown."""
+    """The sender's node has its part of the attempt's results. If there is a `failure`, it does not
+    have them, for this reason; `error` is the kind of the failure, as in GroupCommit. `up`, `down`:
+    the highest rates of its links, in bytes per second; 0: unknown."""
 
     generation: int
     call: int
@@ -229,7 +229,8 @@ class GroupSlow(Message, frozen=True, tag="GroupSlow"):
 
 
 class GroupCommit(Message, frozen=True, tag="GroupCommit"):
-    """The decision. `pieces`: the results in this message; with `attempt`, others are in blocks.
+    """The leading node's decision about a call. `pieces`: the results in this message; after an
+    `attempt`, further results are in blocks of the store.
 
     `leader`: the node that has decided; `to`: the node for which it selected the pieces; `whole`:
     there are no other pieces, so this node can forward the decision to any other node.
@@ -238,8 +239,8 @@ class GroupCommit(Message, frozen=True, tag="GroupCommit"):
     TypeError, "full" StoreFullError, "gone" ObjectLostError; "": none.
 
     `opens`: nodes with this version of the members pass the following calls to their engines,
-    because all living ranks take part in them, and all nodes know the earlier decisions; 0: they do
-    not. `keeps`: a later call may begin with this call's plan.
+    because all living ranks take part in them, and all nodes know the earlier decisions; 0: nodes
+    do not do so. `keeps`: a later call may begin with this call's plan.
     """
 
     generation: int
@@ -293,9 +294,9 @@ class GroupSkip(Message, frozen=True, tag="GroupSkip"):
 
 
 class GroupEngineFrame(Message, frozen=True, tag="GroupSmall"):
-    """A frame between two engines (cext/engine_coll.h) without a link. phase: its kind (enum
-    coll_phase); plan: the number of its plan, or 0; parts: the contributions of the sender's
-    members to a small call."""
+    """A frame between two engines (cext/engine_coll.h) that have no link. phase: the kind of the
+    frame (enum coll_phase); plan: the number of its plan, or 0; parts: the contributions of the
+    sender's members to a small call."""
 
     generation: int
     version: int

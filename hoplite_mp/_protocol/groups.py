@@ -1,8 +1,8 @@
 """Messages about Groups: their members, and the masks on a group's board.
 
-A member is (node, client slot, generation of the slot). A group is *formed* once all its ranks have
-joined. Before that, a leaving member frees its rank. Afterwards, a new member with a free rank
-is *joining* until its node reports that the living members have admitted it.
+A member is identified by (node, client slot, generation of the slot). A group is *formed* once all
+its ranks have joined. Before that, a leaving member frees its rank. Afterwards, a new member with a
+free rank is *joining* until its node reports that the living members have admitted it.
 """
 
 from __future__ import annotations
@@ -191,8 +191,8 @@ class GroupTasksEnded(Message, frozen=True, tag="GroupTasksOver"):
 
 class GroupTasksQuery(Message, frozen=True, tag="GroupTasksAsked"):
     """Requests a report (GroupTasksEnded) when these tasks, submitted on the node's host, have
-    ended. Members of a Group are waiting for these tasks to join, and must not wait for tasks that
-    have ended."""
+    ended. Members of a Group are waiting until these tasks join, and must stop waiting for tasks
+    that have ended."""
 
     tasks: tuple[bytes, ...]
 
@@ -226,22 +226,25 @@ class GroupMembers(Message, frozen=True, tag="GroupMembers"):
     The first message of a generation also creates the board. `version` counts the messages of one
     generation, from 1. `nodes[rank]` is the node of that rank's member, None for a free rank. The
     leader of a call is the lowest living rank; its node leads.
+
     `former`: nodes that had members, but have none now. They may be the only nodes that know
     certain decisions, so nothing is decided before they have reported. `first`: this message
     forms the group, and its members begin with call 0.
+
     `stripes` are the owners of the stripes of large calls, with shares proportional to the rates of
     their links. They are valid until the next message, so calls need no manager. One stripe: all
     living members are on one node.
-    For the next manager: the members' `tasks` and their `tries` by rank; `past`, the record of the
-    group if this were its end; whether any member has `left` rather than died; `parent` and
-    `founders` as in GroupJoinRequested; and a mask of the founders that have joined
-    (`founders_joined`).
+
     `since`: for each rank, the first version with its current member; 0 for a free rank. Messages
     under earlier versions were for the rank's previous member. A node may have missed that first
     version if the manager died early. `whole`: the first version in which the group is formed, else
     0; members of that or an earlier version begin with call 0.
-    `holders`, until the group is formed: by rank, the (task, team) of the last member, even if it
-    has left; also for the next manager.
+
+    The other fields are for the next manager: the members' `tasks` and their `tries` by rank;
+    `past`, the record of the group if it ended now; whether any member has `left` rather than died;
+    `parent` and `founders` as in GroupJoinRequested; a mask of the founders that have joined
+    (`founders_joined`); and, until the group is formed, `holders`: by rank, the (task, team) of the
+    last member, even if it has left.
     """
 
     name: str

@@ -15,10 +15,10 @@ The certificate protects against a relay between two TLS connections, which does
 certificate's private key. This is the channel binding of RFC 5929 ("tls-server-end-point"). No key
 is derived for later bytes: TLS protects them; without TLS they are unprotected.
 
-Sans-io: `feed` received bytes and send `outgoing()`, until there is a `result` or `feed` raises.
-`wanted` is the number of bytes to read for the handshake, so that later bytes stay in the
-connection. Nothing is unpickled, and lengths are compared with a limit of a few KiB before memory
-is allocated.
+Sans-io: pass received bytes to `feed`, and send the bytes from `outgoing`, until there is a
+`result` or `feed` raises an exception. `wanted` is the number of bytes to read for the handshake,
+so that later bytes stay in the connection. Nothing is unpickled, and lengths are compared with a
+limit of a few KiB before memory is allocated.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ SERVER_LABEL = b"hoplite_mp server has the token"
 
 @dataclass(frozen=True, slots=True)
 class HandshakeOutcome:
-    """The peer: role, service and cluster are proved; `peer` is its introduction."""
+    """The peer's role, service and cluster, which are proved, and its introduction."""
 
     role: str
     service: str
@@ -82,8 +82,8 @@ def transcript(
     return b"".join(LENGTH.pack(len(part)) + part for part in parts)
 
 
-def _mac(key: Secret, label: bytes, seen: bytes) -> bytes:
-    return key.mac(LENGTH.pack(len(label)) + label + seen)
+def _mac(key: Secret, label: bytes, proved: bytes) -> bytes:
+    return key.mac(LENGTH.pack(len(label)) + label + proved)
 
 
 class _Handshake:
@@ -123,29 +123,29 @@ class _Handshake:
         return data
 
     def feed(self, data: bytes) -> bytes:
-        """Processes received bytes; returns those after the handshake (none if the caller reads
-        only `wanted` bytes).
+        """Processes received bytes. Returns the bytes that follow the handshake (none if the caller
+        reads only `wanted` bytes).
 
         Raises AuthError if the peer does not have the token, and ProtocolError if it has sent
         illegal data or is incompatible. After either error the caller must close the connection.
         """
         if self.failure is not None:
             raise type(self.failure)(*self.failure.args)
-        place = 0
+        position = 0
         try:
-            while self.result is None and place < len(data):
-                piece = data[place : place + self.wanted]
+            while self.result is None and position < len(data):
+                piece = data[position : position + self.wanted]
                 self._buffer += piece
-                place += len(piece)
+                position += len(piece)
                 self._step()
         except HopliteError as failure:
             self.failure = failure
             self._buffer.clear()
             raise
-        return data[place:]
+        return data[position:]
 
     def _step(self) -> None:
-        """Processes the buffer; a length is checked as soon as it has arrived (`wanted`)."""
+        """Processes the buffer. A length is checked as soon as it has arrived (by `wanted`)."""
         if not self._preamble_received:
             self._take_preamble()
         elif self.wanted == 0:
@@ -162,13 +162,13 @@ class _Handshake:
         if len(self._buffer) < len(PREAMBLE):
             return
         self._preamble_received = True
-        theirs = self._buffer[-1]
+        version = self._buffer[-1]
         same = self._buffer == PREAMBLE
         self._buffer.clear()
         self._answer_preamble()
         if not same:
             raise ProtocolError(
-                f"it uses version {theirs} of the protocol, and this side version {PREAMBLE[-1]}:"
+                f"it uses version {version} of the protocol, and this side version {PREAMBLE[-1]}:"
                 " install the same hoplite_mp on both sides"
             )
 
@@ -207,7 +207,7 @@ class ServerHandshake(_Handshake):
         self._not_now = not_now
         self._challenge = Challenge(service, nonce or secrets.token_bytes(NONCE_BYTES), cluster)
         self._role = ""
-        self._seen = b""
+        self._transcript = b""
         self._expect(Hello, then=self._take_hello)
 
     def _answer_preamble(self) -> None:
@@ -215,34 +215,38 @@ class ServerHandshake(_Handshake):
 
     def _take_hello(self, message: Greeting) -> None:
         assert isinstance(message, Hello)
-        mine = self._challenge
-        if SERVICE_OF[message.role] != mine.service:
-            raise self._refuse("role", ProtocolError(f"a {message.role} called the {mine.service}"))
-        if message.cluster and message.cluster != mine.cluster:
+        challenge = self._challenge
+        if SERVICE_OF[message.role] != challenge.service:
+            raise self._refuse(
+                "role", ProtocolError(f"a {message.role} called the {challenge.service}")
+            )
+        if message.cluster and message.cluster != challenge.cluster:
             raise self._refuse("cluster", ProtocolError("it requires another cluster"))
         self._role = message.role
-        nonces = (message.nonce, mine.nonce)
-        self._seen = transcript(self._role, mine.service, nonces, mine.cluster, self._certificate)
-        self._send(mine)
+        nonces = (message.nonce, challenge.nonce)
+        self._transcript = transcript(
+            self._role, challenge.service, nonces, challenge.cluster, self._certificate
+        )
+        self._send(challenge)
         self._expect(Proof, then=self._take_proof)
 
     def _take_proof(self, message: Greeting) -> None:
         assert isinstance(message, Proof)
-        if not hmac.compare_digest(message.mac, _mac(self._key, CLIENT_LABEL, self._seen)):
+        if not hmac.compare_digest(message.mac, _mac(self._key, CLIENT_LABEL, self._transcript)):
             raise self._refuse(
                 "token", AuthError("it has another token, or a third party relays the connection")
             )
-        self._send(Welcome(_mac(self._key, SERVER_LABEL, self._seen)))
+        self._send(Welcome(_mac(self._key, SERVER_LABEL, self._transcript)))
         self._expect(Introduction, then=self._take_introduction)
 
     def _take_introduction(self, message: Greeting) -> None:
         assert isinstance(message, Introduction)
-        mine, theirs = self._mine.versions, message.versions
-        table = compare_versions(mine, theirs)
+        own, other = self._mine.versions, message.versions
+        table = compare_versions(own, other)
         if table is not None:
             error = ProtocolError(f"its software does not match:\n{printable(table)}")
-            their_table = compare_versions(theirs, mine) or ""
-            raise self._refuse("software", error, their_table[:REASON_CHARS_MAX])
+            table_for_peer = compare_versions(other, own) or ""
+            raise self._refuse("software", error, table_for_peer[:REASON_CHARS_MAX])
         if self._role in self._not_now:
             raise self._refuse("standby", ProtocolError(f"a {self._role} is refused for now"))
         self._send(self._mine)
@@ -271,7 +275,7 @@ class ClientHandshake(_Handshake):
         super().__init__(key, mine, certificate_sha256, deadline)
         self._hello = Hello(role, nonce or secrets.token_bytes(NONCE_BYTES), cluster)
         self._cluster = cluster
-        self._seen = b""
+        self._transcript = b""
         self._authenticated = False
         self._outgoing += PREAMBLE
         self._send(self._hello)
@@ -288,15 +292,17 @@ class ClientHandshake(_Handshake):
             raise ProtocolError(REFUSED_TEXTS["cluster"])
         self._cluster = message.cluster
         nonces = (self._hello.nonce, message.nonce)
-        self._seen = transcript(role, message.service, nonces, message.cluster, self._certificate)
-        self._send(Proof(_mac(self._key, CLIENT_LABEL, self._seen)))
+        self._transcript = transcript(
+            role, message.service, nonces, message.cluster, self._certificate
+        )
+        self._send(Proof(_mac(self._key, CLIENT_LABEL, self._transcript)))
         self._expect(Welcome, Refused, then=self._take_welcome)
 
     def _take_welcome(self, message: Greeting) -> None:
         if isinstance(message, Refused):
             raise self._refused(message)
         assert isinstance(message, Welcome)
-        if not hmac.compare_digest(message.mac, _mac(self._key, SERVER_LABEL, self._seen)):
+        if not hmac.compare_digest(message.mac, _mac(self._key, SERVER_LABEL, self._transcript)):
             raise AuthError("it does not have the token, or a third party relays the connection")
         self._authenticated = True
         self._send(self._mine)

@@ -1,8 +1,9 @@
 """Messages between a client and its node, on one host.
 
-Clients perform most operations without their node; for the rest (memory, collectives, groups,
-pools) they send these messages. A message is one packet of a SEQPACKET socketpair. A reply for
-which no caller is waiting anymore (after Ctrl-C) is recognized by its number and dropped.
+Clients perform most operations without their node. For the others (memory, collectives, groups,
+pools), they send these messages. Each message is one packet of a SEQPACKET socketpair. If the
+caller has stopped waiting for a reply (after Ctrl-C), the reply is recognized by its number and
+dropped.
 """
 
 from __future__ import annotations
@@ -139,30 +140,30 @@ __all__ = [
 #
 #   caller ── OpenWorkerBroadcast ─►  node     pool of the broadcast, and its number of workers
 #          ── tasks of that pool, one for each worker; BeginWorkerBroadcast ─►
-#   worker ── GetBroadcastTasks ─►   node     its task of each broadcast that it has not run yet
+#   worker ── GetBroadcastTasks ─►   node     the worker's tasks in broadcasts, not run yet
 #   caller ── ClosePool ─►            node     the broadcast has ended
 #          ── EndWorkerBroadcast ─►   node     cancels tasks that have not begun
 
 
 class OpenWorkerBroadcast(msgspec.Struct, frozen=True, tag="OpenRound", array_like=True):
-    """Each current worker in the common pools of these nodes (empty: of all nodes) will run one
-    task. Reply: (number of a pool for these tasks, number of workers); None if not all nodes have
-    answered within `timeout_s`."""
+    """Requests that each current worker in the common pools of these nodes (empty: all nodes) run
+    one task. Reply: (number of a pool for these tasks, number of workers); None if not all nodes
+    have answered within `timeout_s`."""
 
     nodes: list[int] = []
     timeout_s: float | None = None
 
 
 class BeginWorkerBroadcast(msgspec.Struct, frozen=True, tag="BeginRound", array_like=True):
-    """All tasks of the broadcast in that pool are queued. No reply."""
+    """The caller has queued all tasks of the broadcast in `pool`. No reply."""
 
     pool: int
 
 
 class EndWorkerBroadcast(msgspec.Struct, frozen=True, tag="EndRound", array_like=True):
     """Ends the broadcast in the pool, and closes the pool. Reply: None, when all nodes have
-    confirmed or timed out. After a node's confirmation, none of its workers begins a task of the
-    broadcast."""
+    confirmed or timed out. When a node has confirmed, none of its workers begins another task of
+    the broadcast."""
 
     pool: int
 
@@ -210,8 +211,8 @@ class CountDrivers(msgspec.Struct, frozen=True, tag="UsersOfNode", array_like=Tr
 class RetryTask(msgspec.Struct, frozen=True, tag="TryAgain", array_like=True):
     """The task that this worker has claimed has failed. Reply: whether it is requeued, with one
     fewer retry. Other workers are not woken for an actor's call, because this worker runs it next.
-    `failures` > 0: only one item of a chunk has failed, for the `failures`-th time; the reply is
-    whether the worker may retry the item, and the task stays claimed."""
+    `failures` > 0: only one item of a chunk has failed, for the `failures`-th time; then the reply
+    is whether the worker may retry this item, and the task stays claimed."""
 
     task: int
     failures: int = 0
@@ -220,9 +221,9 @@ class RetryTask(msgspec.Struct, frozen=True, tag="TryAgain", array_like=True):
 RESTORED, ON_ITS_WAY = 1, 2  # replies to Restore
 # Bytes in one reply to ReadSpilled. Unprivileged processes can send packets of at most 416 KiB.
 SPILLED_PIECE_BYTES = 128 << 10
-SETUP_FAILED = 97  # exit code of a worker: its initializer, or its actor's constructor, raised
-LINE_LOST = 98  # exit code of a worker: user code has closed its connection to the node
-# Upon this signal, a worker writes its threads' stacks into the memfd with this name.
+SETUP_FAILED = 97  # exit code of a worker whose initializer or actor's constructor raised
+LINE_LOST = 98  # exit code of a worker whose connection to the node was closed by user code
+# When a worker receives this signal, it writes its threads' stacks into the memfd of this name.
 STACKS_SIGNAL = signal.SIGRTMIN + 5
 STACKS_FILE = "hoplite_mp stacks"
 # States of a pool in shared memory.
@@ -231,9 +232,10 @@ POOL_LEAVING = 5  # an actor's node is leaving the cluster, so the actor accepts
 
 
 class Lease(msgspec.Struct, frozen=True, tag="Lease", array_like=True):
-    """Requests a large block with a payload of `nbytes`. `error`: the block is for an error,
-    and may use the reserve. `preallocated`: the block is not needed yet, and is refused when other
-    requests need the memory. Reply: payload offset, or full=True and the message."""
+    """Requests a large block with a payload of `nbytes`. `error`: the block is for an error, and
+    may use the memory that is reserved for errors. `preallocated`: the block is not needed yet, and
+    is refused when other requests need the memory. Reply: the payload's offset, or full=True and an
+    error message."""
 
     nbytes: int
     error: bool = False
@@ -242,7 +244,7 @@ class Lease(msgspec.Struct, frozen=True, tag="Lease", array_like=True):
 
 class LeaseSpan(msgspec.Struct, frozen=True, tag="LeaseSpan", array_like=True):
     """Requests a span for small objects. `error`: the span is for an error, so the reply does not
-    wait for free memory. Reply: its offset, or full=True and the message."""
+    wait for free memory. Reply: the span's offset, or full=True and an error message."""
 
     error: bool = False
 
@@ -254,9 +256,9 @@ class ReturnSpans(msgspec.Struct, frozen=True, tag="GiveSpans", array_like=True)
 
 
 class Restore(msgspec.Struct, frozen=True, tag="Restore", array_like=True):
-    """Requests that a spilled object be restored to memory. Reply: RESTORED, or ON_ITS_WAY from
-    another host (processes that are waiting for the object will be woken), or full=True and the
-    message."""
+    """Requests that a spilled object be restored to memory. Reply: RESTORED; or ON_ITS_WAY if the
+    object is being fetched from another host (processes that are waiting for it will be woken); or
+    full=True and an error message."""
 
     oid: int
 
@@ -271,8 +273,8 @@ class ReadSpilled(msgspec.Struct, frozen=True, tag="ReadSpilled", array_like=Tru
 
 
 class Import(msgspec.Struct, frozen=True, tag="Import", array_like=True):
-    """The caller uses objects from other hosts. Reply: their ids on this host, 0 for a lost object.
-    The node holds the objects until Imported confirms that the caller holds them."""
+    """Imports objects from other hosts for the caller. Reply: the objects' ids on this host, 0 for
+    a lost object. The node holds the objects until Imported confirms that the caller holds them."""
 
     objects: list[bytes]
 
@@ -284,26 +286,26 @@ class Imported(msgspec.Struct, frozen=True, tag="Imported", array_like=True):
 
 
 class DropForeign(msgspec.Struct, frozen=True, tag="DropForeign", array_like=True):
-    """Deletes an object that another host owns, in the whole cluster. No reply."""
+    """Deletes an object that another host owns from the whole cluster. No reply."""
 
     oid: int
 
 
 class Interrupt(msgspec.Struct, frozen=True, tag="Interrupt", array_like=True):
-    """`slot` is running a task that was aborted. The node interrupts the process, and kills it if
-    the task does not end. No reply."""
+    """The client in `slot` is running a task that was aborted. The node interrupts this client, and
+    kills it if the task does not end. No reply."""
 
     oid: int
     slot: int
 
 
 class Collective(msgspec.Struct, frozen=True, tag="Collective", array_like=True):
-    """A reduction (one result for each slice), or a collective that copies (one result without a
-    value).
+    """Starts a reduction (with one result for each slice), or a collective that copies (with one
+    result, which has no value).
 
-    `to`: numbers of the destination nodes; empty: the default of the kind. `one_of`: groups of
-    source indices; the first ready source of each group is reduced; empty: all sources are. The
-    node claims the results' headers; the caller holds the sources until the results are done.
+    `to`: numbers of the destination nodes; empty: the default for the kind. `one_of`: groups of
+    source indices; the first ready source of each group is reduced; empty: all sources are reduced.
+    The node claims the results' headers; the caller holds the sources until the results are done.
     No reply.
     """
 
@@ -322,7 +324,7 @@ class OpenPool(msgspec.Struct, frozen=True, tag="OpenPool", array_like=True):
     """Opens a pool with dedicated workers, here and on other nodes. `setup`: an object with
     (initializer, initargs). `exact`: a worker on another node gets its next task only after the end
     of the previous one. `anywhere`: if the pool's nodes are lost, its tasks may run on other nodes.
-    Reply: pool number, or an error text if a node was lost before its workers had started."""
+    Reply: the pool's number, or an error text if a node was lost before its workers had started."""
 
     workers: int
     max_tasks: int
@@ -335,27 +337,27 @@ class OpenPool(msgspec.Struct, frozen=True, tag="OpenPool", array_like=True):
 
 
 class AddWorkers(msgspec.Struct, frozen=True, tag="AddWorkers", array_like=True):
-    """Adds workers to the common pool of that node. Reply: None."""
+    """Adds `count` workers to the common pool of the node. Reply: None."""
 
     count: int
     node: int
 
 
 class BindPool(msgspec.Struct, frozen=True, tag="BindPool", array_like=True):
-    """Opens a pool whose tasks all run on one other node. Reply: pool number."""
+    """Opens a pool whose tasks all run on one other node. Reply: the pool's number."""
 
     node: int
 
 
 class ClosePool(msgspec.Struct, frozen=True, tag="ClosePool", array_like=True):
-    """Stops the pool's workers when they are idle; `kill`: immediately. No reply."""
+    """Stops the pool's workers when they become idle or, if `kill`, immediately. No reply."""
 
     pool: int
     kill: bool
 
 
 class DrainNode(msgspec.Struct, frozen=True, tag="DrainNode", array_like=True):
-    """Makes that node leave the cluster. Reply: None, without waiting."""
+    """Makes the node leave the cluster. Reply: None, without waiting until it has left."""
 
     node: int
 
@@ -367,8 +369,8 @@ class Locate(msgspec.Struct, frozen=True, tag="Locate", array_like=True):
 
 
 class Explain(msgspec.Struct, frozen=True, tag="Explain", array_like=True):
-    """Reply: the planner's records of the plans of an object (`PlanSummary`); None: the manager has
-    not answered in time."""
+    """Reply: the planner's records of the plans that moved an object (`PlanSummary`); None: the
+    manager did not answer in time."""
 
     oid: int
 
@@ -380,11 +382,12 @@ class Members(msgspec.Struct, frozen=True, tag="Members", array_like=True):
 
 class DepartedNodes(msgspec.Struct, frozen=True, tag="GoneNodes", array_like=True):
     """Reply: the hosts that have most recently left or been lost, as far as this node knows, each
-    as (number, name, seconds ago, whether it left rather than was lost)."""
+    as (number, name, seconds since then, True if it left or False if it was lost)."""
 
 
 class LeavingNodes(msgspec.Struct, frozen=True, tag="LeavingNodes", array_like=True):
-    """Reply: numbers of the nodes that are about to leave the cluster and accept no more work."""
+    """Reply: the numbers of the nodes that are about to leave the cluster, and accept no more
+    work."""
 
 
 class JoinStatus(msgspec.Struct, frozen=True, tag="Standing", array_like=True):
@@ -399,14 +402,14 @@ class Stats(msgspec.Struct, frozen=True, tag="Stats", array_like=True):
 
 
 class TraceBegin(msgspec.Struct, frozen=True, tag="TraceBegin", array_like=True):
-    """Starts a trace on all nodes. `trace`: a random number. Reply: "", or the reason for a
-    failure."""
+    """Starts a trace on all nodes. `trace`: a random number. Reply: "", or the reason why the trace
+    could not be started."""
 
     trace: int
 
 
 class TraceEnd(msgspec.Struct, frozen=True, tag="TraceEnd", array_like=True):
-    """Ends that trace. Reply: for each node (number, bytes of its document, up to two measurements
+    """Ends the trace. Reply: for each node (number, bytes of its document, up to two measurements
     of its clock as (local time, offset of its clock, largest error) in ns); the numbers of lost
     nodes; and the numbers of the nodes that have left and belonged to programs without workers."""
 
@@ -414,7 +417,7 @@ class TraceEnd(msgspec.Struct, frozen=True, tag="TraceEnd", array_like=True):
 
 
 class TracePiece(msgspec.Struct, frozen=True, tag="TracePiece", array_like=True):
-    """Reply: bytes of that node's document, starting at `offset`; None: the node is lost."""
+    """Reply: a piece of the node's document, starting at `offset`; None: the node is lost."""
 
     trace: int
     node: int
@@ -422,7 +425,7 @@ class TracePiece(msgspec.Struct, frozen=True, tag="TracePiece", array_like=True)
 
 
 class TraceDrop(msgspec.Struct, frozen=True, tag="TraceDrop", array_like=True):
-    """Discards that trace. Reply: when all nodes have confirmed or timed out."""
+    """Discards the trace. Reply: None, when all nodes have confirmed or timed out."""
 
     trace: int
 
@@ -435,7 +438,7 @@ class Dump(msgspec.Struct, frozen=True, tag="Dump", array_like=True):
 
 
 class DumpRead(msgspec.Struct, frozen=True, tag="DumpRead", array_like=True):
-    """Reply: bytes of that node's last dump, starting at `offset`."""
+    """Reply: a piece of the node's last dump, starting at `offset`."""
 
     node: int
     offset: int
@@ -528,6 +531,6 @@ class Attached(msgspec.Struct, frozen=True, tag="Attached"):
 
 
 class AttachRefused(msgspec.Struct, frozen=True, tag="NotAttached"):
-    """Sent instead of Attached if this host's node cannot accept the driver now."""
+    """Sent instead of Attached if the node cannot accept the driver now."""
 
     reason: str

@@ -1,6 +1,6 @@
 """Messages from a Group's members to their node, and point-to-point messages between nodes.
 
-    sender's node ── PeerGroupMessage ──►  receiver's node     in the order of sending
+    sender's node ── PeerGroupMessage ──►  receiver's node     in the order in which they were sent
                   ◄─ PeerGroupMessageAck ──                    the sender may release it
                   ── GroupSourceEnded ──►                      the member has ended
 
@@ -62,7 +62,7 @@ class PeerGroupMessage(Message, frozen=True, tag="GroupSent"):
     """A message from rank `source` on the sender's node to rank `to` on the receiver's node.
     `version`: the version of the members (GroupMembers) when it was sent; the receiver keeps the
     message until it has received this version. `payload`: the whole payload, if it is small.
-    `refs`: objects inside it."""
+    `refs`: ids of the objects that the payload refers to."""
 
     generation: int
     version: int
@@ -102,7 +102,8 @@ class PeerGroupMessageAck(Message, frozen=True, tag="GroupSentTaken"):
 class GroupSourceEnded(Message, frozen=True, tag="GroupSourceEnded"):
     """The member with this rank on the sender's node has ended, as of that version of the members.
     All its messages have been forwarded. `missed_versions`: the sender has missed some versions
-    after a manager's death; members of this rank and node in those versions send nothing."""
+    after a manager's death; members with this rank on this node in the missed versions send
+    nothing."""
 
     generation: int
     version: int
@@ -120,8 +121,8 @@ PointToPoint: TypeAlias = PeerGroupMessage | PeerGroupMessageAck | GroupSourceEn
 
 # Messages between a member of a Group and its node, in addition to those in `local.py`.
 #
-# A group on one host needs them only when members join and leave. With members on other hosts each
-# call is a message to the node.
+# A group on one host needs these messages only when members join and leave. In a group with members
+# on other hosts, each call is a message to the node.
 
 
 INBOX_MAX = 1000  # maximum number of messages in a reply
@@ -144,8 +145,7 @@ class GroupJoin(msgspec.Struct, frozen=True, tag="GroupJoin", array_like=True):
 
 class GroupDoorbell(msgspec.Struct, frozen=True, tag="GroupBell", array_like=True):
     """Passes an eventfd to which the member writes when its contribution to a small call is on the
-    board.
-    Reply: None, once the node is watching the eventfd."""
+    board. Reply: None, once the node is watching the eventfd."""
 
     generation: int
     rank: int
@@ -185,9 +185,10 @@ class GroupBlockWritten(msgspec.Struct, frozen=True, tag="GroupWritten", array_l
 
 
 class GroupSend(msgspec.Struct, frozen=True, tag="GroupSend", array_like=True):
-    """Sends an object to a rank. The caller holds it and the objects inside it until the reply: "",
-    or the reason why the message will not be received. `refs`: the objects inside it; None: too
-    many for a packet, so the node reads them from the object, which the caller has pinned."""
+    """Sends an object to a rank. The caller holds the object, and the objects that it refers to,
+    until the reply arrives. Reply: "", or the reason why the message will not be received. `refs`:
+    ids of the objects that the object refers to; None: they do not fit into a packet, so the node
+    reads them from the object, which the caller has pinned."""
 
     generation: int
     rank: int

@@ -1,4 +1,4 @@
-"""Messages about nodes: joining, leaving, loss, link speeds, reports to a new manager.
+"""Messages about nodes: joining, leaving, loss, link speeds, and reports to a new manager.
 
     NodeJoined ─► NodeAdmitted to the newcomer, MembersChanged to all others
     NodeLeaving ─► no new work for it; Leave, once no running operation needs it
@@ -109,8 +109,9 @@ class NodeLost(Message, frozen=True, tag="NodeLost"):
 
 
 class NodeLeaving(Message, frozen=True, tag="NodeLeaving"):
-    """That incarnation of the node is about to leave: it will not become a parent or owner. Answer:
-    Leave. Meanwhile the node broadcasts the objects of which it has the only copy.
+    """That incarnation of the node is about to leave: from now on, no plan makes it a parent (a
+    node that sends to others), and no object gets it as its owner. Answer: Leave. Meanwhile the
+    node broadcasts the objects of which it has the only copy.
     """
 
     node: int
@@ -148,7 +149,8 @@ class LinkMeasured(Message, frozen=True, tag="LinkMeasured"):
 
 
 class HostMeasured(Message, frozen=True, tag="HostMeasured"):
-    """The total rate of all transfers of `node` in each direction while some were backlogged."""
+    """The total rate of all transfers of `node` in each direction, measured while some transfers
+    were backlogged."""
 
     node: int
     up_bytes_per_s: float | None = None
@@ -240,7 +242,7 @@ class DeclaredDead(Message, frozen=True, tag="GivenUp"):
 
 
 class ClusterEnded(Message, frozen=True, tag="ClusterEnded"):
-    """The manager's last message: the cluster ends, and no other manager follows."""
+    """The manager's last message: the cluster shuts down, and no other manager takes over."""
 
 
 class Leave(Message, frozen=True, tag="Leave"):
@@ -263,13 +265,13 @@ class Leave(Message, frozen=True, tag="Leave"):
 
 
 class NodeReturned(Message, frozen=True, tag="NodeReturned"):
-    """First message to a manager other than the one that admitted this node. `members`: all members
-    known to this node, including itself.
+    """The first message to a manager other than the one that admitted this node. `members`: all
+    members known to this node, including the node itself.
 
-    The manager continues the counters of the previous one; otherwise numbers could be reused, and
-    late messages misattributed. As known to this node: `numbers`, how many node numbers were
-    assigned; `epochs`, the highest epoch of a Distribute; `copied`, how many operations for copies
-    were begun; `generations`, the highest generation of a group."""
+    The new manager continues the previous manager's counters; otherwise numbers could be reused,
+    and late messages could be misattributed. The counters as known to this node are: `numbers`, the
+    number of assigned node numbers; `epochs`, the highest epoch of a Distribute; `copied`, the
+    number of operations for copies; `generations`, the highest generation of a group."""
 
     node: int
     incarnation: int
@@ -289,7 +291,8 @@ class NodeReturned(Message, frozen=True, tag="NodeReturned"):
 
 
 class ReportedCopy(Message, frozen=True, tag="CopyHeld"):
-    """This node has a complete copy of another host's object, as the previous manager knew."""
+    """This node has a complete copy of another host's object, which it had reported to the previous
+    manager."""
 
     node: int
     object: bytes
@@ -326,7 +329,8 @@ class ReportedReduce(Message, frozen=True, tag="ReduceHeld"):
 
 
 class OperationEnded(Message, frozen=True, tag="OperationEnded"):
-    """The end of an operation that this node has recently received; other nodes may not have."""
+    """The message that ended an operation. This node has received it recently; other nodes may have
+    missed it."""
 
     node: int
     end: Commit | OperationFailed | Forget
@@ -336,9 +340,9 @@ class OperationEnded(Message, frozen=True, tag="OperationEnded"):
 
 
 class ReportedGroup(Message, frozen=True, tag="GroupHeld"):
-    """A group with a board on this node: its last GroupMembers, and its members on this node:
-    (rank, client slot, generation of the slot). `left`: ranks that `shown` places on this node, but
-    that are gone; those in `died` have died without leaving."""
+    """A group with a board on this node. `shown`: its last GroupMembers. `here`: its members on
+    this node, as (rank, client slot, generation of the slot). `left`: ranks that are on this node
+    according to `shown`, but are gone. `died`: the ranks in `left` that died without leaving."""
 
     node: int
     shown: GroupMembers
@@ -358,7 +362,7 @@ class ReportedGroup(Message, frozen=True, tag="GroupHeld"):
 class ReportedOwners(Message, frozen=True, tag="OwnersKnown"):
     """Objects whose first owner is gone, with their later owners as known to this node. The node
     also repeats OrphansReported for every death that left such objects on it, as if there were no
-    new owners, because these may not have received OwnersReassigned."""
+    new owners, because the new owners may not have received OwnersReassigned."""
 
     node: int
     objects: tuple[bytes, ...]

@@ -1,8 +1,8 @@
 """Messages between node and manager, which are also the planner's input and output.
 
-The recorded messages of a connection can therefore be replayed to test the planner. Each message is
-frozen and checks itself when it is created, by this process or by the decoder: an illegal message
-cannot exist.
+Therefore the recorded messages of a connection can be replayed to test the planner. Each message is
+frozen, and checks itself when it is created, by this process or by the decoder. So an illegal
+message cannot exist.
 
     node    ──  NodeJoined NodeLost NodeLeaving ClientLost PeerLost                     ─►  manager
             ──  LinkMeasured HostMeasured                                               ─►
@@ -167,7 +167,7 @@ class ClientLost(Message, frozen=True, tag="ClientLost"):
         counts(node=self.node, client=self.client, generation=self.generation)
 
 
-# ---- the messages that each side may send; a decoder accepts nothing else
+# ---- the messages that each side may send; decoders reject all others
 
 NodeToManager: TypeAlias = (
     NodeJoined

@@ -58,7 +58,7 @@ class ReduceRequested(Message, frozen=True, tag="ReduceRequested"):
     only the object for which the caller is waiting.
 
     `ready` are the sources that were ready at the call, in the order in which they became ready; a
-    deadline of 0 selects exactly these. `ready_nbytes`, `ready_layouts` and `ready_holders`
+    deadline of 0 selects exactly these sources. `ready_nbytes`, `ready_layouts` and `ready_holders`
     describe them like the fields of SourceReady; empty: unknown, and this node holds the sources.
     SourceReady follows for the other sources. An id that occurs twice in `sources` counts as two
     sources, which become ready or fail together.
@@ -301,7 +301,8 @@ class ExecuteReduce(Message, frozen=True, tag="ExecuteReduce"):
 
 
 class Commit(Message, frozen=True, tag="Commit"):
-    """All nodes have finished the plan of `epoch`: destinations seal the result, others release it.
+    """All nodes have finished the plan of `epoch`. The destinations seal the result, and the other
+    nodes release it.
 
     Sent to all nodes with that epoch's plan, and to the requester. Epoch 0: nothing was moved.
     `destinations`: the plan's destinations, which now have the results.

@@ -4,11 +4,11 @@
                                           ◄─ OutputAck OutputFlushRequest ──
 
 An *output owner* is a driver, named by the id of its host; 0 is the driver of the sender's host.
-The name of an attached driver differs only in the lowest 16 bits, which the node assigns
-permanently (`output_owner_name`). Before a worker serves another output owner, it writes a mark
-into both of its pipes; the bytes after the mark are for the new owner. So a line reaches its driver
-even if the worker is already running another task when the node reads it. A mark contains the
-host's random id, so output is not mistaken for a mark by accident.
+The name of an attached driver differs from its host's id only in the lowest 16 bits, which the node
+assigns when the driver attaches (`output_owner_name`). Before a worker serves another output owner,
+it writes a mark into both of its pipes; the bytes after the mark are for the new owner. So a line
+reaches its driver even if the worker is already running another task when the node reads it. A mark
+contains the host's random id, so output is not mistaken for a mark by accident.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ __all__ = [
     "same_host",
 ]
 
-# Maximum of Config.output_line_bytes_max. Longer lines would delay other messages of the
+# Maximum of Config.output_line_bytes_max. Longer lines would delay other messages on the same
 # connection.
 LINE_BYTES_MAX = 1 << 20
-# Maximum of unacknowledged bytes from a node to a driver on another host. Higher: bursts do not
-# wait for an answer; lower: less memory per node in the driver's node.
+# Maximum number of unacknowledged bytes from a node to a driver on another host. Higher: bursts of
+# output do not wait for an acknowledgement. Lower: the driver's node needs less memory for each
+# other node.
 REMOTE_BYTES_MAX = 256 << 10
 PRINTED_BYTES_MAX = 2 * LINE_BYTES_MAX  # one read of a pipe, plus the line that it completes
 PRINTED_LINES_MAX = 1 << 17
-# Overhead of a line: many empty lines also take memory.
+# Added to the size of each line, because even empty lines take memory.
 LINE_BYTES_EXTRA = 16
 SLOTS_MAX = 1 << 8
 STREAMS = (1, 2)  # stdout, stderr
 LINES_MARK = 0  # instead of a stream, between node and driver: the answer to MarkOutput
 
-# Number of distinct names for a host's attached drivers; then names are reused.
+# Number of distinct names for a host's attached drivers. After that, names are reused.
 ATTACHED_OWNERS_MAX = (1 << 16) - 1
 
 _MARK = "\0hoplite_mp %016x "
@@ -83,8 +84,8 @@ def bytes_of(lines: list[bytes]) -> int:
 
 
 class MarkOutput(msgspec.Struct, frozen=True, tag="MarkLines", array_like=True):
-    """Driver to its node: insert `number` into the lines for this driver, after all lines that
-    workers on this host have written so far. No other reply."""
+    """From a driver to its node: insert `number` into the lines for this driver, after all lines
+    that workers on this host have written so far. No other reply."""
 
     number: int
 

@@ -113,8 +113,8 @@ class RemotePoolOpened(Message, frozen=True, tag="FarPoolOpened"):
 
 
 class CloseRemotePool(Message, frozen=True, tag="CloseFarPool"):
-    """Closes the sender's pool on the receiver's host: its workers stop when idle; `kill`:
-    immediately."""
+    """Closes the sender's pool on the receiver's host. Its workers stop when they become idle or,
+    if `kill`, immediately."""
 
     pool: int
     kill: bool
@@ -238,7 +238,8 @@ class RelayRequest(Message, frozen=True, tag="RelayAsked"):
 
 
 class RelayOpened(Message, frozen=True, tag="RelayOpened"):
-    """A port of the sender that is relayed to that node; 0: the sender cannot reach it either."""
+    """A port on the sender's host that is relayed to the other node; 0: the sender cannot reach
+    that node either."""
 
     number: int
     port: int

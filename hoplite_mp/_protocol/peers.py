@@ -1,7 +1,8 @@
-"""Messages between nodes about tasks, and about one host's objects that another host uses.
+"""Messages between nodes about tasks, and about objects that are used on a host other than the
+owner's.
 
     importer ── Acquire Release Drop ─►  owner         the owner records which hosts hold an object
-             ◄─ ObjectReport ──                        immediately, and when a pending one is done
+             ◄─ ObjectReport ──                        now; again when a pending object is done
              ── Reconstruct ─►                         all holders are dead; ObjectReport follows
              ◄─ CopiesQuery ──                         to all nodes, before a task is rerun
              ── ReplicaStored CopiesReport ─►
@@ -12,8 +13,8 @@
 
 An object's *owner* is the host that created its id, or the successor that the manager named after
 the owner's death (_planner/owners.py). The importer numbers its imports, so a late message about an
-earlier import of an object is not attributed to a later one. Small values are sent inside these
-messages; large values are fetched over data connections, by plans.
+earlier import of an object is not attributed to a later import. Small values are sent inside these
+messages. Large values are fetched over data connections, as planned by the manager.
 """
 
 from __future__ import annotations
@@ -130,8 +131,8 @@ __all__ = [
 ]
 
 # The state of an object at its owner. "ready": it has a value, which may be lost (see
-# ObjectReport); "failed": the payload is the error; "gone": it was deleted, or all holders have
-# released it.
+# ObjectReport); "failed": the payload is the error; "gone": the object was deleted, or all holders
+# have released it.
 OBJECT_STATES = ("pending", "ready", "failed", "gone")
 # The end of a task at its runner. "returned": the task has not begun, and may run anywhere;
 # "full": like "returned", because the runner has too few free resources; "again": a run has failed,
@@ -221,9 +222,9 @@ class Release(Message, frozen=True, tag="Release"):
 class ReplicaStored(Message, frozen=True, tag="Kept"):
     """The sender has a complete copy of this object, which the receiver owns. If the copy was
     fetched, Release revokes this message. If a collective has placed the copy, it is kept until
-    DropReplica, whether or not a process on the sender's host holds the object. `hosts`: the copies
-    are on the nodes with these host ids instead; the node that requested the copies sends this
-    message before it locates the copies."""
+    DropReplica, whether or not a process on the sender's host holds the object. If there are
+    `hosts`, not the sender but the nodes with these host ids have the copies. The node that
+    requested the copies sends this message, because it has not located them yet."""
 
     object: bytes
     nbytes: int
@@ -246,7 +247,8 @@ class DropReplica(Message, frozen=True, tag="LetGo"):
 
 class CopiesQuery(Message, frozen=True, tag="CopiesAsked"):
     """The owner of these objects has no record of a holder, and is about to recompute them. The
-    receiver drops incomplete copies, sends ReplicaStored for complete ones, then CopiesReport."""
+    receiver drops its incomplete copies, and sends ReplicaStored for each complete copy, then
+    CopiesReport."""
 
     objects: tuple[bytes, ...]
     number: int
@@ -305,11 +307,11 @@ class Drop(Message, frozen=True, tag="Drop"):
 class RunTask(Message, frozen=True, tag="RunTask"):
     """A task for any worker on the runner's host.
 
-    `task` is the id of its result. `args` is the payload of the arguments, or `args_object` the
-    object that holds them (16 zero bytes: none). The sender holds all objects in this message until
-    the task has ended. `output_owner`: the driver that gets the task's output; 0: the driver of the
-    sender's host. `target`: the lost result that this run recomputes, by which Groups identify the
-    task; empty: the run computes the task's first result.
+    `task` is the id of its result. The arguments are either the payload `args` or the object
+    `args_object` (16 zero bytes: none). The sender holds all objects in this message until the task
+    has ended. `output_owner`: the driver that gets the task's output; 0: the driver of the sender's
+    host. `target`: the lost result that this run recomputes, by which Groups identify the task;
+    empty: the task's result has not been computed before.
     """
 
     task: bytes
@@ -324,7 +326,7 @@ class RunTask(Message, frozen=True, tag="RunTask"):
     output_owner: int = 0
     tries: int = 0  # number of earlier runs, each ended by the loss of a worker or host
     priority: int = 0
-    floor: int = 0  # for a task with a priority or resources: the level of the submitting task
+    floor: int = 0  # for a task with a priority or resources: the priority of the submitting task
     demand: Demand = ()  # resources
     target: bytes = b""
 

@@ -1,4 +1,4 @@
-"""The messages by which a node asks the manager for the plans that moved an object.
+"""Messages in which a node requests, and the manager returns, the plans that moved an object.
 
 PlansRequested ─► PlansReported        at the request of a user (`Cluster.explain`)
 """
@@ -30,14 +30,14 @@ __all__ = [
     "PlansRequested",
 ]
 
-# How many nodes of one plan are named; the others are only counted. Higher: longer answers, which
-# must fit into one packet between a node and its client.
+# Maximum number of listed nodes of one plan; the others are only counted. Higher: longer answers,
+# which must fit into one packet between a node and its client.
 NODES_REPORTED_MAX = 64
-PLANS_REPORTED_MAX = 16  # plans of one object: the latest
+PLANS_REPORTED_MAX = 16  # the latest plans of one object
 ESTIMATES_MAX = 16
 SHAPE_CHARS_MAX = 64
-# "waiting": for sources, without a plan; "replaced": a later plan took over, or the object was no
-# longer needed.
+# "waiting": there is no plan yet, because sources are not ready; "replaced": a later plan has
+# replaced this plan, or the object was no longer needed.
 STATES = ("waiting", "running", "done", "replaced", "failed")
 
 
@@ -45,10 +45,11 @@ class PlanSummary(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     """One plan, as recorded by the planner.
 
     `kind`: "copy" (requested by its receiver), or the kind of collective. `owners`: (node, the
-    shares, out of SHARES, that the node passes on, folds or sends). `estimates`: (shape, owners,
-    seconds) of the alternatives, the fastest first. `rates`: (node, up, down, whether the node has
-    measured a rate), in bytes a second, as known to the planner. `finished`: the number of nodes
-    that have finished; the last of them was `last_node`, `last_s` seconds after the plan was made.
+    shares, out of SHARES, that the node passes on, folds or sends). `estimates`: (shape, number of
+    owners, seconds) of each alternative, the fastest first. `rates`: (node, up, down, whether the
+    node has measured a rate), in bytes per second, as known to the planner. `finished`: the number
+    of nodes that have finished. The last of them is `last_node`; it finished `last_s` seconds after
+    the plan was made.
     """
 
     kind: str
@@ -123,7 +124,7 @@ class PlansRequested(Message, frozen=True, tag="PlansRequested"):
 
 
 class PlansReported(Message, frozen=True, tag="PlansReported"):
-    """The answer: the recorded plans, the latest last."""
+    """The answer to PlansRequested: the recorded plans, the latest plan last."""
 
     request: int
     plans: tuple[PlanSummary, ...]

@@ -1,6 +1,6 @@
-"""A secret that core dumps do not contain: bytes in a separate memory mapping.
+"""Secrets that core dumps do not contain, because their bytes are in separate memory mappings.
 
-The mapping is private and excluded from core dumps (`MADV_DONTDUMP`); forked children inherit it.
+Each mapping is private and excluded from core dumps (`MADV_DONTDUMP`); forked children inherit it.
 SECURITY.md lists other copies of a token.
 """
 
@@ -38,7 +38,7 @@ class Secret:
         return hmac.digest(self._memory, message, hashlib.sha256)
 
     def reveal(self) -> bytes:
-        """A copy of the bytes, in ordinary memory: for messages to processes on this host."""
+        """A copy of the bytes in ordinary memory, for messages to processes on this host."""
         return self._memory[:]
 
     def __eq__(self, other: object) -> bool:

@@ -1,6 +1,6 @@
 """Start parameters of a host, and messages between its supervisor and its node.
 
-Only the supervisor starts processes; the node decides which.
+Only the supervisor starts processes, and the node decides which processes are needed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class LanStart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """Start parameters of the supervisor; descriptors are given by number."""
+    """Start parameters of the supervisor. Fields whose names end with `_fd` are numbers of
+    descriptors."""
 
     sys_path: list[str]
     control_fd: int
@@ -147,7 +148,8 @@ class ManagerStarted(msgspec.Struct, frozen=True, tag="ManagerStarted", array_li
 FromSupervisor: TypeAlias = Spawned | SpawnFailed | Exited | ManagerStarted
 
 
-# Settings that workers inherit from the program that started their host, as spawned processes do.
+# Settings that workers inherit from the program that started their host, as the processes that
+# multiprocessing spawns do.
 #
 # Functions may read `sys.argv`, use `multiprocessing.Manager()` proxies, which need the program's
 # authkey, and call `multiprocessing.parent_process()`. An InheritedContext is part of the start

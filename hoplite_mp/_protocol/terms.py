@@ -9,7 +9,9 @@
     node     ──  NoLeader, if its candidate does not lead                    ─►  former manager
     standby  ◄─  Promote  ── the command;  PromoteResponse ─►
 
-These messages are only sent in clusters with a standby. _planner/terms.py implements the rules.
+These messages are only sent in clusters with a standby. _planner/terms.py implements the rules. A
+*list* names the hosts that count for leases and votes. It is in force until half of its hosts know
+a later list.
 """
 
 from __future__ import annotations
@@ -49,12 +51,12 @@ __all__ = [
 
 CANDIDATE_MAX = (1 << 63) - 1
 TERM_MAX = (1 << 31) - 1  # a list's version has the term above its low 32 bits
-# Maximum number of lists in force; a list is dropped when half of its hosts know a later one.
+# Maximum number of lists in force.
 LISTS_MAX = 1 << 10
 
 
 class Hosts(NamedTuple):
-    """A list of the hosts that count for leases and votes, by the numbers of their nodes."""
+    """A list of hosts, by the numbers of their nodes."""
 
     version: int
     nodes: tuple[int, ...]
@@ -70,8 +72,8 @@ class Hosts(NamedTuple):
 
 class Knowledge(NamedTuple):
     """A node's term, the node on its manager's host (None: it never had a manager), and the lists
-    in force. `gone`: nodes in the latest list that the manager has declared dead since; this node
-    has not received a later list yet."""
+    in force. `gone`: the nodes in the latest list that have since been removed from the cluster,
+    although no later list has arrived yet."""
 
     term: int
     at: int | None
