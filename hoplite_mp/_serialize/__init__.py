@@ -1,8 +1,8 @@
-"""Payloads, the bytes of objects: writes values as payloads, and reads them without a copy.
+"""Writes values as payloads (the bytes of objects), and reads them without a copy.
 
-docs/architecture.md shows the layout ("Payload of an object"). This package writes and reads
-heads. It never copies large data, and must not depend on the store, tasks or nodes. This file only
-exports names for other packages. The modules:
+docs/architecture.md shows the layout ("Payload of an object"). This package never copies large
+data, and must not depend on the store, tasks or nodes. This file only exports names for other
+packages. The modules:
 
     layout         the positions in a payload; copies for readers that may write
     values         any value: the choice of a kind of payload

@@ -1,6 +1,6 @@
-"""Payloads of one array or one number: a head that nodes can read, too, and the bytes.
+"""Payloads of one array or one number: a head, which describes the dtype and shape, and the bytes.
 
-Because of this head, a reduction never unpickles a user's data.
+Nodes can read the head, too, so a reduction never unpickles a user's data.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def _array_head(
     contributors: tuple[int, ...] | None = None,
     buffer_offset: int | None = None,
 ) -> tuple[bytes, int, int]:
-    """The head, the offset of the buffer, and the size of the payload. Cached, because the
-    function is pure."""
+    """The head of an array, the offset of its buffer, and the size of its payload. The result
+    depends only on the arguments, so it is cached."""
     nbytes = named_dtype(name).itemsize
     for size in shape:
         nbytes *= size
-    who = contributors or ()
-    meta = ARRAY_META.pack(len(shape), order == "F", len(name), len(who)) + name.encode()
-    meta += struct.pack(f"<{len(shape)}Q{len(who)}I", *shape, *who)
+    sources = contributors or ()
+    meta = ARRAY_META.pack(len(shape), order == "F", len(name), len(sources)) + name.encode()
+    meta += struct.pack(f"<{len(shape)}Q{len(sources)}I", *shape, *sources)
     head_nbytes = HEAD.size + BUFFER.size + len(meta)
     offset = align(head_nbytes) if buffer_offset is None else buffer_offset
     if offset < head_nbytes or offset % BUFFER_ALIGN:
@@ -85,15 +85,15 @@ def encode_array_head(
     contributors: Sequence[int] | None = None,
     buffer_offset: int | None = None,
 ) -> tuple[bytes, int, int]:
-    """The head of an array whose bytes are filled in later. Returns the head, padded with zeros up
-    to the bytes; the offset of the bytes; and the size of the payload."""
+    """Makes the head of an array whose elements are written later. Returns the head, padded with
+    zeros up to the elements; the offset of the elements; and the size of the payload."""
     name = dtype_name(np.dtype(dtype))
     if name is None:
         raise TypeError(f"arrays of dtype {dtype} have no description without pickle")
     if order not in ("C", "F"):
         raise ValueError(f"order is 'C' or 'F', not {order!r}")
-    who = None if contributors is None else tuple(map(int, contributors))
-    head, offset, nbytes = _array_head(name, tuple(map(int, shape)), order, who, buffer_offset)
+    sources = None if contributors is None else tuple(map(int, contributors))
+    head, offset, nbytes = _array_head(name, tuple(map(int, shape)), order, sources, buffer_offset)
     return head.ljust(offset, b"\0"), offset, nbytes
 
 
@@ -120,14 +120,14 @@ def _parse_array(
     """The dtype, shape, order and contributors in an array's meta."""
     if len(meta) < ARRAY_META.size:
         raise malformed(memoryview(meta))
-    ndim, fortran, name_len, n_who = ARRAY_META.unpack_from(meta)
+    ndim, fortran, name_len, n_sources = ARRAY_META.unpack_from(meta)
     end = ARRAY_META.size + name_len
-    if end + 8 * ndim + 4 * n_who > len(meta) or ndim > NDIM_MAX or not name_len:
+    if end + 8 * ndim + 4 * n_sources > len(meta) or ndim > NDIM_MAX or not name_len:
         raise malformed(memoryview(meta))
     name = meta[ARRAY_META.size : end].decode()
-    numbers = struct.unpack_from(f"<{ndim}Q{n_who}I", meta, end)
-    who = numbers[ndim:] if flags & HAS_CONTRIBUTORS else None
-    return named_dtype(name), numbers[:ndim], "F" if fortran else "C", who
+    numbers = struct.unpack_from(f"<{ndim}Q{n_sources}I", meta, end)
+    sources = numbers[ndim:] if flags & HAS_CONTRIBUTORS else None
+    return named_dtype(name), numbers[:ndim], "F" if fortran else "C", sources
 
 
 _ARRAY_META_AT = HEAD.size + BUFFER.size
@@ -203,8 +203,8 @@ def describe_array(mem: memoryview) -> ArrayInfo | None:
 
 # -- payloads of one number, or None: the head contains the bytes and the name of their dtype ------
 #
-# They are written and read without pickle (except ints beyond 64 bits), because many results are
-# single numbers.
+# Many results are single numbers, so numbers are written and read without pickle (except ints
+# beyond 64 bits).
 
 
 @functools.lru_cache(256)
@@ -235,7 +235,7 @@ def _encode_int(value: int) -> Encoded | None:
 
 
 def encode_scalar(value: np.generic) -> Encoded | None:
-    """The payload of a numpy scalar; None for texts, and for scalars that require pickle."""
+    """The payload of a numpy scalar; None for strings, and for scalars that require pickle."""
     dtype = value.dtype
     name = dtype_name(dtype)
     if name is None or dtype.kind in "SU" or dtype.type is not type(value):
@@ -243,7 +243,7 @@ def encode_scalar(value: np.generic) -> Encoded | None:
     return _in_head(_number_head(NUMPY_SCALAR, name) + value.tobytes())
 
 
-# The encoder for each exact type.
+# Exact type -> its encoder.
 NUMBER_ENCODERS: dict[type, Callable[[Any], Encoded | None]] = {
     int: _encode_int,
     float: lambda value: _in_head(_FLOAT_HEAD + _FLOAT.pack(value)),

@@ -1,9 +1,9 @@
-"""Functions and classes by value in our streams: cloudpickle's reductions, and captured values.
+"""Writes functions and classes by value: cloudpickle's reductions, and captured values.
 
-cloudpickle gives the functions of each stream separate globals. Functions in our streams name their
-namespace instead, and contain a manifest of the globals that they use, each with its mark
-(`captured_globals`). A large array is stored as a separate object, and the stream names this
-object, so that functions do not repeat the array's bytes.
+With cloudpickle, the functions in each stream get separate globals. In our streams, a function
+instead names its namespace (the globals of its module), and contains a manifest: one entry for each
+global that it uses (see `captured_globals`). A large array is stored as a separate object, and the
+stream names this object, so that functions do not repeat the array's bytes.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def _attributes(scope: dict[str, Any]) -> dict[str, Any]:
 def _found_by_name(
     scan: Scan, obj: Any, code: types.CodeType | None, known: list[Entry]
 ) -> tuple[Namespace, list[Entry]] | None:
-    """The entries for names that code in tasks may look up in `__main__` because of this object
-    of a script: the object itself, and the names in its annotations. Names in `known` need no
-    second entry."""
+    """For an object of a script, returns its namespace and the manifest. The manifest contains the
+    entries in `known`, and entries for further names that code in tasks may look up in `__main__`:
+    the object's own name, and the names in its annotations."""
     if obj.__module__ not in MAIN_NAMES:
         return None
     module = sys.modules.get(obj.__module__)
@@ -117,11 +117,11 @@ def _reduce_function(pickler: Any, function: types.FunctionType, reduced: Any) -
     scan.hold(function)
     scan.record(function, (*names, *named_in_main(code)))
     carried: tuple[Any, ...] = (state, slots, submodules, manifest)
-    if pickler.stream is not None:  # In a payload, globals would be views that pin objects.
+    if pickler.stream is not None:  # arrays in a payload would be views that pin stored objects
         carried = (*carried[:3], Private(1), manifest, Private(-1), manifest)
     n_cells = -1 if cells is None else len(cells)
     source = None if module_travels(function.__module__) else source_of(code)
-    if source is not None:  # functions of one statement share its text
+    if source is not None:  # functions defined in one statement share its text
         source = scan.sources.setdefault(source[:2], source)
     args = (code, namespace.key, attributes, n_cells, source)
     return load_function, args, carried, None, None, load_function_state
@@ -137,7 +137,7 @@ def load_function(
     n_cells: int,
     source: Source | None = None,
 ) -> types.FunctionType:
-    """Used in streams: a function by value, whose state is not filled in yet."""
+    """Used in streams: makes a function that was sent by value. Its state is filled in later."""
     namespace = namespace_at(key, attributes)
     if source is not None and not namespace.home:
         keep_source(source)
@@ -163,8 +163,8 @@ def load_function_state(function: types.FunctionType, state: tuple[Any, ...]) ->
 
 def load_class_state(cls: type, given: tuple[Any, ...]) -> None:
     """Used in streams: fills in a class that was sent by value."""
-    # In the process of its origin, the class exists already. Its members are newer than those in
-    # the stream.
+    # In the process that defined the class, the class exists already, and its members are newer
+    # than those in the stream.
     if is_native(cls):
         return
     state, sender, mark, *names = given

@@ -1,4 +1,5 @@
-"""The function and the arguments of a task as payloads, and the refs on which the task depends."""
+"""Encodes and decodes the function and the arguments of a task, and the refs on which the task
+depends."""
 
 from __future__ import annotations
 
@@ -49,8 +50,8 @@ if TYPE_CHECKING:
 
 
 class EncodedCall(Encoded):
-    """The arguments of a call. `dependencies`: the refs for which the task waits, and whose values
-    it receives."""
+    """The arguments of a call. `dependencies`: the refs for which the task waits. It receives their
+    values."""
 
     __slots__ = ("dependencies",)
     dependencies: list[ObjectRef[Any]]
@@ -65,8 +66,8 @@ def encode_call(
     """Encodes the arguments of a task.
 
     A ref or Future that is an argument, or is inside a list, tuple, dict (as key or value) or set,
-    is marked to be replaced by its value. In other places, and inside `by_ref`, refs stay refs.
-    `scan`, `beside`: as in `encode`.
+    is marked, so that the task receives its value. In other places, and inside `by_ref`, refs stay
+    refs. `scan`, `beside`: as in `encode`.
     """
     if not kwargs and len(args) <= PLAIN_ITEMS_MAX:
         simple = _encode_simple_call(args)
@@ -115,7 +116,7 @@ def _encode_simple_call(args: tuple[Any, ...]) -> EncodedCall | None:
 def _write_call(
     value: Any, args: tuple[Any, ...], scan: MakeScan | None, beside: bool
 ) -> PickleStream:
-    # Many calls have no refs, and their lists need no search in Python.
+    # Fast path: if the call contains no refs, its containers need no search in Python.
     types = ref_types()
     if not any(isinstance(arg, types) for arg in args):
         try:
@@ -131,8 +132,8 @@ def _mark(
     marks: dict[ObjectRef[Any], Resolve],
     memo: dict[int, Any],
 ) -> Any:
-    """A copy of nested containers (of exactly these types) with `Resolve` in place of refs. Cycles
-    are kept."""
+    """A copy of the value in which each ref is replaced by a `Resolve`. Only lists, tuples, dicts
+    and sets are searched, not their subclasses. Cycles are kept."""
     cls = type(value)
     if cls in ATOMS:
         return value
@@ -164,11 +165,11 @@ def _blame_argument(
 ) -> TypeError:
     labelled = [(f"argument {i}", arg) for i, arg in enumerate(args)]
     labelled += [(f"argument {name}=", arg) for name, arg in kwargs.items()]
-    for what, arg in labelled:
+    for label, arg in labelled:
         try:
             write_stream(arg)
         except UNPICKLABLE as cause:
-            return unpicklable(what, arg, cause, blamed(arg))
+            return unpicklable(label, arg, cause, blamed(arg))
     return unpicklable("arguments", args, error)
 
 
@@ -224,8 +225,8 @@ def encode_out_of_band(
     function: Callable[..., Any], scan: Scan | None, beside: bool = True
 ) -> tuple[bytes, list[ObjectRef[Any]], bool]:
     """Encodes a function for a task. Returns the function's bytes, the objects with its large
-    arrays, and whether it contains refs. These refs are written as in a foreign pickle, and hold
-    no object in transit. So the caller keeps `function` alive until it has arrived.
+    arrays, and whether it contains refs. These refs are written as by a foreign pickler, and hold
+    no objects in transit. So the caller must keep `function` alive until it has arrived.
     """
     name = _display_name(function).encode(errors="replace")[:255]
     stream = PickleStream()
@@ -257,8 +258,8 @@ def encode_out_of_band(
 
 
 def _beside(scan: Scan | None, stream: PickleStream, beside: bool) -> Scan | None:
-    """The scan, prepared to store the arrays of this stream; None if the arrays stay in the
-    stream."""
+    """The scan, prepared to store the arrays of this stream as separate objects; None if the arrays
+    stay in the stream."""
     if scan is None or not beside:
         return None
     scan.stream = stream
@@ -284,7 +285,7 @@ def function_name(data: bytes | memoryview) -> str:
 
 
 def decode_function(data: bytes | memoryview) -> Any:
-    """The function that `encode_function` has encoded."""
+    """Decodes a function that was encoded by `encode_function`."""
     return load_foreign(data[1 + data[0] :])
 
 
@@ -293,7 +294,7 @@ def decode_with_carried(
 ) -> tuple[Any, BroughtGlobals]:
     """Like `decode_function`; also returns the globals to check before each run of the function.
     `ids`: the ids of its out-of-band objects."""
-    # Its refs are named in the stream, which therefore needs no function that makes them.
+    # The function's refs are written as by a foreign pickler, so they are made without `Reading`.
     reading = Reading(ids, ObjectRef, None, True)
     with BroughtGlobals() as brought:
         function = load_stream(data[1 + data[0] :], (), reading)

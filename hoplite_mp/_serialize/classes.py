@@ -1,4 +1,5 @@
-"""Classes in streams by value: cloudpickle's reductions, with slots and without hooks.
+"""Sends classes by value: cloudpickle's reductions, with support for slots, and without running
+hooks.
 
 A received class equals the sender's class: its attributes are sent as its state. The hooks of a
 class statement are `__init_subclass__`, and a metaclass's `__new__` and `__init__`. Hooks that are
@@ -32,7 +33,7 @@ __all__ = ["annotations_of", "own_annotations", "with_annotations"]
 
 _HOOK = "__init_subclass__"
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE, set for every class made by a class statement
-# Data descriptors of `type` that only set the entry of this name in the namespace of the class.
+# Data descriptors of `type` that only set the entry with their name in the namespace of the class.
 _PLAIN_DESCRIPTORS = frozenset({
     "__module__", "__qualname__", "__doc__", "__abstractmethods__", "__annotations__",
     "__annotate__", "__type_params__",
@@ -92,9 +93,9 @@ def _reduce_class(cls: type) -> Reduced:
         namespace["__slots__"] = slots = _slots(cls)
         state = _state_of_slotted(cls, slots), {}
     _evaluate_annotations(cls, state[0])
-    for one in [one for one in state[0] if _must_be_in_namespace(meta, one)]:
-        is_property = type(state[0][one]) is property  # `fill_class` sets its functions
-        namespace[one] = property() if is_property else state[0].pop(one)
+    for attribute in [name for name in state[0] if _must_be_in_namespace(meta, name)]:
+        is_property = type(state[0][attribute]) is property  # `fill_class` sets its functions
+        namespace[attribute] = property() if is_property else state[0].pop(attribute)
     return load_class, (meta, name, bases, namespace, tracker_id), state, None, None, fill_class
 
 
@@ -116,7 +117,7 @@ def compiled_metaclass(cls: type) -> type | None:
     none."""
     kinds: list[type] = type.mro(type(cls))
     for meta in kinds[:-2]:  # excluding `type` and `object`
-        if any(isinstance(vars(meta).get(one), _COMPILED) for one in ("__new__", "__setattr__")):
+        if any(isinstance(vars(meta).get(name), _COMPILED) for name in ("__new__", "__setattr__")):
             return meta
     return None
 
@@ -186,17 +187,23 @@ def _reduce_enum(cls: Any) -> Reduced:
     arguments = getattr(base, "__getnewargs__", None)
     names = {id(member): name for name, member in cls._member_map_.items()}
     members = {
-        id(one): one for one in (*cls._member_map_.values(), *cls._value2member_map_.values())
+        id(member): member
+        for member in (*cls._member_map_.values(), *cls._value2member_map_.values())
     }
     made = [
-        (names.get(id(one)), () if arguments is None else arguments(one), one._value_)
-        for one in members.values()
+        (names.get(id(member)), () if arguments is None else arguments(member), member._value_)
+        for member in members.values()
     ]
-    aliases = {name: one.name for name, one in cls._member_map_.items() if name != one.name}
+    aliases = {
+        name: member.name for name, member in cls._member_map_.items() if name != member.name
+    }
     namespace = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
     tracker_id = cloudpickle._get_or_create_tracker_id(cls)
     args = type(cls), cls.__name__, cls.__bases__, namespace, made, aliases, tracker_id
-    state = cloudpickle._class_getstate(cls)[0], [(one, vars(one)) for one in members.values()]
+    state = (
+        cloudpickle._class_getstate(cls)[0],
+        [(member, vars(member)) for member in members.values()],
+    )
     _evaluate_annotations(cls, state[0])
     return load_enum, args, state, None, None, fill_class
 
@@ -211,7 +218,7 @@ def load_class(
     namespace: dict[str, Any],
     tracker_id: str,
 ) -> type:
-    """Used in streams: makes a class by value, whose attributes are filled in later."""
+    """Used in streams: makes a class that was sent by value. Its attributes are filled in later."""
     from cloudpickle import cloudpickle
 
     known: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
@@ -225,8 +232,8 @@ def _make(meta: type[type], name: str, bases: tuple[type, ...], namespace: dict[
     owner = _owner_of_hook(bases)
     fill = functools.partial(_fill, namespace)
     if importable(meta) and (owner is None or importable(owner)):
-        # TypeError: a hook requires keyword arguments. A TypeError for another reason is raised
-        # again below.
+        # A TypeError means that a hook requires keyword arguments. If it has another reason, it is
+        # raised again below.
         with contextlib.suppress(TypeError):
             return types.new_class(name, bases, {"metaclass": meta}, fill)
     create: Any = abc.ABCMeta if issubclass(meta, abc.ABCMeta) else type
@@ -266,8 +273,9 @@ def load_enum(
     aliases: dict[str, str],
     tracker_id: str,
 ) -> type:
-    """Used in streams: makes an enumeration, whose other attributes are filled in later. Its
-    members can already be found by their values, because attributes may contain members."""
+    """Used in streams: makes an enumeration with its members. Its other attributes are filled in
+    later. The members can already be found by their values, because attributes may refer to
+    members."""
     from cloudpickle import cloudpickle
 
     known: type | None = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker_id)
@@ -290,16 +298,16 @@ def load_enum(
             by_name[member_name] = member
         try:
             by_value[value] = member
-        except TypeError:  # not hashable; it is found by comparison
+        except TypeError:  # not hashable, so the member is found by comparison
             if member_name is not None:
                 unhashable.setdefault(member_name, []).append(value)
-    by_name.update({alias: by_name[one] for alias, one in aliases.items() if one in by_name})
+    by_name.update({alias: by_name[name] for alias, name in aliases.items() if name in by_name})
     made: type = cloudpickle._lookup_class_or_track(tracker_id, cls)
     return made
 
 
 def _owner_of_hook(bases: Any) -> type | None:
-    """The class whose `__init_subclass__` a class statement with these bases calls."""
+    """The class whose `__init_subclass__` would be called by a class statement with these bases."""
     for base in bases:
         for cls in base.__mro__[:-1]:
             if _HOOK in vars(cls):

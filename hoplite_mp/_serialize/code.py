@@ -1,7 +1,7 @@
 """Functions and classes in streams: by reference if readers can import them, otherwise by value.
 
 "By value" means with cloudpickle. Definitions in `__main__`, lambdas, local functions and classes,
-and registered modules are sent in this way. Plain pickle would write definitions in `__main__` by
+and registered modules are sent by value. Plain pickle would write definitions in `__main__` by
 reference, but readers never import `__main__`. This module must not depend on payloads, refs or
 arrays.
 """
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 
 by_value_modules: dict[str, types.ModuleType] = {}
-# The list of captured values for functions that readers import; it is empty. Each registration
-# makes a new list, so that no function still counts as sent by name.
+# Only the identity of this empty list matters. Each registration makes a new list, so functions
+# that were sent by name before are pickled again.
 by_name: list[Any] = []
 _BUILTIN_SINGLETON_TYPES = frozenset({type(None), type(...), type(NotImplemented)})
 _CO_FILENAME = 10  # the index of co_filename among the arguments of types.CodeType
-# Classes that were defined in this process, not received. A stream that returns to this process
-# must not change them.
+# By-value classes that this process has defined, rather than received. A stream that returns to
+# this process must not change them.
 _native_classes: weakref.WeakSet[type] = weakref.WeakSet()
 
 UNBOUND: Any = object()  # stands for a variable without a value
@@ -96,7 +96,8 @@ def reduce_code(pickler: Any, obj: Any) -> Reduced:
 
 
 class ModuleVariable:
-    """Stands for a global of a module that readers can import, and is read as their value."""
+    """Replaces a global of a module that readers can import. Each reader gets its own value of the
+    global."""
 
     def __init__(self, module: Any, name: str) -> None:
         self._place = module, name
@@ -124,16 +125,16 @@ def captured_values(
     """The parts of a function, its closure and the globals in `found`, in one list."""
     code, defaults, *named = parts
     values = [code, *(defaults or ())]
-    for one in named:
-        if one:
-            values += [*one, *one.values()]
+    for mapping in named:
+        if mapping:
+            values += [*mapping, *mapping.values()]
     for contents in cells:
         values += contents or (UNBOUND,)
     return values + found
 
 
 def note_native(cls: type) -> None:
-    """Records that this process has defined this class by value."""
+    """Records that this class, which is sent by value, was defined in this process."""
     _native_classes.add(cls)
 
 
@@ -145,7 +146,7 @@ def reduce_code_object(pickler: Any, obj: types.CodeType) -> Reduced:
     from cloudpickle import cloudpickle
 
     kind, args = cloudpickle._code_reduce(obj)
-    # Interned, so that a pickler with several code objects writes the name once.
+    # Interned, so that a pickler writes the name only once for several code objects.
     return kind, (*args[:_CO_FILENAME], sys.intern(obj.co_filename), *args[_CO_FILENAME + 1 :])
 
 
@@ -162,7 +163,8 @@ def reduce_module(pickler: Any, module: types.ModuleType) -> Reduced:
     if name in MAIN_NAMES or (sys.modules.get(name) is module and module_travels(name)):
         return NotImplemented  # cloudpickle's dispatch table has an entry for it
     state = {key: value for key, value in vars(module).items() if key not in _OF_IMPORT}
-    # The state follows the module, because its functions may refer to the module.
+    # The contents are the state, which follows the module, because functions in it may refer to the
+    # module.
     return types.ModuleType, (name,), state, None, None, load_module_state
 
 
@@ -212,11 +214,11 @@ def reduce_not_by_name(pickler: Any, obj: Any) -> Reduced:
     return reduced
 
 
-# Which modules readers can import, and which modules only this program has imported. Workers have
-# the `sys.path` that this program had when it started them, and the finders that `site` installs.
-# Readers can import a module if this path and these finders lead to the same file. They cannot
-# import a module that the program has made in another way: from a file in another directory, in
-# memory, or with its own finder.
+# The functions below determine which modules readers can import, and which modules only this
+# program has imported. Workers have the `sys.path` that this program had when it started them, and
+# the finders that `site` installs. Readers can import a module if this path and these finders lead
+# to the same file. They cannot import a module that the program has created in another way: from a
+# file in another directory, in memory, or with its own finder.
 
 
 _OWN_FINDERS: tuple[Any, ...] = (
@@ -229,9 +231,9 @@ _CYTHON = "_cython_", "cython_runtime"  # modules that compiled code makes, with
 Path = list[str] | None  # None: `sys.path`
 Answer = tuple[weakref.ref[types.ModuleType], Path, bool, tuple[Any, ...] | None]
 _path: Path = None  # the path of the workers that this process started last
-# Name -> the module that was checked, the searched path, the answer and, for a module without a
-# `__spec__`, the attributes on which the answer is based. The program may still be setting these
-# attributes.
+# Name -> the checked module, the searched path, the answer and, for a module without a `__spec__`,
+# the attributes on which the answer is based (because the program may still be setting these
+# attributes).
 _answers: dict[str, Answer] = {}
 _site_finders: dict[str, bool] = {}  # name of a finder's module -> whether `site` installs it
 
@@ -243,7 +245,8 @@ def set_readers_path(path: list[str]) -> None:
 
 
 def is_found_by_readers(name: str) -> bool:
-    """Whether a reader that imports this name, which is in sys.modules, gets the same module."""
+    """Whether a reader that imports this name gets the same module. The name must be in
+    sys.modules."""
     module: Any = sys.modules[name]
     known = _answers.get(name)
     path = _path
@@ -271,7 +274,7 @@ def _is_found(name: str, module: types.ModuleType) -> bool:
         return is_found_by_readers(real)  # an alias of the same module
     own = getattr(module, "__spec__", None)
     if getattr(own, "origin", None) in _BUILT_IN:
-        return True  # part of Python, maybe under another name: `collections.abc`, for example
+        return True  # part of Python, maybe under another name (for example `collections.abc`)
     files = {getattr(own, "origin", None), getattr(module, "__file__", None)} - {None}
     if any(str(file).endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES)) for file in files):
         return True  # compiled code cannot be sent by value
@@ -282,11 +285,11 @@ def _is_found(name: str, module: types.ModuleType) -> bool:
     head = name.rpartition(".")[0]
     if head in sys.modules and not is_found_by_readers(head):
         return False
-    if spec is None:  # a module without a file belongs to the package that has made it
+    if spec is None:  # a module without a file belongs to the package that has created it
         return not files and (head in sys.modules or name.startswith(_CYTHON))
     if spec.origin is None or spec.origin in _BUILT_IN:
         return True  # a package without a file, or a module of Python
-    if not files:  # a module in memory, which has a file's name or has replaced its module
+    if not files:  # a module in memory with the name of a file, or an object in its place
         return own is not None or type(module) is not types.ModuleType
     return any(_same_file(spec.origin, str(file)) for file in files)
 

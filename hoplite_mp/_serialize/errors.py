@@ -1,11 +1,11 @@
-"""Failures as payloads, and the search for the part of a value that cannot be pickled.
+"""Writes failures as payloads, and finds the part of a value that cannot be pickled.
 
-When an exception from a task is pickled or loaded, its class may run any code. So this module does
-not rely on that code, and neither encoding nor decoding raises.
+When an exception from a task is pickled or loaded, its class may run any code. This module does not
+rely on that code, so that neither encoding nor decoding raises an exception.
 
-A message between hosts can only contain a short payload. The sending node never unpickles, so it
-cannot shorten a payload. Therefore a payload above WHOLE_BYTES_MAX ends with a second complete
-payload, a shorter form of the same failure.
+A message between hosts can only contain a short payload. The sending node cannot shorten a payload,
+because nodes never unpickle. Therefore a payload of more than WHOLE_BYTES_MAX ends with a second
+complete payload, which is a shorter form of the same failure.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 # Maximum size of an error payload in a message between hosts (PAYLOAD_BYTES_MAX in
-# _protocol/fields.py). Higher: longer errors arrive whole. Lower: other messages wait less.
+# _protocol/fields.py). Higher: longer errors arrive complete. Lower: other messages wait less.
 WHOLE_BYTES_MAX = 80 << 10
 SHORT_FORM_LENGTH = struct.Struct("<Q")
 
@@ -75,8 +75,8 @@ def encode_error(exc: BaseException, traceback_text: str | None = None) -> Encod
     """The payload of a failure. Never raises; an exception that cannot be pickled arrives as a
     TaskError.
 
-    The text defaults to the formatted traceback, with the tracebacks of `__cause__` and
-    `__context__`.
+    `traceback_text` defaults to the formatted traceback, including the tracebacks of `__cause__`
+    and `__context__`.
     """
     exc = _exit_within(exc)
     encoded, traceback_text = _encode(exc, traceback_text)
@@ -120,8 +120,9 @@ def exit_error(error: BaseException) -> TaskError:
     return made
 
 
-# An attribute that marks the TaskErrors made by `exit_error`. Other TaskErrors, from a program's
-# own `raise TaskError from error` or for a value that could not be loaded, stay unchanged.
+# An attribute that marks the TaskErrors made by `exit_error`. Only these are replaced by their
+# cause; TaskErrors that a program raises itself, or that are raised for a value that could not be
+# loaded, are not.
 EXIT_MARK = "_exit"
 
 
@@ -217,8 +218,8 @@ def _encode_short(exc: BaseException, traceback_text: str, nbytes_max: int) -> E
     return fill(Encoded, PickleStream(), ERROR, 0, ERROR_META.pack(0, len(summary)) + summary)
 
 
-# The shares of the size that are tried for the traceback; the message gets the same share. The
-# last share leaves no space for either.
+# The shares of the maximum size that are tried for the traceback. The message gets the same share.
+# The last share leaves no space for either of them.
 SHARES = (0.4, 0.2, 0.1, 0.05, 0.0)
 WORDS_CHARS_MAX = 40
 
@@ -258,8 +259,8 @@ def _bare(exc: BaseException) -> BareException:
 
 
 def _portable(value: Any) -> Any:
-    """The value, in which exceptions that cannot be sent are replaced: by an exception that is
-    made without `__init__` and without some attributes or, as a last resort, by a TaskError."""
+    """A copy of the value in which each exception that cannot be sent is replaced: by a copy that
+    is made without `__init__` and without some attributes or, as a last resort, by a TaskError."""
     if type(value) in (list, tuple):
         return type(value)(map(_portable, value))
     if not issubclass(type(value), BaseException) or _travels(value):
@@ -275,13 +276,13 @@ def portable_error(exc: BaseException) -> Any:
 
 
 def with_text(error: BaseException, text: str) -> BaseException:
-    """The exception, with this remote traceback as its cause."""
+    """Sets this remote traceback as the cause of the exception, and returns the exception."""
     _set_cause(error, RemoteTraceback(text))
     return error
 
 
 def _travels(value: Any) -> bool:
-    """Whether the value can be written and loaded, and the loaded object has its type."""
+    """Whether the value can be written and loaded, and the loaded object has the same type."""
     kind = value.kind if type(value) is BareException else type(value)
     try:
         mem = memoryview(fill(Encoded, write_stream(value), PICKLE, 0).tobytes())
@@ -347,7 +348,7 @@ def decode_error(mem: memoryview, make_ref: MakeRef) -> BaseException:
         if head[5] > skip:
             loaded = load_within(mem, head, skip, make_ref, None, False)
     except UNPICKLABLE:
-        pass  # this process lacks a module, or the exception's own code fails; the text remains
+        pass  # a module is missing here, or the exception's own code fails; only the text is used
     error = loaded if issubclass(type(loaded), BaseException) else TaskError(summary)
     return with_text(error, text) if text else error
 
@@ -358,8 +359,8 @@ def decode_error(mem: memoryview, make_ref: MakeRef) -> BaseException:
 # and objects, and the items of containers.
 
 
-# The maximum number of parts that the search pickles, and of items in one container that it
-# considers. Higher: more parts are found, and an error takes longer.
+# The maximum number of parts that the search pickles, and of items that it tries in one container.
+# Higher: more faulty parts are found, but the error is raised later.
 PARTS_MAX = 300
 ITEMS_MAX = 100
 DEPTH_MAX = 20
@@ -412,7 +413,7 @@ def _can_travel(part: Any) -> bool:
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields (place, part) for each part that is pickled with a value."""
+    """Yields (description of the part, part) for each part that is pickled with a value."""
     if isinstance(value, types.FunctionType):
         if not importable(value):
             yield from _parts_of_function(value)

@@ -28,8 +28,7 @@ HEAD = struct.Struct("<BBHIII")  # kind, flags, reserved, n_refs, n_buffers, met
 BUFFER = struct.Struct("<QQ")  # offset, length
 ARRAY_META = struct.Struct("<BBHI")  # ndim, order, length of the dtype's name, n_contributors
 ERROR_META = struct.Struct("<II")  # lengths of the traceback and of the summary
-# Calling a bound method that has its own name is cheaper than calling a method of an imported
-# object.
+# Calling a bound method by a global name is cheaper than looking up the method for each call.
 pack_head, unpack_head = HEAD.pack, HEAD.unpack_from
 pack_buffer, unpack_buffer = BUFFER.pack, BUFFER.unpack_from
 
@@ -56,10 +55,11 @@ NUMPY_SCALAR, PY_INT, PY_FLOAT, PY_COMPLEX, PY_BOOL, PY_NONE = range(6)
 
 
 class Encoded:
-    """A payload ready for copying: `head` at offset 0, and `buffers` at the offsets in `offsets`.
+    """A payload that is ready to be copied: `head` at offset 0, and `buffers` at the offsets in
+    `offsets`.
 
-    `refs` are the refs inside the payload, in its order; the caller keeps them alive. The buffers
-    are one-dimensional memoryviews of the value's own memory.
+    `refs` are the refs inside the payload, in the payload's order; the caller keeps them alive. The
+    buffers are one-dimensional memoryviews of the value's own memory.
     """
 
     __slots__ = ("buffers", "head", "nbytes", "offsets", "refs")
@@ -111,8 +111,10 @@ def payload_kind(mem: memoryview) -> int:
 
 
 def malformed(mem: memoryview) -> ValueError:
-    """The error to raise when the bytes of a payload contradict themselves, or end too early."""
-    return ValueError(f"{len(mem)} bytes that are no payload: {bytes(mem[: HEAD.size]).hex()}...")
+    """The error to raise when the bytes of a payload are inconsistent, or end too early."""
+    return ValueError(
+        f"{len(mem)} bytes that are not a payload: {bytes(mem[: HEAD.size]).hex()}..."
+    )
 
 
 def read_refs(mem: memoryview) -> list[bytes]:
@@ -125,14 +127,14 @@ def read_refs(mem: memoryview) -> list[bytes]:
 
 
 def align(offset: int, to: int = BUFFER_ALIGN) -> int:
-    """The smallest multiple of `to` that is not below `offset`."""
+    """The smallest multiple of `to` that is at least `offset`."""
     return (offset + to - 1) // to * to
 
 
 class PickleStream:
-    """A pickle stream into which a pickler writes: its bytes, the buffers beside it, and its refs.
-
-    The code that moves arrays out of band gets the indices of refs from it."""
+    """The output of a pickler: the bytes of the stream, the buffers beside it, and its refs. It
+    also assigns indices to the refs, for picklers and for the code that moves arrays out of
+    band."""
 
     __slots__ = ("buffers", "chunks", "dependencies", "index", "refs", "write")
 
@@ -152,8 +154,7 @@ class PickleStream:
         return index
 
 
-# -- copies of buffers, for a reader that may write
-# ------------------------------------------------
+# -- writable copies of buffers ------------------------------------------------------------------
 
 
 def fresh_copy(part: memoryview) -> memoryview:

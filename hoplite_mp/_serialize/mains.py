@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MAIN_NAMES = frozenset({"__main__", "__mp_main__"})
-AUDIENCES_MAX = 256  # maximum number of drivers' modules; if there are more, most drivers are gone
+AUDIENCES_MAX = 256  # maximum number of drivers' modules; most of the drivers have then exited
 TEXT_CHARS_MAX = 200  # longer texts are not annotations
 _NAME = re.compile(r"[^\W\d]\w*")
 
@@ -30,8 +30,9 @@ class Main(types.ModuleType):
 
     @property
     def __file__(self) -> str:  # type: ignore[override]
-        """Hidden, because otherwise processes that a task spawns would run the script. Only
-        `inspect` gets it, to find the text of a class. Functions see the global variable."""
+        """The file of the script. It is hidden, because otherwise processes that a task spawns
+        would run the script. Only `inspect` gets it, to find the text of a class. Functions can
+        still use the global variable."""
         if sys._getframe(1).f_globals.get("__name__") == "inspect":
             name = vars(self).get("__file__")
             if name is not None:
@@ -56,7 +57,9 @@ class _Mains:
         self.current: Main | None = None  # None: this process is not a worker
         self.output_owner = 0
         self.of_output_owner: dict[int, Main] = {}
-        self.template: Any = None  # keeps the globals of the functions that have started the worker
+        self.template: Any = (
+            None  # keeps alive the globals of the functions that started the worker
+        )
 
     def install(self, module: Main | None) -> None:
         """Installs the module as `__main__`; None: no change."""
@@ -107,7 +110,7 @@ _names: weakref.WeakKeyDictionary[types.CodeType, tuple[frozenset[str], frozense
 def hidden_names(
     scope: dict[str, Any], code: types.CodeType | None, annotations: Any
 ) -> Iterator[str]:
-    """Yields the globals that code or annotations name without loading them: in the text of an
+    """Yields the globals that code or annotations refer to without loading them: in the text of an
     annotation, or as an attribute of `__main__`."""
     in_texts: set[str] = set()
     if code is not None:
@@ -135,9 +138,9 @@ def _names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
     attributes: set[str] = set()
     codes = [code]
     nested = any(isinstance(const, types.CodeType) for const in code.co_consts)
-    for one in codes:
-        consts = list(one.co_consts)
-        attributes.update(one.co_names)
+    for item in codes:
+        consts = list(item.co_consts)
+        attributes.update(item.co_names)
         for const in consts:
             if isinstance(const, types.CodeType):
                 codes.append(const)
@@ -146,7 +149,7 @@ def _names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
             elif type(const) is str:
                 texts.add(const)
     named = "__main__" in texts or "__main__" in attributes
-    # Only code that contains the code of a class or function has annotations.
+    # Only code that defines a class or function has annotations.
     annotated = frozenset().union(*map(_in_text, texts)) if nested else frozenset[str]()
     return annotated, frozenset(attributes) if named else frozenset()
 
@@ -201,8 +204,8 @@ def _override(process: Any) -> Callable[[Any, Any], Any]:
 
 
 def _spawns(process: Any) -> bool:
-    """Whether the object is being pickled for a child that is not a fork. If the pool or queue
-    that pickles it is unknown, returns whether this process has such children."""
+    """Whether the object is being pickled for a child that was not forked. If it is unknown which
+    pool or queue is pickling the object, returns whether this process has any such children."""
     context: Any = sys.modules["multiprocessing.context"]
     if context.get_spawning_popen() is not None:
         return True

@@ -1,9 +1,9 @@
 """The two picklers that write streams.
 
 The *light* pickler is the standard pickler in C. It calls `reducer_override` for every object of a
-type that the C code does not support. (`persistent_id` would work for refs, too, but costs a
-Python call for every element of every list.) The *heavy* pickler is cloudpickle's. It is used only
-if the light pickler fails, usually because of code that readers cannot import.
+type that the C code does not support. (`persistent_id` would work for refs, too, but costs a Python
+call for every element of every list.) The *heavy* pickler is cloudpickle's. It is used only if the
+light pickler fails, usually because the value contains code that readers cannot import.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def heavy_pickler() -> type[pickle.Pickler]:
 
     for module in by_value_modules.values():
         cloudpickle.register_pickle_by_value(module)
-    # The name of the script's module in a process spawned by multiprocessing, and in workers of
-    # that process.
+    # The name of the script's module in a process spawned by multiprocessing, and in the workers of
+    # a cluster that such a process has opened.
     cloudpickle.cloudpickle._PICKLE_BY_VALUE_MODULES.add("__mp_main__")
 
     class HeavyPickler(cloudpickle.Pickler):  # type: ignore[misc,unused-ignore]
@@ -65,11 +65,12 @@ def heavy_pickler() -> type[pickle.Pickler]:
 def write_stream(
     value: Any, *, stop_at_refs: bool = False, scan: MakeScan | None = None, beside: bool = True
 ) -> PickleStream:
-    """Pickles `value`, with its large buffers and its refs beside the stream.
+    """Pickles `value`. Its large buffers and its refs are kept beside the stream.
 
-    `scan` makes a Scan, which stores large globals of functions as separate objects and adds these
-    to the refs. `beside=False`: the globals stay in the stream, and are only marked. Raises the
-    errors of the value's own reducers, and RefMet at the first ref if `stop_at_refs`.
+    `scan` makes a Scan, which stores large globals of functions as separate objects and adds the
+    objects to the refs. With `beside=False`, the globals stay in the stream, and the Scan only
+    marks them. Raises the errors of the value's own reducers, and RefMet at the first ref if
+    `stop_at_refs`.
     """
     stream = PickleStream()
     light = LightPickler(stream, 5, buffer_callback=stream.buffers.append)

@@ -1,8 +1,8 @@
-"""The functions used in pickle streams, and the state that they need while a stream is read.
+"""The functions that pickle streams call, and the state that they need while a stream is read.
 
-These functions make refs, and need to know whether arrays must be writable. A stream cannot
-contain this state, so it is in a thread-local `Reading`. The names of the functions begin with
-`load_`, and are part of the payloads.
+These functions make refs, and make arrays that are writable or read-only as the reader requires. A
+stream cannot contain this state, so a thread-local `Reading` contains it. The names of the
+functions begin with `load_`, and are part of the payloads.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Reading:
         writable: bool,
     ) -> None:
         self.ids = ids
-        self.nbytes = 0  # of the out-of-band arrays that were described so far
+        self.nbytes = 0  # size of the out-of-band arrays that were described so far
         self._make_ref = make_ref
         self._resolve = resolve
         self._refs: dict[int, ObjectRef[Any]] = {}
@@ -61,8 +61,8 @@ class Reading:
         return self._refs[index]
 
     def value(self, index: int) -> Any:
-        """The value of the ref at `index`. It is the same object, however often the ref occurs in
-        the arguments."""
+        """The value of the ref at `index`. If the ref occurs several times in the arguments, this
+        is always the same object."""
         if self._resolve is None:
             return self.ref(index)
         if index not in self._values:
@@ -78,7 +78,7 @@ _local = _Local()
 
 
 def load_stream(stream: Any, buffers: Iterable[Any], reading: Reading) -> Any:
-    """Unpickles a stream. Calls nest, because user code may read another object during the
+    """Unpickles a stream. Calls may be nested, because user code may read another object during the
     unpickling."""
     outer = _local.reading
     _local.reading = reading
@@ -89,8 +89,7 @@ def load_stream(stream: Any, buffers: Iterable[Any], reading: Reading) -> Any:
 
 
 def load_foreign(stream: Any) -> Any:
-    """Unpickles a stream that is not part of a payload. Arrays in it are made as by plain
-    pickle."""
+    """Unpickles a stream that is not part of a payload. Its arrays are made as by plain pickle."""
     outer, _local.reading = _local.reading, None
     try:
         return pickle.loads(stream)
@@ -122,8 +121,9 @@ def load_same(value: Any) -> Any:
 
 
 class Private:
-    """A marker in streams before (1) and after (-1) an object that is always read writable. Each
-    marker needs a separate instance, because pickle calls the function of an instance only once."""
+    """A marker in a stream before (1) and after (-1) an object whose arrays are always writable.
+    Each marker must be a separate instance, because pickle calls an instance's function only
+    once."""
 
     __slots__ = ("step",)
 
@@ -140,7 +140,7 @@ def load_private(step: int) -> None:
     now().private += step
 
 
-def _writablenow() -> bool:
+def _is_writable() -> bool:
     reading = _local.reading
     return reading is None or reading.writable or reading.private > 0
 
@@ -148,7 +148,7 @@ def _writablenow() -> bool:
 def load_view(data: Any, format: str, shape: tuple[int, ...]) -> memoryview:
     """Used in streams: makes a memoryview, with private memory if it must be writable."""
     view = memoryview(data)
-    if not _writablenow():
+    if not _is_writable():
         view = view.toreadonly()
     elif view.readonly:
         view = memoryview(bytearray(view))
@@ -166,7 +166,7 @@ def load_array(
     called, as when numpy unpickles an array."""
     if isinstance(dtype, str):
         dtype = named_dtype(dtype)
-    writable = _writablenow()
+    writable = _is_writable()
     if writable and (type(data) is bytes or (type(data) is memoryview and data.readonly)):
         data = bytearray(data)
     # numpy keeps the *owner* of a memoryview, not an export of it; an array made by frombuffer
@@ -186,7 +186,7 @@ def load_array_state(array: Any, state: tuple[Any, Any]) -> None:
         setter(array, inner)
     elif inner is not None:
         array.__setstate__(inner)
-    if not _writablenow() and isinstance(array, np.ndarray):
+    if not _is_writable() and isinstance(array, np.ndarray):
         array.flags.writeable = False
         for part in getattr(array, "__dict__", {}).values():  # a masked array's mask
             if type(part) is np.ndarray and part.base is None:
@@ -248,7 +248,7 @@ def load_exception_state(exc: BaseException, state: dict[str, Any]) -> None:
             _dict_of(exc)[name] = part
 
 
-# Access to these attributes, which some classes redefine or do not allow to be set.
+# Accessors for attributes that some classes redefine or do not allow to be set.
 _dict_of = vars(BaseException)["__dict__"].__get__
 _set_args = vars(BaseException)["args"].__set__
 

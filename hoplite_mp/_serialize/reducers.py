@@ -1,8 +1,9 @@
 """Custom reductions by class, for objects that plain pickle does not handle as required.
 
 Refs become indices into the payload's list of refs; arrays and views become buffers beside the
-stream; `code` reduces functions and classes. A handler gets the pickler that calls it. A
-handler must not depend on the kind of the pickler or on the purpose of the stream.
+stream; `code` reduces functions and classes. A handler (the function for one class) is called with
+the pickler and the object. It must not depend on the kind of the pickler or on the purpose of the
+stream.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def _reduce_exception(pickler: Any, exc: BaseException) -> Reduced:
 
 def _reduces_as_exception(cls: Any) -> bool:
     """Whether this is a non-builtin exception class that does not define its own pickling. The
-    errors of this library keep the default, which is shorter, because their `__init__` takes any
+    errors of this library keep the default, which is shorter, because their `__init__` accepts any
     args."""
     return (
         issubclass(cls, BaseException)
@@ -234,7 +235,8 @@ def _reduce_weak_dict(pickler: Any, found: Any) -> Reduced:
 
 
 def _reduce_proxy(pickler: Any, proxy: types.MappingProxyType[Any, Any]) -> Reduced:
-    """Reduces a view of a dictionary to a view of the same dictionary, not of a copy."""
+    """Reduces a view of a dictionary together with the dictionary itself, so that the reader's view
+    shows later changes of the reader's dictionary."""
     below = gc.get_referents(proxy)
     if len(below) == 1 and type(below[0]) is dict:
         return types.MappingProxyType, (below[0],)
@@ -327,7 +329,7 @@ def _learn_handler(cls: type) -> Handler | None:
     """Determines, once for each class, the function that reduces its instances. None: pickle's own
     reduction."""
     handler: Handler | None = None
-    handlers = _handlers  # a registration replaces this dict by a new one
+    handlers = _handlers  # a registration replaces this dict with a new one
     if issubclass(cls, _ref_types[1:]):
         handler = _reduce_future
     elif _is_file(cls):
@@ -344,13 +346,13 @@ def _learn_handler(cls: type) -> Handler | None:
         own_reduce_ex = getattr(cls, "__reduce_ex__", None) is not object.__reduce_ex__
         handler = reduce_not_by_name if own_reduce or own_reduce_ex else None
     if len(handlers) >= CLASSES_MAX:
-        handlers.clear()  # otherwise, classes that are made at run time would never be freed
+        handlers.clear()  # otherwise, classes that are created at run time would never be freed
     handlers[cls] = handler
     return handler
 
 
 def reducer_override(pickler: Any, obj: Any) -> Reduced:
-    """Reduces an object; both picklers have this function as their method `reducer_override`."""
+    """Reduces an object. Both picklers use this function as their method `reducer_override`."""
     cls = type(obj)
     try:
         handler = _handlers[cls]
@@ -360,7 +362,7 @@ def reducer_override(pickler: Any, obj: Any) -> Reduced:
 
 
 def register_future_type(cls: type) -> None:
-    """Makes instances of `cls` be sent as the ref in their attribute `ref`."""
+    """Registers a class whose instances are sent as the ref in their attribute `ref`."""
     global _ref_types, _handlers
     if cls not in _ref_types:
         _ref_types = (*_ref_types, cls)

@@ -25,7 +25,7 @@ Source = tuple[str, int, str]  # file name, number of the first line, text
 
 
 class _Lines(list[str]):
-    """The lines of a file, of which only those that were received with functions are not empty."""
+    """The lines of a file. Lines that were not received with any function are empty."""
 
 
 _files: dict[str, _Lines] = {}
@@ -36,7 +36,8 @@ _known: weakref.WeakKeyDictionary[types.CodeType, tuple[list[str], Source | None
 
 
 def source_of(code: types.CodeType) -> Source | None:
-    """The text around a function's code; None if this process does not have it."""
+    """The text of the top-level statement around a function's code; None if this process does not
+    have the text."""
     name = code.co_filename
     linecache.checkcache(name)
     lines = linecache.getlines(name)
@@ -91,14 +92,14 @@ def keep_source(source: Source) -> None:
     if entry is not None and (lines is None or entry[2:3] != (lines,)):
         return
     new = text.splitlines(keepends=True)
-    place = slice(first - 1, first - 1 + len(new))
-    if entry is not None and lines is not None and lines[place] == new:
+    span = slice(first - 1, first - 1 + len(new))
+    if entry is not None and lines is not None and lines[span] == new:
         return
     found = _Lines(lines or ())
-    found.extend(["\n"] * (place.stop - len(found)))
-    found[place] = new
+    found.extend(["\n"] * (span.stop - len(found)))
+    found[span] = new
     _files[name] = found
-    # Without a modification time, `linecache` never compares the entry with a file of that name.
+    # The entry has no modification time, so `linecache` never compares it with a file of that name.
     linecache.cache[name] = sum(map(len, found)), None, found, name
     if len(_files) > FILES_MAX:
         oldest = next(iter(_files))

@@ -1,6 +1,6 @@
 """Writes pickle streams as payloads, with their refs and buffers, and reads them.
 
-Shared by values, calls and errors.
+The modules `values`, `calls` and `errors` use these functions.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ EXITS = (SystemExit, KeyboardInterrupt, GeneratorExit)
 # Ctrl-C.
 UNPICKLABLE = (Exception, SystemExit, GeneratorExit)
 cause_of = vars(BaseException)["__cause__"].__get__  # some classes redefine the attribute
-# Containers with more items than this go to the picklers, because checking each item's type would
-# take longer.
+# Containers with more items than this are passed to the picklers, because checking each item's type
+# would take longer.
 PLAIN_ITEMS_MAX = 64
 
 
@@ -59,7 +59,7 @@ def encode_plain(value: Any, flags: int = PLAIN) -> Encoded:
 
 
 class NotPicklable(TypeError):
-    """A value cannot be pickled; the message is for users."""
+    """The error for a value that cannot be pickled; the message is for users."""
 
     __module__ = "hoplite_mp._serialize"  # the name that tracebacks show and pickle looks up
     place = ""  # ": " and the part of the value that fails, if known
@@ -111,9 +111,10 @@ def reworded(error: BaseException, text: str) -> BaseException:
     return error
 
 
-def unpicklable(what: str, value: Any, error: BaseException, place: str = "") -> NotPicklable:
-    """The exception to raise because `value` cannot be pickled. `place`: see NotPicklable."""
-    text = f"cannot pickle {what} of type {type(value).__qualname__!r}: "
+def unpicklable(label: str, value: Any, error: BaseException, place: str = "") -> NotPicklable:
+    """The exception to raise because `value` cannot be pickled. `label`: a name for the value.
+    `place`: see NotPicklable."""
+    text = f"cannot pickle {label} of type {type(value).__qualname__!r}: "
     if issubclass(type(error), EXITS):
         text += f"it raised {type(error).__qualname__}: {text_of(error)}"
         return ExitWhilePickling(text.removesuffix(": "))

@@ -1,4 +1,4 @@
-"""torch tensors: their memory is an out-of-band buffer, and is read in place.
+"""Sends the memory of torch tensors as out-of-band buffers, and reads it in place.
 
 Plain pickle writes a tensor's elements into the stream. torch has no read-only tensors, and warns
 about read-only memory. So a large tensor that is read from the store uses the store's pages, and
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from hoplite_mp._serialize.code import Reduced
 
-# Less memory than this is copied, because a private mapping costs 3 us, and the kernel allows a
+# Memory of fewer bytes is copied, because a private mapping costs 3 us, and the kernel allows a
 # process only 65 530 mappings.
 PRIVATE_BYTES_MIN = 64 << 10
 
@@ -39,7 +39,7 @@ class _Memory:
         dtype: np.dtype[Any],
         strides: tuple[int, ...] | None,
     ) -> None:
-        self.owner = owner  # keeps the memory as long as the array exists
+        self.owner = owner  # keeps the memory alive as long as the array exists
         self.__array_interface__ = {
             "version": 3,
             "shape": shape,

@@ -1,9 +1,9 @@
-"""Writes values as payloads, and reads them without a copy: chooses the kind of payload.
+"""Writes values as payloads of a suitable kind, and reads them without a copy.
 
 Most objects need no pickle: a few bytes describe an array, bytes or a number. All other objects
-become pickle streams. Writing returns the head and the buffers, which compiled code copies into
-the store. Reading makes arrays that are views of the store's memory. This module must neither copy
-large data itself nor depend on where the memory comes from.
+become pickle streams. Writing returns the head and the buffers, which compiled code copies into the
+store. Reading makes arrays that are views of the store's memory. This module must not copy large
+data itself, and must not depend on the origin of the memory.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 def encode(value: Any, scan: MakeScan | None = None, beside: bool = True) -> Encoded:
     """The payload of any value. Raises TypeError if the value cannot be pickled.
 
-    `scan` makes a Scan, which stores large globals of functions by value as separate objects or,
-    without `beside`, only marks them.
+    `scan` makes a Scan, which handles the large globals of functions that are sent by value. It
+    stores the globals as separate objects or, without `beside`, only marks them.
     """
     encoder = _ENCODERS.get(type(value))
     encoded = None if encoder is None else encoder(value)
@@ -112,7 +112,7 @@ def _encode_other(value: Any, scan: MakeScan | None, beside: bool) -> Encoded:
 
 class Folded:
     """The result of a reduction by a user's function. `contributors`: the indices of the reduced
-    sources. The value that readers get is `value`."""
+    sources. Readers get only `value`."""
 
     __slots__ = ("contributors", "value")
 
@@ -125,7 +125,7 @@ class Folded:
 
 
 def _same(value: Any) -> Any:
-    """Used in the pickles of results of reductions."""
+    """Used in the pickled results of reductions."""
     return value
 
 
@@ -133,8 +133,8 @@ def _encode_folded(folded: Folded) -> Encoded:
     encoded = _encode_other(folded, None, True)
     kind, flags = encoded.head[:2]
     encoded.head = bytes([kind, flags | CONTRIBUTORS_AT_END]) + encoded.head[2:]
-    who = folded.contributors
-    end = struct.pack(f"<{len(who)}II", *who, len(who))
+    sources = folded.contributors
+    end = struct.pack(f"<{len(sources)}II", *sources, len(sources))
     encoded.buffers.append(memoryview(end))
     encoded.offsets.append(encoded.nbytes)
     encoded.nbytes += len(end)

@@ -132,7 +132,7 @@ class TestPlainValues:
             assert np.array_equal(out, value)
 
     def test_not_a_payload(self):
-        with pytest.raises(ValueError, match="no payload: 63"):
+        with pytest.raises(ValueError, match="not a payload: 63"):
             _serialize.decode(memoryview(b"\x63" + bytes(63)), make_ref=ObjectRef)
 
 
