@@ -57,9 +57,8 @@ class _Mains:
         self.current: Main | None = None  # None: this process is not a worker
         self.output_owner = 0
         self.of_output_owner: dict[int, Main] = {}
-        self.template: Any = (
-            None  # keeps alive the globals of the functions that started the worker
-        )
+        # Keeps alive the globals of the functions that have started the worker.
+        self.template: Any = None
 
     def install(self, module: Main | None) -> None:
         """Installs the module as `__main__`; None: no change."""

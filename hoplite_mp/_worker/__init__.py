@@ -1,1 +1,1 @@
-"""The process that runs tasks."""
+"""The worker: a process that runs tasks."""

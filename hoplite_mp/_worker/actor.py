@@ -1,6 +1,6 @@
-"""An actor's object in its process: creates the object, and calls its methods.
+"""Creates an actor's object in the actor's process, and calls its methods.
 
-A call to an actor is a task. Its function is `call`, and its first argument is the method's name.
+A call to an actor is a task whose function is `call` and whose first argument is the method's name.
 The object itself is never sent.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["call", "made", "make", "take"]
 
-_made: dict[int, Any] = {}  # pid -> object; a forked child then has no object
+_made: dict[int, Any] = {}  # pid -> object, so that a forked child has no object
 
 
 def call(method: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -35,12 +35,13 @@ def made() -> Any:
 
 
 def take(found: Any) -> None:
-    """Sets this process's object to `found`, which comes from an earlier process's checkpoint."""
+    """Sets this process's object to `found`, which was read from an earlier process's
+    checkpoint."""
     _made[os.getpid()] = found
 
 
 def make(runtime: Runtime, setup: ActorSetup) -> None:
-    """Runs the constructor, after waiting for refs among its arguments."""
+    """Waits for the refs among the constructor's arguments, and runs the constructor."""
     constructor, carried = _serialize.decode_with_carried(setup.constructor)
     carried.check()
     memory = runtime.memory

@@ -1,8 +1,8 @@
 """Checkpoints of an actor: saves its state outside its process after every k calls.
 
 A restarted process continues with the last saved state. Results that may not have reached their
-callers are saved with the state, by call number. If a call is retried and the saved state
-contains its effect, the call returns its first result, and is not applied twice. After a save, the
+callers are saved with the state, by call number. If a call is retried and the saved state contains
+the call's effect, the call returns its first result, and is not applied twice. After a save, the
 next call begins only when the node has confirmed the save.
 """
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["begin", "call"]
 
 # Maximum number of calling processes whose results are saved with the state. The results for the
-# process with the oldest last call are dropped first; if one of its calls is retried, it is applied
-# again. Each process needs 100 bytes, and space for its results.
+# process with the oldest last call are dropped first; if one of that process's calls is retried,
+# the call is applied again. Each process needs 100 bytes, and space for its results.
 CALLERS_MAX = 4096
 
 _checkpoints: dict[int, Checkpoints] = {}  # pid -> checkpoints, as in _worker/actor.py
@@ -58,16 +58,16 @@ class Checkpoints:
         else:
             encoded = _serialize.encode(value, self.runtime.memory.scan)
         caller, turn, seen = number
-        mine = self.results.pop(caller, {})
-        mine = {other: result for other, result in mine.items() if other >= seen}
-        mine[turn] = failed, encoded.tobytes(), list(encoded.refs)
-        self.results[caller] = mine
+        recent = self.results.pop(caller, {})
+        recent = {other: result for other, result in recent.items() if other >= seen}
+        recent[turn] = failed, encoded.tobytes(), list(encoded.refs)
+        self.results[caller] = recent
         while len(self.results) > CALLERS_MAX:
             del self.results[next(iter(self.results))]
 
     def known(self, number: CallNumber) -> tuple[bool, Any] | None:
-        """(whether it failed, value) of a call that was applied before; None if it was not
-        applied."""
+        """(whether the call failed, its value) for a call that was applied before; None if the call
+        was not applied."""
         found = self.results.get(number.caller, {}).get(number.turn)
         if found is None:
             return None
@@ -78,8 +78,8 @@ class Checkpoints:
         return False, memory.decode_value(mem, "the result of a call", True)
 
     def ended(self, value: Any) -> Any:
-        """A call's result. A coroutine is run to its end, because the state must not change during
-        a save."""
+        """Returns a call's result. If the call has returned a coroutine, it is first run to its
+        end, because the state must not change during a save."""
         if not inspect.iscoroutine(value):
             return value
         if self._loop is None:
@@ -140,7 +140,7 @@ def call(number: CallNumber, method: str, /, *args: Any, **kwargs: Any) -> Any:
             value = checkpoints.ended(actor.call(method, *args, **kwargs))
         except Exception as error:
             if isinstance(error, checkpoints.again):
-                raise  # not applied, as if the process had died
+                raise  # the call counts as not applied, as if the process had died
             failed, value = True, error
         try:
             checkpoints.note(number, failed, value)

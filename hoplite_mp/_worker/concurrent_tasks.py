@@ -1,8 +1,8 @@
 """Runs tasks and calls concurrently in one worker.
 
 Async tasks, calls to async methods, and calls to an actor with `concurrency` above 1 run
-concurrently. The worker's main thread takes them in order, reads their arguments, and writes their
-results. Coroutines run in the event loop, plain methods in threads.
+concurrently. The worker's main thread starts them in order, reads their arguments, and writes their
+results. Coroutines run in the event loop, and plain methods run in threads.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Running(Call):
         # The coroutine's asyncio task, once it has begun. A task that is cancelled before its first
         # step ends without running any of its code.
         self.task: asyncio.Task[Any] | None = None
-        # Whether the call was cancelled or has ended, and must not be cancelled again.
+        # Whether the call was cancelled or has ended, so that it must not be cancelled again.
         self.unwanted = False
         self.again: Exceptions = ()  # exceptions after which the task is retried
         self.flags = 0  # the task's flags if it has a priority or resources
@@ -94,30 +94,31 @@ class ConcurrentTasks:
     # -- in the worker's own thread ---------------------------------------------------------------
 
     def run(self, oid: int, flags: int) -> None:
-        """Runs an async task, and tasks that arrive meanwhile and may run concurrently with it."""
+        """Runs an async task, and other tasks that arrive meanwhile and may run concurrently with
+        it."""
         self._begin(oid, flags)
         output_owner = self.tasks.output_owner(oid)
         while self.running:
-            room = min(one.concurrency for one in self.running.values()) - len(self.running)
-            self._turn(room > 0 and self._goes_on(), output_owner, False)
+            free = min(call.concurrency for call in self.running.values()) - len(self.running)
+            self._handle_event(free > 0 and self._may_begin(), output_owner, False)
 
-    def _goes_on(self) -> bool:
+    def _may_begin(self) -> bool:
         worker = self.worker
-        most = worker.max_tasks
+        limit = worker.max_tasks
         return (
             not worker.is_actor
             and not (self.tasks.retire or self.slots.called)
             and self.tasks.pool_state(worker.pool) == POOL_OPEN
-            and (not most or worker.done_tasks + len(self.running) < most)
+            and (not limit or worker.done_tasks + len(self.running) < limit)
         )
 
     def serve(self, concurrency: int, backlog: Iterator[int]) -> None:
         """Runs an actor's calls, at most `concurrency` at a time, until the actor ends. The calls
-        in the backlog are first."""
+        in the backlog run first."""
         worker, tasks = self.worker, self.tasks
         for oid in backlog:
             while len(self.running) >= concurrency:
-                self._turn(False, 0, True)
+                self._handle_event(False, 0, True)
             if tasks.claim(oid):
                 self._begin(oid, tasks.task(oid)[3])
         while not worker.memory.client.closing:
@@ -125,14 +126,14 @@ class ConcurrentTasks:
                 tasks.retire or (tasks.pool_state(worker.pool) != POOL_OPEN and worker.may_end())
             ):
                 break
-            self._turn(len(self.running) < concurrency, 0, True)
+            self._handle_event(len(self.running) < concurrency, 0, True)
         while self.running and not worker.memory.client.closing:
-            self._turn(False, 0, True)
+            self._handle_event(False, 0, True)
 
-    def _turn(self, takes: bool, output_owner: int, any_task: bool) -> None:
-        """Waits until a running task ends or, if `takes` is True, until another task can be taken.
-        Handles this event."""
-        if takes:
+    def _handle_event(self, may_begin: bool, output_owner: int, any_task: bool) -> None:
+        """Waits until a running task ends or, if `may_begin`, until another task can begin. Handles
+        this event."""
+        if may_begin:
             seen = self.slots.word()
             if self._ended.empty():
                 count = len(self.running)
@@ -178,7 +179,7 @@ class ConcurrentTasks:
             if flags & TASK_STREAM:
                 function, args = context.run(worker.streamed, oid, function, args)
             if flags & TASK_ASYNC:
-                loop = self.loop.loop  # first, because a coroutine must run once it is created
+                loop = self.loop.loop  # before the coroutine, which must run once it is created
                 call.coroutine = context.run(function, *args, **kwargs)
                 loop.call_soon_threadsafe(self._start, call, context=context)
             else:
@@ -194,7 +195,7 @@ class ConcurrentTasks:
             self._end(call, error, True)
 
     def _end(self, call: _Running, value: Any, failed: bool) -> None:
-        """Finishes a task or call, and writes its result."""
+        """Finishes a task or call, and writes the result."""
         worker, oid = self.worker, call.oid
         call.coroutine = call.task = None
         worker.check_line()
@@ -230,12 +231,12 @@ class ConcurrentTasks:
                 self._deadlines[oid] = at_ns
             elif self._deadlines.pop(oid, None) is None:
                 return
-            first = min(self._deadlines, key=lambda one: self._deadlines[one], default=0)
+            first = min(self._deadlines, key=lambda task: self._deadlines[task], default=0)
             self.slots.deadline(first, self._deadlines.get(first, 0))
 
     # -- in other threads --------------------------------------------------------------------------
 
-    def _tell(self, call: _Running, value: Any, failed: bool) -> None:
+    def _report_end(self, call: _Running, value: Any, failed: bool) -> None:
         end_if_forked(self.worker.pid, value if failed else None)
         self._ended.put((call, value, failed))
         self.slots.wake()
@@ -246,15 +247,15 @@ class ConcurrentTasks:
             value, failed = function(*args, **kwargs), False
         except BaseException as error:
             value, failed = error, True
-        self._tell(call, value, failed)
+        self._report_end(call, value, failed)
 
     def _start(self, call: _Running) -> None:
         """Starts a coroutine. Called in the event loop."""
         if self.tasks.aborted(call.oid):
             call.unwanted = True
-        self.loop.loop.create_task(self._drive(call))
+        self.loop.loop.create_task(self._run_coroutine(call))
 
-    async def _drive(self, call: _Running) -> None:
+    async def _run_coroutine(self, call: _Running) -> None:
         import asyncio
 
         call.task = asyncio.current_task()
@@ -265,12 +266,12 @@ class ConcurrentTasks:
             value, failed = await call.coroutine, False
         except BaseException as error:  # even SystemExit ends only this task, not the loop
             value, failed = error, True
-        call.unwanted = True  # the call has ended, so it must no longer be cancelled
-        self._tell(call, value, failed)
+        call.unwanted = True  # the call has ended, and must no longer be cancelled
+        self._report_end(call, value, failed)
 
     def cancel_aborted(self) -> None:
-        """Called after a signal. Raises CancelledError at an await in tasks that were cancelled by
-        force."""
+        """Called after a signal. Raises CancelledError at an await in each task that was cancelled
+        by force."""
         if self._loop is not None:
             for oid, call in self.running.copy().items():
                 if self.tasks.aborted(oid) and call.coroutine is not None:

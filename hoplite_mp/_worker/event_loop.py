@@ -52,8 +52,8 @@ class EventLoop:
                 _log.exception("in the event loop of a worker")
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Runs a coroutine, and returns its result. May be called in any thread except the loop's.
-        If the caller is interrupted, the coroutine is cancelled."""
+        """Runs a coroutine, and returns its result. May be called in any thread except the loop's
+        own. If the caller is interrupted, the coroutine is cancelled."""
         future = asyncio.run_coroutine_threadsafe(self._alone(coroutine), self.loop)
         try:
             value, error = future.result()

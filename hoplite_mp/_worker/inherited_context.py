@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["take_after"]
 
-MODULE = "multiprocessing.context"  # it imports multiprocessing.process first
+MODULE = "multiprocessing.context"  # this module imports multiprocessing.process first
 
 
 def take_after(inherited_settings: InheritedContext, number: int) -> None:
@@ -69,7 +69,7 @@ def _apply(inherited_settings: InheritedContext, number: int) -> None:
     me._parent_pid = inherited_settings.pid
     driver = lift(_end_of(inherited_settings.pid))  # becomes readable when the program has exited
     process._parent_process = process._ParentProcess("MainProcess", inherited_settings.pid, driver)
-    # A start method that a library (such as loky) has added in the program does not exist here.
+    # A start method that a library (such as loky) has added to the program does not exist here.
     if inherited_settings.start_method in context._default_context.get_all_start_methods():
         context._default_context.set_start_method(inherited_settings.start_method, True)
     _serialize.refuse_in_children(context, process)
@@ -79,7 +79,7 @@ def _end_of(pid: int) -> int:
     """A descriptor that becomes readable when that process has exited."""
     try:
         return os.pidfd_open(pid)
-    except ProcessLookupError:  # it has already exited, and this worker will exit soon
+    except ProcessLookupError:  # the process has already exited, and this worker will exit soon
         read, write = os.pipe()
         os.close(write)
         return read

@@ -1,4 +1,4 @@
-"""The worker's process: its setup after the fork, and its exit code.
+"""Sets up a worker's process after the fork, and runs the worker.
 
 The supervisor forks the process with a few descriptors. The process becomes a client of its host's
 node, runs its pool's initializer or creates its actor's object, and reports success or failure to
@@ -54,7 +54,7 @@ def prepare(worker: Worker, setup: int) -> bool:
             channel.call(ActorFailed(worker.error_in_message(error)))
             return False
         text = traceback.format_exc()
-        with contextlib.suppress(Exception):  # the initializer may have replaced or closed it
+        with contextlib.suppress(Exception):  # the initializer may have replaced or closed stderr
             sys.stderr.write(text)
             sys.stderr.flush()
         summary = traceback.format_exception_only(error)[-1].strip()

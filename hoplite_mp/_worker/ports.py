@@ -1,4 +1,4 @@
-"""The interfaces between a worker and its parts.
+"""Interfaces between a worker and its parts.
 
 A worker creates its parts for concurrent tasks, generators, retries and worker broadcasts, and
 these parts call the worker.
@@ -51,8 +51,8 @@ class OfWorker(Protocol):
     is_actor: bool
     again: Exceptions  # exceptions after which an actor's calls are retried
     own_again: list[int]  # the actor's calls that must be retried
-    running: list[int]  # the main thread's tasks, each inside the previous one
-    untaken: deque[tuple[int, Any]]  # (result, refs inside it) until its submitter holds them
+    running: list[int]  # the main thread's tasks, each nested in the previous task
+    untaken: deque[tuple[int, Any]]  # (result's id, refs inside it), until its submitter holds them
 
     @property
     def concurrent(self) -> ConcurrentTasksPort: ...
@@ -61,10 +61,10 @@ class OfWorker(Protocol):
         """Whether this worker may exit. An actor's worker may exit only if no calls are left."""
 
     def housekeeping(self, busy: bool) -> None:
-        """Does the housekeeping between two tasks."""
+        """Frees unused objects and functions, and checks the connection, between two tasks."""
 
     def check_line(self) -> None:
-        """Exits from the worker if its connection to the node is lost."""
+        """Exits if the worker's connection to the node is lost."""
 
     def leave_groups(self, failed: bool) -> None:
         """Leaves the Groups that the finished task has joined."""
@@ -76,7 +76,7 @@ class OfWorker(Protocol):
         """Returns (function, args, kwargs, exceptions after which the task is retried)."""
 
     def streamed(self, oid: int, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
-        """Returns a function, and its arguments, that runs a generator to its end."""
+        """Returns a function that runs a generator to its end, and the function's arguments."""
 
     def arguments(
         self, oid: int, args_id: int, inline: bytes, copy: bool

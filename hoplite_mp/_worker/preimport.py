@@ -42,7 +42,7 @@ def warm_up() -> None:
 
 def put_off_collections() -> None:
     """Postpones garbage collection until `collect_again`. The first task's imports create many
-    objects and hardly any garbage. Collections would take an eighth of the time."""
+    objects and hardly any garbage. Collections would take an eighth of the imports' time."""
     global _thresholds
     _thresholds = gc.get_threshold()
     gc.set_threshold(OBJECTS_MAX, *_thresholds[1:])
@@ -61,12 +61,13 @@ def offer_stacks() -> None:
     """Lets the node read the stacks of this process's threads (_node/io/processes.py). The signal
     handler is written in C, and interrupted system calls are restarted."""
     fd = lift(os.memfd_create(STACKS_FILE, os.MFD_CLOEXEC))
-    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # the reader truncates it each time
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # the reader truncates the file each time
     faulthandler.register(STACKS_SIGNAL, file=fd, all_threads=True)
 
 
 def warm_up_worker(runtime: Runtime) -> None:
-    """Reads an array once. A forked process copies each of the interpreter's pages when it first
-    writes to the page, which would otherwise add 0.1 ms to reading the first task's arguments."""
+    """Reads an array once. A forked process copies each page of the interpreter when it first
+    writes to the page. Without this warm-up, the copies would take 0.1 ms of the first task's
+    time."""
     payload = _serialize.encode(np.zeros(1)).tobytes()
     _serialize.decode(memoryview(payload), make_ref=runtime.memory.make_ref, writable=False)

@@ -3,9 +3,9 @@
 sys.stdin is empty, and a debugger that reads it gets an error with advice. sys.stdout and
 sys.stderr count each write in shared memory.
 
-A driver checks the count before it returns a result, so it prints a task's lines first. Tasks
-without output have no overhead. Only writes to these two objects are counted, not writes to the
-descriptors by compiled code or other processes.
+A driver checks the count before it returns a result, so that it first prints the task's lines.
+Tasks without output have no overhead. Only writes to these two objects are counted, not writes to
+the descriptors by compiled code or other processes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NO_STDIN = (
 
 
 class _NoStdin(io.TextIOWrapper):
-    """An empty stream. A debugger that reads from it raises RuntimeError in the task."""
+    """An empty stream. If a debugger reads from it, the task gets a RuntimeError."""
 
     def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
         frame: FrameType | None = sys._getframe()
@@ -93,7 +93,7 @@ def note_prints(note: Callable[[], None]) -> None:
         setattr(sys, f"__{name}__", made)
 
 
-# Marks in stdout and stderr identify the driver that owns this worker's output.
+# Marks in stdout and stderr name the driver to which this worker's output belongs.
 #
 # The node reads output later, when another task may be running. So the worker writes a mark into
 # both pipes when the driver changes. It writes to duplicates of descriptors 1 and 2, because a task
@@ -125,8 +125,8 @@ class OutputRouting:
             if not pipe.there():
                 continue  # a task has closed the pipe, so no more lines follow
             with contextlib.suppress(OSError):
-                # A process started by a task may have made the pipe non-blocking, because all
-                # duplicates of a descriptor share this mode.
+                # A process started by a task may have made the pipe non-blocking: all duplicates of
+                # a descriptor share this mode.
                 os.set_blocking(pipe.fd, True)
                 os.write(pipe.fd, mark(self.host_id, output_owner))
 

@@ -1,4 +1,4 @@
-"""Runs a generator in its worker. Each item becomes an object that a link refers to.
+"""Runs a generator in a worker. Each item becomes an object that a link refers to.
 
 A stream is a task whose result is its first *link*, an object that is initially pending. A finished
 link contains refs to an item and to the next link. A process on any host that holds a link waits
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["STREAMED", "StreamSource"]
 
 STREAMED = object()  # returned in place of a result that has already been written
-# Minimum number of bytes that an item counts for Config.stream_bytes_max, because its object and
-# link need about that much.
+# An item counts as at least this many bytes for Config.stream_bytes_max, because its object and its
+# link need about this much memory.
 ITEM_BYTES_MIN = 4096
 
 
@@ -50,9 +50,10 @@ class StreamSource:
         # The timeout, and the time that remains when the generator is paused.
         self.timeout_ns = self.left_ns = timeout_ns
         self.ends_ns = 0  # time at which the timeout expires; 0: paused, or no timeout
-        self.limited = 0  # the link for which this worker's deadline is set
+        self.limited = 0  # the link to which this worker's deadline applies; 0: none
         self.link: Any = self._new_link()  # the pending link
-        self.ahead: deque[tuple[int, int]] = deque()  # (link, bytes of its item) of items not taken
+        # For each item that has not been taken: (its link, its size in bytes).
+        self.ahead: deque[tuple[int, int]] = deque()
         self.bytes_ahead = 0
         self.first: Any = None  # holds the first link until the reader holds it
 
@@ -63,7 +64,7 @@ class StreamSource:
             items = self._items(function(*args, **kwargs))
         except BaseException as error:
             end_if_forked(self.worker.pid, error)
-            self._drop_link()  # no reader will ever have it
+            self._drop_link()  # no reader will ever get the link
             raise
         end_if_forked(self.worker.pid)
         first = _serialize.encode(self.link)
@@ -79,7 +80,7 @@ class StreamSource:
         self._resume()
         try:
             self._send(items)
-        except BaseException as error:  # the task is done, so the stream fails
+        except BaseException as error:  # the task has already succeeded, so the stream fails
             self._give_up(error)
         finally:
             self._limit(0)
@@ -103,7 +104,7 @@ class StreamSource:
         raised: BaseException | None = None
         number, pid = 0, self.worker.pid
         try:
-            while not self._unwanted() if number < self.plan.skip else self._has_room():
+            while not self._unwanted() if number < self.plan.skip else self._wait_for_space():
                 try:
                     value = items.next()
                 except StopIteration:
@@ -161,7 +162,7 @@ class StreamSource:
         self._fulfil((RAISED, failure, None), 0)
 
     def _give_up(self, error: BaseException) -> None:
-        """Fails the pending link, if possible, because the stream itself has failed."""
+        """Fails the pending link, if possible, because items can no longer be sent."""
         try:
             if self.link is not None and self.memory.client.usable:
                 oid = self.memory.local_id(self.link)
@@ -206,10 +207,10 @@ class StreamSource:
 
     # -- items that have not been taken --------------------------------------------------------
 
-    def _look(self) -> None:
-        """Removes links that have been taken. A reader acquires the next link before it releases
-        the previous one. So if only this worker holds the first remaining link, the reader has
-        taken its item."""
+    def _drop_taken(self) -> None:
+        """Removes the links whose items were taken. A reader acquires the next link before it
+        releases the previous one. So if only this worker holds the first remaining link, the reader
+        has taken the link's item."""
         if self.first is not None and self.tasks.taken(self.oid):
             self.first = None
         client = self.memory.client
@@ -227,7 +228,7 @@ class StreamSource:
         link."""
         if self.memory.client.closing:
             return True
-        self._look()
+        self._drop_taken()
         return (
             self.first is None
             and not self.ahead
@@ -239,7 +240,7 @@ class StreamSource:
             return len(self.ahead) >= self.plan.buffersize
         return self.bytes_ahead >= self.plan.bytes_max
 
-    def _has_room(self) -> bool:
+    def _wait_for_space(self) -> bool:
         """Waits until there is space for another item. Returns False if no more items are
         needed."""
         blocked = False
@@ -254,7 +255,7 @@ class StreamSource:
                 if not blocked:
                     self._pause()
                     blocked = True
-                    waiting.count_blocked(1)  # another worker replaces this worker meanwhile
+                    waiting.count_blocked(1)  # meanwhile another worker replaces this one
                 outcome = self.tasks.wait_event(seen, FOREVER_NS, False)
                 if outcome == _tasks.CLOSING:
                     return False
@@ -266,8 +267,8 @@ class StreamSource:
     # -- the timeout, which runs only while the generator runs ---------------------------------
 
     def _limit(self, at_ns: int) -> None:
-        """Sets the time at which this worker is killed if the pending link is not done; 0: no such
-        limit."""
+        """Sets the time at which this worker is killed if the pending link is not done by then; 0:
+        never."""
         if self.limited:
             self.worker.concurrent.limit(self.limited, 0)
         self.limited = 0

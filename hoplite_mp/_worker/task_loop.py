@@ -1,7 +1,7 @@
 """A worker's loop: claims tasks, runs them and writes results until the worker must exit.
 
-Of the library's processes, only workers run user code. The loop has little to do, because claiming,
-pickling and writing results are a few calls into compiled modules.
+Of the library's processes, only workers run user code. The loop takes little time, because tasks
+are claimed, and results are pickled and written, by a few calls to compiled modules.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def run_broadcast_tasks(worker: OfWorker) -> None:
 
 
 POLL_NS = 500_000_000
-UNTAKEN_POLLS = 8  # entries checked after each task; a task adds fewer, so the list shrinks
+UNTAKEN_POLLS = 8  # entries of `untaken` checked after a task; a task adds fewer, so it shrinks
 FUNCTIONS_MAX, FUNCTIONS_BYTES_MAX = 512, 64 << 20  # limits of the cache of decoded functions
 RANKED: int = _tasks.RANKED_FLAG
 PACKAGE = __name__.rpartition(".")[0] + "."
@@ -115,7 +115,7 @@ class Worker:
         # task must be interrupted only once.
         self.interrupted: set[int] = set()
         self.running: list[int] = []  # ids of the nested tasks, the outermost first
-        # Whether one of these tasks was cancelled; tasks nested in it are interrupted first.
+        # Whether one of these tasks was cancelled; the tasks nested in it are interrupted first.
         self.unwinds = False
         # Whether the outermost task has a timeout, at which this process may be killed.
         self.limited = False
@@ -139,8 +139,8 @@ class Worker:
         join_worker_broadcasts(self)
 
     def become_actor(self, setup: ActorSetup) -> None:
-        """Makes this worker an actor's process. Its tasks are calls to one object, so no call is
-        run inside another call's wait."""
+        """Makes this worker an actor's process. Its tasks are calls to one object, so a call that
+        waits for another call does not run that call itself."""
         self.is_actor = self.runtime.is_actor = True
         self.concurrency = concurrency = setup.concurrency
         self.again = _serialize.decode_function(setup.again) if setup.again else ()
@@ -171,8 +171,8 @@ class Worker:
         self.submitter.failures.report_all()
 
     def backlog(self) -> Iterator[int]:
-        """The calls that were made before this process created its object, in order. An earlier
-        process that died may have taken their hints from the queues."""
+        """The calls that were made before this process created its object, in order. The queues may
+        lack these calls, if an earlier process of the actor took them before it died."""
         calls = self.runtime.channel.call(ActorReady()).value
         while True:
             yield from calls
@@ -201,9 +201,9 @@ class Worker:
 
     def finish_own(self) -> None:
         """Waits for tasks that this worker has submitted, because they would fail when it exits.
-        Meanwhile this worker counts as blocked, so that another worker can run them. If submitters
-        do not yet hold the refs inside this worker's results, the node holds these refs after this
-        process has exited."""
+        Meanwhile this worker counts as blocked, so that another worker can run them. When this
+        process has exited, the node holds the refs inside this worker's results for submitters that
+        do not hold them yet."""
         client, tasks, pending = self.memory.client, self.tasks, self.submitter.pending
         if not pending:
             return
@@ -212,7 +212,7 @@ class Worker:
             oid = next(iter(pending), 0)
             outcome = tasks.wait([oid], 1, clock.monotonic_ns() + POLL_NS, True)
             self.housekeeping(False)
-            if oid in pending and outcome != _tasks.NEWS:  # the done bit may have been lost
+            if oid in pending and outcome != _tasks.NEWS:  # the notification may have been lost
                 self.submitter.look_at_all()
 
     def housekeeping(self, busy: bool) -> None:
@@ -250,14 +250,15 @@ class Worker:
     def run_in_place(self, oid: int) -> bool:
         """Runs a task that this worker is waiting for, if the task may run here."""
         if self.limited or self.concurrent.running:
-            return False  # another task's deadline may kill this process, and this task with it
+            return False  # this process, and so this task, may be killed at another task's deadline
         limit = self.runtime.config.nested_depth_max
         if self.depth >= limit or threading.get_ident() != self.thread:
             return False
         if self.tasks.pool_of(oid) != self.pool or self.tasks.task(oid)[3] & TASK_OWN_STACK:
             return False
         if self.current and self.memory.client.inspect(self.current)["tries"] and self.replaced():
-            return False  # its worker has died once, perhaps because of such a nested task
+            # The current task's worker has died before, perhaps because of such a nested task.
+            return False
         if not self.tasks.claim(oid):
             return False
         self.run(oid)
@@ -311,7 +312,7 @@ class Worker:
                 self.limited = timeout_ns != 0
             function, carried = self.function(oid, function_id)
             args, kwargs = self.arguments(oid, args_id, inline, bool(flags & TASK_COPY))
-            # Checked after the arguments were read, because functions among them may have
+            # Checked after the arguments were read, because functions among the arguments may have
             # brought globals.
             if carried is not None:
                 if self.depth > 1 and oid in self.submitter.pending:
@@ -418,7 +419,7 @@ class Worker:
             raise made from _serialize.cause_of(made)
         del value, beside
         if self.memory.attached != attached:
-            # Not cached, because its refs may be held only while it runs.
+            # The function is not cached, because its refs may be held only while it runs.
             return function, carried
         # The cache holds no ref to the function's object, because closures may contain large
         # values. An id is never reused, so the cache needs no ref.
@@ -473,7 +474,7 @@ class Worker:
                 self.submitter.store_result(oid, last_resort(value), True)
         if refs:
             self.untaken.append((oid, refs))
-        # Otherwise the error's frames would keep the task's arrays alive until a garbage
+        # Otherwise the error's frames would keep the task's arrays alive until the next garbage
         # collection.
         _serialize.drop_traceback(value)
         return True
@@ -557,7 +558,7 @@ class Worker:
 
     def lost_inside(self, oid: int) -> BaseException:
         """The error for a task that ran inside a cancelled task and is not retried."""
-        from hoplite_mp.errors import WorkerLostError  # late: it imports multiprocessing
+        from hoplite_mp.errors import WorkerLostError  # imports multiprocessing
 
         name, outer = self.tasks.name(oid), self.tasks.name(self.running[0])
         return WorkerLostError(

@@ -1,6 +1,5 @@
-"""The options of a task that its worker applies: priority, resources, `retry_exceptions`.
-
-An exception that is retried does not end the worker. The node decides how many retries are left.
+"""Applies the options of a task in its worker: priority, resources, `retry_exceptions`. A worker
+survives exceptions of tasks. It asks the node whether a task may be retried.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def begins(runtime: Runtime, oid: int, flags: int) -> None:
     submitter.inherited_priority = max(submitter.queues.ranked.ranks(oid))
     if flags & RESOURCES:
         runtime.running = oid
-        if flags & TASK_STREAM:  # the header is done before the generator ends
+        if flags & TASK_STREAM:  # the task's result is done before the generator ends
             runtime.channel.call(RetainResources(oid))
         else:
             runtime.tasks.wake_node()  # there is one fewer idle worker
