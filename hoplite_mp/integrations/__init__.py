@@ -1,1 +1,1 @@
-"""Front ends: this library behind the APIs of other libraries, with one module for each."""
+"""Front ends, which offer this library through the APIs of other libraries: one module for each."""

@@ -1,4 +1,4 @@
-"""The workers for a call of joblib's Parallel: pools that are kept open and reused.
+"""Provides the workers for calls to joblib's Parallel, in pools that are kept open and reused.
 
 Programs make thousands of Parallel calls, and most of them are alike. Like loky's reusable
 executor, this module keeps the workers of the last call for the next call that needs the same
@@ -45,7 +45,7 @@ class WantedPool:
     ) -> None:
         self.count = min(count, WORKERS_MAX)
         self.environment = environment
-        self.limited = limited  # the user has set the number of threads of each worker
+        self.limited = limited  # whether the user has limited each worker's threads
         self.initializer = initializer
         self.initargs = initargs
 
@@ -75,10 +75,10 @@ class _Pool:
     ) -> None:
         self.wanted = wanted
         self.executor = executor
-        self.common = common  # these are the cluster's own workers, which exit with the cluster
+        self.common = common  # whether these are the cluster's own workers
         self.here = here  # whether all workers run on this host
         self.users = 0
-        self.last = True  # the latest call of the cluster has leased this pool
+        self.last = True  # whether the cluster's latest call leased this pool
 
     @property
     def usable(self) -> bool:
@@ -104,7 +104,7 @@ class PoolLease:
         self.here = pool.here
 
     def end(self) -> None:
-        """Returns the pool after the call has ended."""
+        """Returns the pool when the call has ended."""
         pools, self._pools = self._pools, None
         if pools is not None:
             pools.give_back(self._pool)
@@ -119,7 +119,7 @@ class _Pools:
         self._pools: list[_Pool] = []
 
     def add_common(self, wanted: WantedPool, cluster: Cluster) -> None:
-        """Adds the cluster's own workers as a pool, because they match the request."""
+        """Adds the cluster's own workers as a pool for this request."""
         with self._lock:
             self._pools.append(_Pool(wanted, cluster, True, True))
 
@@ -270,7 +270,8 @@ _own: _Own | None = None
 
 
 def _forked() -> None:
-    """In a forked child, drops the parent's cluster, and replaces the lock, which may be held."""
+    """In a forked child, drops the parent's cluster, and replaces the lock, which another thread of
+    the parent may have held."""
     global _lock, _own
     _lock = locks.rlock("joblib.process")
     _own = None

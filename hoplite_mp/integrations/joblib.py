@@ -6,9 +6,9 @@
     with joblib.parallel_config(backend="hoplite_mp"):
         joblib.Parallel(n_jobs=2)(joblib.delayed(f)(x) for x in data)
 
-Many programs, including scikit-learn, use other processes only through joblib. Its loky backend
-uses files in /dev/shm; this backend uses objects in the store. Large arrays are stored once and
-read in place, results are not sent through a pipe, and workers may be on several hosts.
+Many programs, including scikit-learn, use other processes only through joblib. joblib's loky
+backend uses files in /dev/shm; this backend uses objects in the store. Large arrays are stored once
+and read in place, results are not sent through a pipe, and workers may be on several hosts.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ NAME = "hoplite_mp"
 OPTIONS = ("node", "retries", "name")  # options of `Cluster.options` for all tasks of a backend
 # How tasks receive arrays: shared read-only, as a private copy for each task, or by value.
 READ_ONLY, PRIVATE, BY_VALUE = "r", "c", None
-# Settings that joblib passes to every backend, for files and processes that this backend does not
-# use.
+# Settings that joblib passes to every backend. They are about files and processes that this backend
+# does not use.
 IGNORED = ("temp_folder", "verbose", "context", "idle_worker_timeout", "prefer", "require")
 
 # Interval between polls for changes that joblib does not signal. A poll takes microseconds.
@@ -110,22 +110,23 @@ class _Lending:
     is freed, or until `end()`.
 
     joblib sends the same array with every task, and its tasks only read the array, so one stored
-    copy serves all tasks. As with the globals of functions, the kernel watches an array's memory,
-    so a changed array, or a new array at the same address, is not mistaken for the stored array. If
-    the kernel cannot watch the memory, the array is compared with its copy once per Parallel call.
+    copy serves all tasks. As for the globals of functions, the kernel watches an array's memory, so
+    a changed array, or a new array at the same address, is not mistaken for the stored array. If
+    the kernel cannot watch the memory, the array is compared with its copy once in each Parallel
+    call.
     """
 
     def __init__(self, memory: Memory, nbytes_min: float) -> None:
         self._nbytes_min = nbytes_min
         self._memory = memory
         # Id of an array -> (weak reference to the array, its copy, its TrackedArray). An entry is
-        # removed with its array, so the id never identifies another array.
+        # removed when its array is freed, so the id never identifies another array.
         self._held: dict[int, tuple[weakref.ref[Array], StoredCopy, TrackedArray]] = {}
         self._compared: set[int] = set()  # ids of arrays compared during the current call
         self._call: object = None
 
     def begin(self, call: object) -> None:
-        """Begins a Parallel call, unless it is the current one. Arrays may have changed since the
+        """Begins a Parallel call, unless it has already begun. Arrays may have changed since the
         previous call."""
         if call != self._call:
             self._call = call
@@ -171,8 +172,9 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     Parameters
     ----------
     cluster : Cluster, optional
-        An open cluster, or a view of one from `options()`. Default: a cluster on this host, which
-        stays open for later calls until `shutdown()`; inside a task, the task's own cluster.
+        An open cluster, or a view of one from `options()`. Default: inside a task, the task's own
+        cluster; otherwise a cluster on this host, which stays open for later calls until
+        `shutdown()`.
     initializer : callable, optional
         Runs in each worker before its first task. Workers with an initializer are shared only by
         calls with the same initializer.
@@ -200,8 +202,8 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
     supports_retrieve_callback = True
     supports_inner_max_num_threads = True
     default_n_jobs = -1
-    # A batch has a tenth of the overhead that it has in loky, so shorter batches are worthwhile;
-    # they balance the load better.
+    # The overhead of a batch is a tenth of loky's, so shorter batches are worthwhile, and they
+    # balance the load better.
     MIN_IDEAL_BATCH_DURATION = 0.05
     MAX_IDEAL_BATCH_DURATION = 0.5
 
@@ -236,8 +238,8 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         if n_jobs is None:
             return 1
         if multiprocessing.current_process().daemon:
-            # A daemonic process exits without running its exit functions, and its pool already has
-            # one process for each CPU.
+            # A daemonic process exits without running its exit functions, and the pool that it
+            # belongs to already has one process for each CPU.
             if n_jobs != 1:
                 warnings.warn(
                     "hoplite_mp-backed parallel loops cannot be called in a daemonic process of "
@@ -311,8 +313,9 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         return executor.submit(_run_batch, call.lender, items, func._backend, func._n_jobs)
 
     def compute_batch_size(self) -> int:
-        """Like joblib's method, but batches that are too short grow faster: otherwise, a
-        Parallel call of a few milliseconds would end before their size had doubled often enough."""
+        """Like joblib's method, but batches that are too short grow faster. Otherwise, a Parallel
+        call of a few milliseconds would end before the size of its batches had doubled often
+        enough."""
         before: int = self._effective_batch_size  # type: ignore[has-type]
         duration: float = self._smoothed_batch_duration
         size = int(super().compute_batch_size())
@@ -332,7 +335,8 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         killed. The library replaces killed workers, so `ensure_ready` needs no action."""
         for parallel, call in list(self._calls.items()):
             if getattr(parallel, "_aborting", True):
-                # Cancel queued tasks first (without force): an interrupted worker would begin them.
+                # Cancel queued tasks first (without force), because an interrupted worker would
+                # begin them.
                 for force in (False, True):
                     for future in list(call.futures):
                         if isinstance(future, Future):  # a task that was sent
@@ -443,8 +447,8 @@ class _Callbacks:
     """A thread that runs joblib's callbacks when tasks are done.
 
     A callback reads results and sends the next batch: it pickles, and may wait for memory in a full
-    store. The thread that detects the end of a task must not run callbacks: it may be inside
-    joblib or the user's generator of tasks, and other threads may be waiting for that thread.
+    store. The thread that detects the end of a task must not run callbacks, because it may be
+    inside joblib or the user's generator of tasks, and other threads may be waiting for it.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""A reduction of another engine's values, run in one of the engine's tasks.
+"""A reduction of another engine's values, which runs in one of the engine's tasks.
 
 A Dask or Ray task begins when all its dependencies are done, but a reduction needs only the first
 few of its sources. So one task waits for the sources, has each source put into the store of its
@@ -69,8 +69,8 @@ class Reducing(ABC):
 
     @abstractmethod
     def take_put(self, index: int) -> ObjectRef[Any]:
-        """The ref of a source whose put has finished. Raises the error of the source or of the put
-        if one of them has failed."""
+        """The ref to a source whose put has finished. If the source or the put has failed, raises
+        its error."""
 
     def run(self, op: str | Callable[..., Any]) -> tuple[Any, tuple[int, ...]]:
         """Returns the result, and the indices of the reduced sources."""

@@ -8,10 +8,10 @@
 An engine starts, restarts and kills its processes on a host as it likes, and the objects on that
 host must outlive these processes. Therefore the node is not a child of any of them. The first
 process that needs the node starts a *sidecar* (`integrations/_sidecar/sidecar_main.py`), and all
-processes attach to the sidecar's node. The node exits some time after the last of them, or with
-the cluster. It has no workers, because tasks run in the engine's workers. A process whose node was
-killed takes part again through the next node. A sidecar can also run the manager; then the cluster
-outlives the process that began it.
+processes attach to the sidecar's node. The node exits with the cluster, or some time after the last
+of these processes has exited. It has no workers, because tasks run in the engine's workers. A
+process whose node was killed takes part again through the next node. A sidecar can also run the
+manager; then the cluster outlives the process that started it.
 
 When code outside this library pickles an ObjectRef in a participating process, the process's node
 holds the object for `Place.ref_hold_s` (`_client/foreign_refs.py`), because the engine carries the
@@ -66,20 +66,20 @@ TOKEN_BYTES = 32
 # Interval of checks for a node that is starting or leaving. Lower: more connections to the
 # manager. Higher: the process waits longer.
 POLL_S = 0.1
-# How long a process whose node has exited looks for another node. Higher: longer outages of a host
-# are bridged. Lower: threads stop futile attempts earlier.
+# How long a process whose node has exited looks for another node. Higher: the process survives
+# longer outages of its node. Lower: its thread stops futile attempts earlier.
 REJOIN_S = 60.0
-# How long a sidecar may take to exit after SIGTERM before it is killed, and how long the end of a
-# membership waits for its thread, which may be connecting. Higher: an orderly exit is possible on
-# a loaded machine. Lower: a shutdown takes less time.
+# How long a sidecar may take to exit after SIGTERM before it is killed. Also how long
+# `SidecarMember.end` waits for its thread, which may be connecting. Higher: an orderly exit is
+# possible on a loaded machine. Lower: a shutdown takes less time.
 END_S = 15.0
 # The sidecar reads the place from its standard input, because other users could read its command
 # line. The started process forks the sidecar and exits immediately, so that the sidecar is not a
 # child of this process.
 BOOT = (
-    "import json, os, sys; told = json.loads(sys.stdin.buffer.readline()); "
-    "os.fork() and os._exit(0); sys.path[:] = told['path']; "
-    "from hoplite_mp.integrations._sidecar.sidecar_main import main; main(told)"
+    "import json, os, sys; given = json.loads(sys.stdin.buffer.readline()); "
+    "os.fork() and os._exit(0); sys.path[:] = given['path']; "
+    "from hoplite_mp.integrations._sidecar.sidecar_main import main; main(given)"
 )
 _FINAL = (AuthError, ConfigError, ProtocolError)  # a retry does not help
 _log = logging.getLogger("hoplite_mp")
@@ -176,14 +176,14 @@ class SidecarMember:
             cluster = self.cluster
         self._ended.set()
         cluster.shutdown(wait=True, cancel_futures=True)
-        # Otherwise that thread could start an unused sidecar after this method has returned.
+        # Otherwise this thread could start an unused sidecar after this method has returned.
         self._follows.join(END_S)
 
     def await_return(self, wait_s: float) -> None:
-        """Returns when this process takes part. If its node has just exited, waits for another
-        node for up to wait_s. Raises the error that has ended the search if there is no other
-        node. If the search is still running after wait_s, returns, and the next call of the
-        library raises an error."""
+        """Returns when this process takes part. If its node has just exited, waits for another node
+        for up to wait_s. If there is no other node, raises the error that has ended the search. If
+        the search is still running after wait_s, returns, and the next call to the library raises
+        an error."""
         with self._changed:
             self._changed.wait_for(lambda: self.lost is not None or self._takes_part, wait_s)
             if self.lost is not None:
@@ -208,8 +208,8 @@ class SidecarMember:
                 if begun_here:
                     raise errors.ManagerLostError("its node was on this host, with the manager")
                 found = _enter(self.place, REJOIN_S, self._passes_on, self._ended)
-            # Any exception is possible here: the system may refuse a process or a descriptor. The
-            # next call to `take_part` tries again.
+            # Any exception is possible here; for example, the system may refuse to start a process
+            # or to open a file. The next call to `take_part` tries again.
             except Exception as error:
                 if self._ended.is_set():
                     return
@@ -345,9 +345,9 @@ def _seconds(name: str, given: float | None, config: Config, default: float) -> 
 def take_part(
     place: Place, wait_s: float | None = None, *, passes_on: bool = False
 ) -> SidecarMember:
-    """Lets this process take part in the cluster, through the node on its host, which is started
-    if needed. Several calls in one process share one membership, which ends after as many calls to
-    `leave`.
+    """Lets this process take part in the cluster, through the node on its host, which is started if
+    needed. Several calls in one process share one membership, which ends after an equal number of
+    calls to `leave`.
 
     wait_s: how long to try (default: Config.start_timeout_s). passes_on: this process loads refs
     only to pass them on (see `_client/foreign_refs.py`). Raises AuthError, ManagerLostError or
@@ -475,13 +475,13 @@ def _start_sidecar(
 
 
 def _answer(process: subprocess.Popen[bytes], wait_s: float, left: threading.Event | None) -> bytes:
-    """Reads the output of the process until the process closes it. Raises
-    subprocess.TimeoutExpired if this takes longer than wait_s, or if `left` is set before."""
+    """Reads the output of the process until the process closes it. Raises subprocess.TimeoutExpired
+    if this takes longer than wait_s, or if `left` is set before then."""
     deadline = clock.monotonic() + wait_s
     while True:
         try:
             return process.communicate(timeout=POLL_S)[0]
-        except subprocess.TimeoutExpired:  # the next call returns all output, nothing is lost
+        except subprocess.TimeoutExpired:  # the next call returns all output, so nothing is lost
             if clock.monotonic() >= deadline or (left is not None and left.is_set()):
                 raise
 

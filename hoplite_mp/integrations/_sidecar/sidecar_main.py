@@ -1,10 +1,11 @@
 """The sidecar: a process that runs a node on this host for the processes of another engine.
 
 The node must outlive each of those processes, so it is not a child of any of them. When no process
-has used the node for `Place.node_idle_s`, the node leaves in order: other nodes first fetch the
-objects that only this node holds. If several sidecars start at the same time on a host, only one
-stays. One sidecar of the cluster may run the manager. That sidecar stays while there is a node on
-another host, and shuts the cluster down when it leaves. On SIGTERM any sidecar leaves immediately.
+has used the node for `Place.node_idle_s`, the node leaves the cluster. Before it leaves, other
+nodes fetch the objects that only this node holds. If several sidecars start at the same time on a
+host, only one stays. One sidecar of the cluster may run the manager. That sidecar stays while there
+is a node on another host, and shuts the cluster down when it leaves. On SIGTERM, every sidecar
+leaves immediately.
 """
 
 from __future__ import annotations
@@ -74,10 +75,10 @@ def main(arguments: dict[str, Any]) -> None:
         sole.close()
 
 
-def _send_message(fd: int, what: dict[str, Any]) -> None:
+def _send_message(fd: int, message: dict[str, Any]) -> None:
     """Sends the sidecar's only message. The process that started the sidecar may have exited."""
     with contextlib.suppress(OSError):
-        os.write(fd, json.dumps(what).encode() + b"\n")
+        os.write(fd, json.dumps(message).encode() + b"\n")
     os.close(fd)
 
 

@@ -66,11 +66,11 @@ def init(
     """Starts a node beside each current and later worker of the client's Dask cluster. Returns the
     Cluster, which the calling process also joins.
 
-    One node serves all workers of one user on a host. The node stays when workers are restarted,
-    and stops `node_idle_s` after the last worker has exited. The manager and its node run in the
-    scheduler's process, and exit with it. A second call to `init` changes nothing, unless the
-    manager's host or node has been lost: then it starts a new cluster. With an asynchronous
-    client, `await` the call.
+    One node serves all workers of one user on a host. The node keeps running when workers are
+    restarted, and stops `node_idle_s` after the last worker has exited. The manager and its node
+    run in the scheduler's process, and exit with it. A second call to `init` changes nothing,
+    unless the manager's host or node has been lost: then it starts a new cluster. With an
+    asynchronous client, `await` the call.
 
     This library must be installed where the scheduler and the workers run.
 
@@ -95,7 +95,7 @@ def init(
     Raises
     ------
     ManagerLostError, AuthError
-        The reason why a worker, or this process, could not take part.
+        A worker, or this process, could not take part in the cluster.
     """
     options = {
         "listen": listen,
@@ -122,8 +122,8 @@ async def _init(client: Client, options: dict[str, Any]) -> Cluster:
 
 
 def _cluster_of(client: Client) -> Cluster:
-    """The cluster that `init` returned; in a task, which has a client of its own, the worker's
-    cluster."""
+    """The cluster that `init` returned for this client. A task has its own client, so in a task
+    this is the worker's cluster."""
     member = _members.get(client)
     return current() if member is None else member.cluster
 
@@ -133,9 +133,9 @@ def broadcast(client: Client, value: Any) -> Future:
     all current workers have the value. Tasks receive the value itself.
 
     The value is sent once to each host, through a tree, and stored there once; arrays in it are
-    read-only. A worker that starts later gets it from another worker, through Dask, when a task
-    needs it. Raises StoreFullError if the value does not fit into a store. With an asynchronous
-    client, `await` the call.
+    read-only. A worker that starts later gets the value from another worker, through Dask, when a
+    task needs it. Raises StoreFullError if the value does not fit into a store. With an
+    asynchronous client, `await` the call.
     """
     return client.sync(_broadcast, client, value)
 
@@ -207,8 +207,8 @@ def reduce(
         if not isinstance(one, Future):
             raise TypeError(f"expected Dask Futures, not {type(one).__name__}")
     wanted = check_reduction(sources, op, num, "futures")
-    # The sources are not dependencies, because the task must begin before they are ready, and does
-    # not need all of them.
+    # The sources are not dependencies of the task, because the task must begin before they are
+    # ready, and does not need all of them.
     both = client.submit(
         reduce_sources, Sources([one.key for one in sources]), op, wanted, pure=False
     )

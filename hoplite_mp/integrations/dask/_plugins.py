@@ -1,9 +1,9 @@
 """Plugins that run this library in Dask's processes: one for the scheduler, one for workers.
 
 Dask starts, restarts and retires its workers, and sets up its plugins in each worker, including
-workers that start later. So plugins find, start and leave the nodes. The scheduler's process
-starts the cluster, because the Dask cluster also shuts down with that process. The cluster's
-secret is part of the plugins' state, and is sent over Dask's own connections.
+workers that start later. So plugins start or find the nodes, and leave them. The scheduler's
+process starts the cluster, because the Dask cluster also shuts down with that process. The
+cluster's secret is part of the plugins' state, and is sent over Dask's own connections.
 """
 
 from __future__ import annotations
@@ -119,5 +119,5 @@ def _listen_beside(scheduler: Any) -> str:
 
 @normalize_token.register(ObjectRef)
 def _token_of(ref: ObjectRef[Any]) -> tuple[str, str]:
-    """The value of a ref when Dask computes a task's name from its arguments: the object's id."""
+    """The token for a ref when Dask computes a task's name from its arguments: the object's id."""
     return "hoplite_mp.ObjectRef", ref.id

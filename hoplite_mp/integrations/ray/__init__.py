@@ -1,4 +1,4 @@
-"""Objects, plans and fault-tolerant collectives inside a Ray cluster; extra `[ray]`.
+"""Objects, plans and fault-tolerant collectives inside a Ray cluster. Needs the extra `[ray]`.
 
     import ray
     import hoplite_mp.integrations.ray as hoplite_ray
@@ -11,11 +11,11 @@
     def norm(params):
         return np.linalg.norm(hoplite_mp.current().get(params))   # no copy
 
-    shared = hoplite_ray.broadcast(ray_ref)             # its value, in the store of every host
+    shared = hoplite_ray.broadcast(ray_ref)             # the value, in the store of every host
     total = hoplite_ray.reduce(ray_refs, "sum", num=5)  # a Ray ref to the sum of the first five
     print(ray.get(total), total.contributors)
 
-`collective` has the calls of `ray.util.collective`, implemented with a Group.
+The module `collective` has the functions of `ray.util.collective`, implemented with a Group.
 
 Programs on several machines can keep Ray for scheduling, and use this library for transfers that
 are slow in Ray.

@@ -1,10 +1,10 @@
 """The Ray actors that maintain a cluster beside Ray: one leader, and one actor on each host.
 
 Ray restarts actors when they die, places them on hosts, and finds them by name, so detached actors
-maintain the nodes. The leader runs on Ray's head, because Ray shuts down with that host, and
-follows changes of the hosts. The leader writes the cluster's Place into the internal key-value
-store of Ray's head, from which the replacement of a dead leader reads it. The token is part of the
-Place. It is sent over Ray's own connections, to that store and in actors' arguments and results.
+maintain the nodes. The leader runs on Ray's head, because Ray shuts down with that host. It watches
+which hosts join and leave. The leader writes the cluster's Place into the internal key-value store
+of Ray's head, from which the replacement of a dead leader reads it. The token is part of the Place,
+which is sent over Ray's own connections, to that store and in actors' arguments and results.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ class Leader:
         self._settings = settings
         self._own = ray.get_runtime_context().get_node_id()
         self._on_hosts: dict[str, Any] = {}  # id of a Ray node -> the actor there
-        self._asked: dict[Any, tuple[str, Any]] = {}  # Ray ref to a reply -> (node id, actor)
-        self._standing: set[str] = set()  # ids of the Ray nodes beside which our nodes have joined
+        self._requests: dict[Any, tuple[str, Any]] = {}  # Ray ref to a reply -> (node id, actor)
+        self._joined: set[str] = set()  # ids of the Ray nodes beside which our nodes have joined
         self._names: dict[str, str] = {}
-        self._looked = locks.condition("ray.leader")
+        self._polled = locks.condition("ray.leader")
         self._polls = 0
         self._ends = threading.Event()
         self._lead()
@@ -113,16 +113,16 @@ class Leader:
             internal_kv._internal_kv_put(KEY, pickle.dumps(place), namespace=NAMESPACE)
             _kill_earlier(place.name)
         member = sidecar.take_part(place)
-        with self._looked:
+        with self._polled:
             self._place, self._member = place, member
-            self._on_hosts, self._asked, self._standing = {}, {}, {self._own}
-            self._looked.notify_all()
+            self._on_hosts, self._requests, self._joined = {}, {}, {self._own}
+            self._polled.notify_all()
 
     def place(self) -> sidecar.Place:
         """The Place of the cluster. If the manager has died, waits for a new cluster."""
         patience = self._place.config.start_timeout_s
-        with self._looked:
-            self._looked.wait_for(lambda: self._ends.is_set() or self._is_there, patience)
+        with self._polled:
+            self._polled.wait_for(lambda: self._ends.is_set() or self._is_there, patience)
             return self._place
 
     @property
@@ -137,23 +137,23 @@ class Leader:
         """Waits until each living Ray node has a node beside it, but at most `timeout` seconds.
         Returns the addresses of the Ray nodes without one."""
         deadline = None if timeout is None else clock.monotonic() + timeout
-        with self._looked:
+        with self._polled:
             enough = self._polls + 2  # the second poll from now begins after this call
             while not self._ends.is_set() and (self._polls < enough or self._missing()):
                 left = None if deadline is None else deadline - clock.monotonic()
                 if left is not None and left <= 0:
                     break
-                self._looked.wait(left)
+                self._polled.wait(left)
             return self._missing()
 
     def _missing(self) -> list[str]:
-        return [name for one, name in self._names.items() if one not in self._standing]
+        return [name for node_id, name in self._names.items() if node_id not in self._joined]
 
     def end(self) -> sidecar.Place:
         """Shuts the cluster down; the nodes on other hosts exit with the manager."""
-        with self._looked:
+        with self._polled:
             self._ends.set()
-            self._looked.notify_all()
+            self._polled.notify_all()
         for actor in list(self._on_hosts.values()):
             ray.kill(actor)
         internal_kv._internal_kv_del(KEY, namespace=NAMESPACE)
@@ -176,40 +176,42 @@ class Leader:
 
     def _poll(self) -> None:
         living = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
-        for one in [one for one in self._on_hosts if one not in living]:
-            # Ray has declared the host lost. The cluster detects the death of its own node on that
-            # host, so nothing is reported to the manager.
-            ray.kill(self._on_hosts.pop(one))
-        for one in living:
-            if one != self._own and one not in self._on_hosts:
-                self._on_hosts[one] = _begin_on(one, self._place)
-        waited_for = {one for one, _ in self._asked.values()}
-        for one, actor in self._on_hosts.items():
-            if one not in waited_for:  # even if the node has joined, because it may be lost later
-                self._asked[actor.number.remote()] = one, actor
-        standing = self._standing & living.keys()
+        for node_id in [node_id for node_id in self._on_hosts if node_id not in living]:
+            # Ray has declared the host lost. The cluster itself detects the death of its node on
+            # that host, so nothing is reported to the manager.
+            ray.kill(self._on_hosts.pop(node_id))
+        for node_id in living:
+            if node_id != self._own and node_id not in self._on_hosts:
+                self._on_hosts[node_id] = _begin_on(node_id, self._place)
+        waited_for = {node_id for node_id, _ in self._requests.values()}
+        for node_id, actor in self._on_hosts.items():
+            if node_id not in waited_for:  # even if its node has joined, which may be lost later
+                self._requests[actor.number.remote()] = node_id, actor
+        joined = self._joined & living.keys()
         done: list[Any] = []
-        if self._asked:
-            done, _ = ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)
+        if self._requests:
+            done, _ = ray.wait(list(self._requests), num_returns=len(self._requests), timeout=0)
         for answer in done:
-            one, actor = self._asked.pop(answer)
+            node_id, actor = self._requests.pop(answer)
             try:
                 ray.get(answer)
-                standing.add(one)
+                joined.add(node_id)
             except (RayError, HopliteError) as error:
                 _log.warning(
                     "no node beside Ray on %s: %s",
-                    living.get(one, {}).get("NodeManagerAddress"),
+                    living.get(node_id, {}).get("NodeManagerAddress"),
                     error,
                 )
-                standing.discard(one)
-                if self._on_hosts.get(one) is actor:
-                    ray.kill(self._on_hosts.pop(one))
-        with self._looked:
-            self._names = {one: str(node["NodeManagerAddress"]) for one, node in living.items()}
-            self._standing = standing
+                joined.discard(node_id)
+                if self._on_hosts.get(node_id) is actor:
+                    ray.kill(self._on_hosts.pop(node_id))
+        with self._polled:
+            self._names = {
+                node_id: str(node["NodeManagerAddress"]) for node_id, node in living.items()
+            }
+            self._joined = joined
             self._polls += 1
-            self._looked.notify_all()
+            self._polled.notify_all()
 
 
 def _begin_on(node_id: str, place: sidecar.Place) -> Any:

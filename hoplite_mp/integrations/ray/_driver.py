@@ -148,9 +148,10 @@ ANSWER_S = 10.0
 
 
 def shutdown(timeout: float | None = 60.0) -> None:
-    """Shuts down the cluster beside Ray's, for all drivers, with its objects. Ray's continues.
+    """Shuts down the cluster beside Ray's, including its objects, for all drivers. Ray's cluster
+    continues.
 
-    timeout: seconds to wait until it has shut down. No effect if there is no such cluster.
+    timeout: seconds to wait for the shutdown. No effect if there is no such cluster.
     """
     try:
         leader = ray.get_actor(LEADER, namespace=NAMESPACE)
@@ -168,10 +169,9 @@ def shutdown(timeout: float | None = 60.0) -> None:
 
 def enter() -> bool:
     """Joins the cluster beside Ray's. Returns False if this process is not a Ray worker, or no
-    driver has called `init()`. Raises an error if it cannot join. This function is called when a
-    process first needs the cluster: `current()`, and refs among a task's arguments, must work
-    without preparation in processes that Ray starts, but most Ray workers never need the
-    cluster."""
+    driver has called `init()`. Raises an error if it cannot join. This function is called only when
+    a process first needs the cluster, because most Ray workers never need it. In processes that Ray
+    starts, `current()`, and refs among a task's arguments, must work without preparation."""
     # Ray has no public function for the kind of a process; its own collectives also use this field.
     if ray._private.worker.global_worker.mode != ray.WORKER_MODE:
         return False

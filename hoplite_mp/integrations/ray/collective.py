@@ -133,7 +133,7 @@ class HopliteGroup(BaseGroup):  # type: ignore[misc, unused-ignore]
     def destroy_group(self) -> None:
         self._group.close()
 
-    # -- calls: each value is in a list of length one, because Ray allows for several GPUs ---------
+    # -- calls: each tensor is in a list of length one, because Ray supports several GPUs ---------
 
     def allreduce(self, tensors: list[Any], allreduce_options: Any = None) -> None:
         x = _array_of(tensors[0])
@@ -215,8 +215,8 @@ def _array_of(tensor: Any) -> Array:
 
 def _fill(x: Array, result: Any) -> None:
     """Writes the result into x. Raises ValueError if the result has another shape or x is
-    read-only, and TypeError if the result has another dtype. These are checked only after the
-    call, when this rank has contributed, so that the other ranks do not wait for it."""
+    read-only, and TypeError if the result has another dtype. x is checked only after the call, when
+    this rank has contributed, so that the other ranks do not wait for this rank."""
     if not x.flags.writeable:
         raise ValueError(
             "the array for the result is read-only, like all arrays that Ray passes to "

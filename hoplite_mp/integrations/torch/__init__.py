@@ -1,8 +1,9 @@
 """torch on a hoplite_mp cluster: a process group, and training that survives deaths.
 
 `dist.init_process_group("hoplite", ...)` works in every process that has a cluster, as a member of
-`Cluster.spmd` or through `Cluster(address=...)`, and in ranks on one host without a cluster. If
-the package is installed, this needs no import. Importing this module also registers the backend.
+`Cluster.spmd` or through `Cluster(address=...)`, and in ranks on one host without a cluster. If the
+package is installed, torch finds the backend without an import of this module. Importing this
+module also registers the backend.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """torch's DistributedDataParallel for ranks that may die and rejoin.
 
-torch's world has a fixed size, and the death of one rank stops the training. In this module,
-torch's class still gathers gradients in buckets during the backward pass, but its process group
-has only one rank. Group calls average the buckets over the living ranks.
+In torch, the number of ranks is fixed, and the death of one rank stops the training. In this
+module, torch's class still gathers gradients in buckets during the backward pass, but its process
+group has only one rank. Group calls average the buckets over the living ranks.
 """
 
 from __future__ import annotations
@@ -32,19 +32,18 @@ if TYPE_CHECKING:
 
 __all__ = ["DistributedDataParallel", "SoloProcessGroup", "StepMembership"]
 
-# A training run uses two Groups, because ranks die and rejoin.
-#
-# A newcomer may join a Group at any call. But a step makes many calls of different shapes, and a
-# newcomer must not join in the middle of a step. Therefore ranks join a first Group (the
-# *meeting*), which makes the same single call before each step. The ranks in this call form a
-# second Group, the peers, which makes the calls of the steps, and which no rank joins later. The
-# peers continue without ranks that die. When a newcomer has joined the meeting, a new Group of
-# peers is formed, and the newcomer gets the state from a rank that has it.
+# A training run uses two Groups, because ranks die and rejoin. A new rank may join a Group at any
+# call. But a step makes many calls of different shapes, and a new rank must not join in the middle
+# of a step. Therefore ranks join a first Group (the *meeting*), which makes the same single call
+# before each step. The ranks in this call form a second Group, the *peers*, which makes the calls
+# of the steps, and which no rank joins later. The peers continue without ranks that die. When a new
+# rank has joined the meeting, a new Group of peers is formed, and the new rank gets the state from
+# a rank that has it.
 
 
 class StepMembership:
-    """One rank's membership in both Groups. `give` returns the state; `take` replaces this rank's
-    own state."""
+    """One rank's membership in both Groups. `give` returns this rank's state; `take` replaces the
+    state with another rank's."""
 
     def __init__(self, group: Group, give: Callable[[], Any], take: Callable[[Any], None]) -> None:
         if group.strict:
@@ -71,9 +70,10 @@ class StepMembership:
         return tuple(self._ranks[place] for place in self.peers.contributors)
 
     def meet(self) -> None:
-        """Forms the peers. Every rank calls this before each step, a newcomer before anything else.
+        """Forms the peers. Every rank calls this before each step; a new rank calls it before any
+        other method.
 
-        Afterwards all `peers` have the same state. Raises PeerLostError if the ranks that had a
+        Afterwards, all `peers` have the same state. Raises PeerLostError if the ranks that had a
         state have left or died, and this rank has none.
         """
         while not self._met():
@@ -191,20 +191,19 @@ NOT_HERE = (
 class DistributedDataParallel(parallel.DistributedDataParallel):
     """A module whose gradients are averaged over the living ranks of a Group.
 
-    `group`: a Group of all ranks, used only by this object.
-    `state`: further objects, by name, whose state a rejoining rank takes over from the other ranks.
-    They have `state_dict()` and `load_state_dict()`, like optimizers and schedulers.
-    `forward_sync_buffers`: whether all ranks take the buffers of the lowest living rank before each
-    step. Further arguments are as for torch's class, if they make sense; buckets keep their first
-    order.
+    `group`: a Group of all ranks, used only by this object. `state`: further objects, by name,
+    whose state a rejoining rank takes over from the other ranks. They have `state_dict()` and
+    `load_state_dict()`, like optimizers and schedulers. `forward_sync_buffers`: whether all ranks
+    copy the buffers of the lowest living rank before each step. Further arguments are as for
+    torch's class, if they have a meaning here. Buckets keep their initial order.
 
     When the constructor returns, this rank has the parameters, buffers, state and `step_number` of
-    the other ranks: at the beginning those of rank 0; later it gets them from a survivor between
-    two steps. Each rank then makes the same passes: one forward pass in training mode and one
-    backward pass for each step (several with `no_sync()` before them). A rank that dies is left out
-    of the averages from then on, so `step_number` and the gradients are the same on all survivors.
-    Raises PeerLostError if this rank has rejoined, but the other ranks have finished, and TypeError
-    if a parameter is not on the CPU, or an object in `state` does not have the two methods.
+    the other ranks: at the beginning those of rank 0, and later those of a survivor, between two
+    steps. Each rank then makes the same passes: one forward pass in training mode and one backward
+    pass for each step (several with `no_sync()` before them). A rank that dies is left out of the
+    averages from then on, so `step_number` and the gradients are the same on all survivors. Raises
+    PeerLostError if this rank has rejoined, but the other ranks have finished, and TypeError if a
+    parameter is not on the CPU, or an object in `state` does not have the two methods.
     """
 
     def __init__(
@@ -223,12 +222,12 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             process_group=SoloProcessGroup(traffic.used),
             init_sync=False,
             forward_sync_buffers=False,
-            # Otherwise torch would rebuild the buckets after the first step of each rank, and a
+            # Otherwise torch would rebuild the buckets after each rank's first step, and a
             # rejoining rank's buckets would differ from the survivors' buckets.
             find_unused_parameters=True,
             **kwargs,
         )
-        # This is last, because from here on the ranks wait for each other.
+        # This is the last step, because from now on the ranks wait for each other.
         traffic.join_others()
         self._traffic = traffic
         self._syncs_buffers = forward_sync_buffers and bool(list(module.buffers()))
@@ -265,7 +264,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 
 
 class _State:
-    """The state that a newcomer takes over."""
+    """The state that a new rank gets from another rank."""
 
     def __init__(self, module: torch.nn.Module, others: Mapping[str, Any]) -> None:
         self.module = module
@@ -314,7 +313,7 @@ class _Traffic:
         self.caller = WorkThread(f"hoplite_mp {self.meeting.group.name}", self.meeting.close)
 
     def begin(self, buffers: list[torch.Tensor]) -> None:
-        """Meets the other ranks before a step, and takes over the buffers of one of them."""
+        """Meets the other ranks before a step, and copies the buffers of one of them."""
         if not self._has_met:
             self.meeting.meet()
         self._has_met = self._failed = False

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["announce_cluster", "check_cluster", "open_cluster"]
 
-ADDRESS_KEY = "hoplite_mp cluster"  # these are keys in torch's store
+ADDRESS_KEY = "hoplite_mp cluster"  # a key in torch's store, like the next two
 CAME_KEY = "hoplite_mp ranks that came"
 LEFT_KEY = "hoplite_mp ranks that left"
 # How long rank 0 keeps the cluster open for ranks that have not exited. Longer: an exit takes
@@ -34,14 +34,14 @@ LEAVE_POLL_S = 0.01
 TOKEN_BYTES = 32
 # The data with which other ranks connect to the cluster that this process has opened, or joined.
 _opened: dict[str, str] = {}
-# Keeps that cluster, which would otherwise shut down with the first process group.
+# Keeps that cluster alive. Otherwise it would shut down with the first process group.
 _kept: list[hoplite_mp._api.cluster.Cluster] = []
 
 
 def open_cluster(store: dist.Store, rank: int) -> hoplite_mp._api.cluster.Cluster:
-    """Opens the cluster of these ranks in this process. The cluster shuts down when rank 0's
-    process exits; that process first waits for the other ranks. Raises ClosedError if the ranks are
-    on several hosts, or rank 0 has no cluster for them."""
+    """Opens the cluster in rank 0, or connects to it in another rank. The cluster shuts down when
+    rank 0's process exits; that process first waits for the other ranks. Raises ClosedError if the
+    ranks are on several hosts, or if rank 0 has no cluster for them."""
     if rank == 0:
         return _lead(store)
     found = json.loads(store.get(ADDRESS_KEY))
@@ -68,9 +68,9 @@ def open_cluster(store: dist.Store, rank: int) -> hoplite_mp._api.cluster.Cluste
 
 
 def announce_cluster(store: dist.Store, cluster: hoplite_mp._api.cluster.Cluster) -> None:
-    """Announces rank 0's existing cluster to the other ranks. A rank that is not in a cluster
-    gets an error with instructions, unless this module has opened rank 0's cluster."""
-    if _is_own(cluster):  # this module opened it for an earlier process group
+    """Announces rank 0's existing cluster to the other ranks. Ranks without a cluster can connect
+    to it only if this module has opened it; otherwise they get an error with instructions."""
+    if _is_own(cluster):  # opened for an earlier process group
         store.set(ADDRESS_KEY, json.dumps(_opened))
         atexit.register(_await_others, store, os.getpid())
         return
@@ -129,7 +129,7 @@ def _leave(store: dist.Store, pid: int) -> None:
         return
     try:
         store.add(LEFT_KEY, 1)
-    except RuntimeError:  # torch's store is gone, so rank 0 does not wait
+    except RuntimeError:  # torch's store is gone, so rank 0 is not waiting
         return
 
 
@@ -138,7 +138,7 @@ def _leave_last(store: dist.Store, folder: str, pid: int) -> None:
         return
     try:
         _await_others(store, pid)
-    finally:  # not earlier, because ranks that are still connecting need the token file
+    finally:  # only now, because ranks that are still connecting need the token file
         shutil.rmtree(folder, ignore_errors=True)
 
 

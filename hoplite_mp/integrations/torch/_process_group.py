@@ -1,7 +1,7 @@
-"""The process group "hoplite" for torch.distributed, whose calls are made on a Group.
+"""The process group "hoplite" for torch.distributed, implemented with a Group.
 
-With it, programs for torch.distributed run on a hoplite_mp cluster. Elements are sent as
-one-dimensional arrays, directly from and into the tensors' memory.
+With this process group, programs for torch.distributed run on a hoplite_mp cluster. Elements are
+sent as one-dimensional arrays, directly from and into the tensors' memory.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Array", "ProcessGroup", "create", "filled", "flat", "plain"]
 
-# A Group takes numpy arrays. These functions make a numpy array over the memory of a CPU tensor,
-# without a copy if possible. torch has dtypes and devices that numpy lacks.
+# A Group's calls accept numpy arrays. These functions make a numpy array over the memory of a CPU
+# tensor, without a copy if possible. torch has dtypes and devices that numpy lacks.
 
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -45,9 +45,9 @@ _BYTES, _BITS_16 = np.dtype(np.uint8), np.dtype(np.uint16)
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor with the same elements, without a graph. It shares the memory of
-    `tensor` if that is contiguous. Raises TypeError if `tensor` is not dense, or not on the
-    CPU."""
+    """A contiguous tensor with the same elements, detached from the autograd graph. It shares the
+    memory of `tensor` if `tensor` is contiguous. Raises TypeError if `tensor` is not dense, or not
+    on the CPU."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
         raise TypeError(
             f"backend 'hoplite' takes dense tensors on the CPU, not one of {tensor.dtype} on "
@@ -115,8 +115,8 @@ def create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Proce
 
 
 class ProcessGroup(dist.ProcessGroup):
-    """A torch process group over the members of a Group. Its size is fixed: after a death all
-    calls raise PeerLostError. (For ranks that may die, use this package's
+    """A torch process group over the members of a Group. Its size is fixed: after the death of a
+    rank, all calls raise PeerLostError. (For ranks that may die, use this package's
     `DistributedDataParallel`.)"""
 
     def __init__(self, group: Group, timeout: timedelta | None = None) -> None:
@@ -488,8 +488,8 @@ class ProcessGroup(dist.ProcessGroup):
     # -- details -----------------------------------------------------------------------------------
 
     def _all(self, outputs: Tensors, works: list[Work]) -> Work:
-        """A Work that is done when all of `works` are done. The thread makes their calls earlier,
-        so it does not have to wait for them."""
+        """A Work that is done when all of `works` are done. The thread makes the calls of `works`
+        first, so it never blocks when it waits for them."""
 
         def call() -> None:
             for work in works:
@@ -541,7 +541,7 @@ class ProcessGroup(dist.ProcessGroup):
 
 
 class _Op:
-    """The name of a reduction in a Group, and a step that remains to be done with its result."""
+    """The name of a Group's reduction, and a function to apply to its result afterwards."""
 
     def __init__(self, name: str, size: int, dtype: torch.dtype) -> None:
         self.name = name
@@ -559,16 +559,16 @@ def _none(_: Any) -> None:
 
 
 def _single(tensors: Sequence[Any]) -> Any:
-    """The only tensor in a list. torch passes lists, because a call could once use several devices
-    of a process."""
+    """The only tensor in a list. torch passes lists, because in earlier versions a call could use
+    several devices of a process."""
     if len(tensors) != 1:
         raise ValueError(f"backend 'hoplite' takes one tensor for each rank, not {len(tensors)}")
     return tensors[0]
 
 
 def _check_dtypes(kind: str, output: torch.Tensor, inputs: list[torch.Tensor]) -> None:
-    """Raises ValueError if dtypes differ: inputs are reduced in their own dtype, and a cast of the
-    result could change values."""
+    """Raises ValueError if the dtypes differ: the inputs are reduced in their own dtype, and
+    casting the result to another dtype could change its values."""
     others = {str(one.dtype) for one in inputs if one.dtype != output.dtype}
     if others:
         raise ValueError(

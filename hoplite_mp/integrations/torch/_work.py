@@ -1,9 +1,9 @@
 """A pending torch call, and the thread that makes such calls in order.
 
 With `async_op=True`, and in DistributedDataParallel, the program continues during a call. Ranks
-match calls by their order, so one thread makes these calls of a process group. If the program
-waits for its call, the program's thread makes the call itself, because passing it to another
-thread and back takes longer than a small call.
+match calls by their order, so one thread makes these calls of a process group. If the program waits
+for its call, the program's thread makes the call itself, because passing the call to another thread
+and back takes longer than a small call.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Work(dist.Work):
             self._future.set_result(self._outputs)
         else:
             # torch calls callbacks even if the Future has failed, and prints the exceptions that
-            # they raise.
+            # the callbacks raise.
             self._future.set_exception(error)
 
 
@@ -139,8 +139,8 @@ class WorkThread:
 
 
 class Queued:
-    """The calls for the thread. The thread refers to this object, not to the WorkThread, so that
-    an unneeded WorkThread can be freed; the thread is then stopped."""
+    """The calls for the thread of a WorkThread. The thread refers to this object, not to the
+    WorkThread, so that an unused WorkThread can be freed. Then the thread is stopped."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Work, Callable[[], Any]] | None] = queue.SimpleQueue()
@@ -185,8 +185,8 @@ class Queued:
         """Makes the next call. Returns False if the thread must stop."""
         one = self._calls.get()
         try:
-            # Waits until a program's thread has finished its call; `_left` keeps it from making
-            # another.
+            # Waits until a program's thread has finished its call. `_left` prevents that thread
+            # from making another call.
             with self._turn:
                 pass
             if one is not None:
