@@ -96,7 +96,7 @@ class BindActor(msgspec.Struct, frozen=True, tag="BindActor", array_like=True):
 
 class FindActor(msgspec.Struct, frozen=True, tag="FindActor", array_like=True):
     """Requests the living actor with that name. Reply: the local id of its identity, which the node
-    holds until Imported; 0 if there is no such actor."""
+    holds until Imported arrives; 0 if there is no such actor."""
 
     name: str
 
@@ -146,13 +146,13 @@ class ActorBacklog(msgspec.Struct, frozen=True, tag="ActorBacklog", array_like=T
 
 class ActorEndRequest(msgspec.Struct, frozen=True, tag="ActorMayEnd", array_like=True):
     """This actor's process is idle and accepts no new calls. Reply: whether the process may exit.
-    It must not exit while calls are in transit or waiting for arguments, or while its node is
-    leaving."""
+    The process must not exit while calls are in transit or waiting for arguments, or while its node
+    is leaving."""
 
 
 class LoadActorState(msgspec.Struct, frozen=True, tag="ActorStateAsked", array_like=True):
-    """Requests the last saved state of this actor. Reply: the local id of that object, which the
-    node holds until Imported; 0 if there is none."""
+    """Requests the last saved state of this actor. Reply: the local id of the object with the
+    state, which the node holds until Imported arrives; 0 if there is no saved state."""
 
 
 class SaveActorState(msgspec.Struct, frozen=True, tag="KeepActorState", array_like=True):
@@ -253,7 +253,7 @@ class ActorNameReport(Message, frozen=True, tag="ActorNameHeld"):
 # Messages between nodes about actors.
 #
 #   StartRemoteActor ─► RemoteActorStarted ─► RemoteActorAck    starts an actor on that host
-#   EndRemoteActor, RestartsQuery ─► RestartsReport             about an actor of that host
+#   EndRemoteActor, RestartsQuery ─► RestartsReport             about an actor on that host
 #   StoreActorBackup ─► ActorBackupStored, DropActorBackup      makes that host the actor's backup
 #   ActorPoolQuery ─► ActorPoolReport                           after the loss of an actor's host
 #
@@ -297,8 +297,8 @@ class StartRemoteActor(Message, frozen=True, tag="BeginActor"):
 
 
 class RemoteActorStarted(Message, frozen=True, tag="ActorBegun"):
-    """The identity of the actor, which the sender holds until RemoteActorAck. Zeros: the actor was
-    not started; `error`: the reason; `gone`: the sender accepts no more actors."""
+    """The identity of the actor, which the sender holds until RemoteActorAck. Zeros mean that the
+    actor was not started; then `error` is the reason. `gone`: the sender accepts no more actors."""
 
     number: int
     identity: bytes
@@ -322,8 +322,8 @@ class RemoteActorAck(Message, frozen=True, tag="ActorHeld"):
 
 
 class EndRemoteActor(Message, frozen=True, tag="EndActorThere"):
-    """Ends that actor after the calls made so far; `kill`: immediately; `unheld`: as soon as no
-    process holds its identity."""
+    """Ends the actor after the calls made so far; if `kill`, immediately; if `unheld`, as soon as
+    no process holds its identity."""
 
     identity: bytes
     kill: bool

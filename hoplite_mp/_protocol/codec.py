@@ -5,9 +5,9 @@
     beat    | a head with length 0 |           a heartbeat
 
 Sans-io: bytes in, messages out. A length is checked against its checksum and the limit before
-memory is allocated. The decoder accepts only the messages that the peer may send. Any
-other or malformed message raises ProtocolError. After an error the decoder is unusable, because it
-cannot find the next frame.
+memory is allocated. The decoder accepts only the messages that the peer may send. Any other
+message, and any malformed message, raises ProtocolError. After an error the decoder is unusable,
+because it cannot find the next frame.
 
 The checksums are for connections without TLS: small values are sent inside messages, and TCP's
 16-bit checksum misses about one in ten thousand damaged packets. The length has a separate

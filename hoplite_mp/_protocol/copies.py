@@ -177,9 +177,9 @@ class FetchRefused(Message, frozen=True, tag="FetchRefused"):
 #   OwnerQuery ─► OwnerReport
 #
 # The owner of an object counts the hosts that hold it. After the owner's death, the survivors
-# report to the manager which of its objects they hold. Among the living nodes with
-# the whole object, the one with the lowest number becomes the owner (for an actor: a node that can
-# restart it). The object keeps its id, which then names a dead host.
+# report to the manager which of its objects they hold. For each object, the new owner is the living
+# node with the lowest number that has the whole object (for an actor: that can restart the actor).
+# The object keeps its id, which then names a dead host.
 
 
 # Maximum number of objects in one report, 40 bytes each. If a node has more, the others are lost

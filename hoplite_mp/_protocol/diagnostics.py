@@ -118,7 +118,7 @@ class TraceDocument(msgspec.Struct, frozen=True):
     events: list[tuple[int, int, bytes]]
     # Local ids of inbound tasks -> their cluster-wide ids.
     inbound_tasks: dict[int, bytes]
-    # Events of the node itself: (kind, name, begin_ns, end_ns, more).
+    # Events of the node itself: (kind, name, begin_ns, end_ns, details).
     trace_events: list[tuple[str, str, int, int, dict[str, Any]]]
     dropped: int  # number of dropped (oldest) events
     # pid -> name of the process's actor.

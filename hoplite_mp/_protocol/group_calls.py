@@ -2,7 +2,7 @@
 
     members call ─► GroupPart of each node ─► the leading node ─► GroupCommit to all
                                                   │      ▲
-                        too large for messages:     ▼      │
+                        too large for messages:   ▼      │
                                                GroupAttempt   GroupDone   (the bytes move as cells)
                                                          GroupSlow   (a link slows down)
 
@@ -123,7 +123,7 @@ def _check_inline(piece: Piece, nbytes: int) -> None:
 
 
 def too_large(kind: str, pieces: Sequence[Piece]) -> str:
-    """Why these pieces cannot be sent in one message; "": they can."""
+    """The reason why these pieces cannot be sent in one message; "" if they can."""
     largest = PIECE_FIELDS_BYTES + RESULT_GROWTH_MAX * PIECE_BYTES_MAX + 2 * PIECE_HEAD_BYTES_MAX
     if len(pieces) * largest <= PIECES_BYTES_MAX:
         return ""  # fast path
@@ -269,9 +269,9 @@ class GroupCommit(Message, frozen=True, tag="GroupCommit"):
 
 
 class GroupStart(Message, frozen=True, tag="GroupStart"):
-    """The number of the first call for a rank on the receiver's node that joined later. The leading
-    node in that version of the members sends it. If a change of the members arrives first, this
-    message is ignored."""
+    """The number of the first call of a rank that has joined a formed group, on the receiver's
+    node. Sent by the node that leads in that version of the members. If a change of the members
+    arrives first, this message is ignored."""
 
     generation: int
     version: int
@@ -284,7 +284,8 @@ class GroupStart(Message, frozen=True, tag="GroupStart"):
 
 
 class GroupSkip(Message, frozen=True, tag="GroupSkip"):
-    """The number of the next call: all members that could make earlier calls are gone."""
+    """The number of the next call. Earlier numbers are skipped, because all members that could have
+    made those calls are gone."""
 
     generation: int
     call: int
@@ -319,7 +320,7 @@ class GroupSync(Message, frozen=True, tag="GroupSync"):
     version: int
     committed: int  # number of decided calls
     last: GroupCommit | None = None
-    starts: tuple[tuple[int, int], ...] = ()  # (rank of that node, its first call)
+    starts: tuple[tuple[int, int], ...] = ()  # (rank on the sender's node, its first call)
 
     def __post_init__(self) -> None:
         counts(generation=self.generation, version=self.version, committed=self.committed)

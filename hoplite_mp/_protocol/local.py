@@ -192,8 +192,8 @@ class InitializerFailed(msgspec.Struct, frozen=True, tag="SetupFailed", array_li
 
 
 class HoldForeign(msgspec.Struct, frozen=True, tag="HoldForeign", array_like=True):
-    """A ref to this object was pickled for another engine. The node holds the object for the
-    next `seconds` seconds. Reply: the seconds; 0.0: the object is gone."""
+    """A ref to this object was pickled for another engine. The node holds the object for the next
+    `seconds` seconds. Reply: the seconds, or 0.0 if the object is gone."""
 
     oid: int
     seconds: float

@@ -1,7 +1,7 @@
 """Messages from a Group's members to their node, and point-to-point messages between nodes.
 
     sender's node ── PeerGroupMessage ──►  receiver's node     in the order in which they were sent
-                  ◄─ PeerGroupMessageAck ──                    the sender may release it
+                  ◄─ PeerGroupMessageAck ──                    the sender may release the message
                   ── GroupSourceEnded ──►                      the member has ended
 
 A message is an object on the sender's host. That host holds the object until the receiver's host
@@ -54,7 +54,7 @@ RESULT_TAG = TAG_MAX  # for results of Group calls; users' tags are lower
 BOUNDED_TAG = TAG_MAX - 1  # for arrays of bounded allreduces
 USER_TAG_MAX = TAG_MAX - 2
 # Messages up to this size are sent inside PeerGroupMessage. Higher: fewer fetches; lower: other
-# messages of the connection wait less.
+# messages on the connection wait less.
 MESSAGE_INLINE_BYTES_MAX = 64 << 10
 
 
@@ -130,7 +130,7 @@ INBOX_MAX = 1000  # maximum number of messages in a reply
 
 class GroupJoin(msgspec.Struct, frozen=True, tag="GroupJoin", array_like=True):
     """Joins a Group. Reply: (board, generation, rank, whether there are other hosts, identity of
-    the caller: node, slot, generation of the slot); a string, the reason, if the earlier group of
+    the caller: node, slot, generation of the slot); a string (the reason) if the earlier group of
     the caller's task has ended; or the text of a ValueError. `parent`, `founders`: as in
     GroupJoinRequested. `call`: the caller's task, if its process runs several tasks; otherwise
     0."""
@@ -220,7 +220,7 @@ class GroupMessageAck(msgspec.Struct, frozen=True, tag="GroupReceived", array_li
 
 class GroupLeave(msgspec.Struct, frozen=True, tag="GroupLeave", array_like=True):
     """This member makes no more calls. Reply: None, once the node holds this member's committed
-    results for the members that are still reading them."""
+    results for the members that are still reading the results."""
 
     name: str
     generation: int
@@ -230,7 +230,7 @@ class GroupLeave(msgspec.Struct, frozen=True, tag="GroupLeave", array_like=True)
 
 class GroupRefusal(msgspec.Struct, frozen=True, tag="GroupRefusal", array_like=True):
     """Requests the reason why the group is not formed. Reply: (True, the reason why this member was
-    removed), or (False, the reason of the last refused join, or "")."""
+    removed), or (False, the reason for the last refused join, or "")."""
 
     name: str
     generation: int

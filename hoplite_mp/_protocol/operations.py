@@ -132,9 +132,9 @@ class SourceReady(Message, frozen=True, tag="SourceReady"):
     """`node` and `others` hold the whole source `index`. One living holder is enough; if all are
     lost, the source has failed.
 
-    `layout` describes dtype, shape and order, opaque to the manager. It must be the same for all
-    members of a reduction; otherwise the operation fails, and the error names two sources that
-    differ.
+    `layout` describes the dtype, shape and order, and is opaque to the manager. It must be the same
+    for all members of a reduction; otherwise the operation fails, and the error names two sources
+    that differ.
     """
 
     operation: int

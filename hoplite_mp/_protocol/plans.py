@@ -44,12 +44,12 @@ STATES = ("waiting", "running", "done", "replaced", "failed")
 class PlanSummary(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One plan, as recorded by the planner.
 
-    `kind`: "copy" (requested by its receiver), or the kind of collective. `owners`: (node, the
-    shares, out of SHARES, that the node passes on, folds or sends). `estimates`: (shape, number of
-    owners, seconds) of each alternative, the fastest first. `rates`: (node, up, down, whether the
-    node has measured a rate), in bytes per second, as known to the planner. `finished`: the number
-    of nodes that have finished. The last of them is `last_node`; it finished `last_s` seconds after
-    the plan was made.
+    `kind`: "copy" (requested by its receiver), or the kind of collective. `owners`: (node, number
+    of shares, out of SHARES, that the node passes on, folds or sends). `estimates`: (shape, number
+    of owners, seconds) of each alternative, the fastest first. `rates`: (node, up, down, whether
+    the node has measured a rate), in bytes per second, as known to the planner. `finished`: the
+    number of nodes that have finished. The last of them is `last_node`; it finished `last_s`
+    seconds after the plan was made.
     """
 
     kind: str

@@ -124,8 +124,8 @@ class StandbyAnnounced(Message, frozen=True, tag="StandbyNamed"):
 
 
 class LeaderHeartbeat(Message, frozen=True, tag="Leads"):
-    """The sender is the manager of this term. `at`: the node on its host; `sent_us`: its clock;
-    `lists`: the lists in force, empty if the receiver knows them."""
+    """The sender is the manager of this term. `at`: the node on its host; `sent_us`: the time of
+    sending, by its clock; `lists`: the lists in force, empty if the receiver knows them."""
 
     term: int
     at: int

@@ -92,7 +92,7 @@ def _found_by_name(
 
 
 def _found(module: types.ModuleType, obj: Any) -> bool:
-    """Whether pickle finds the object itself by its name."""
+    """Whether pickle finds this same object by its name."""
     found: Any = module
     for name in obj.__qualname__.split("."):
         found = vars(found).get(name) if isinstance(found, (type, types.ModuleType)) else None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MAIN_NAMES = frozenset({"__main__", "__mp_main__"})
-AUDIENCES_MAX = 256  # maximum number of drivers' modules; most of the drivers have then exited
+AUDIENCES_MAX = 256  # maximum number of drivers' modules that are kept
 TEXT_CHARS_MAX = 200  # longer texts are not annotations
 _NAME = re.compile(r"[^\W\d]\w*")
 

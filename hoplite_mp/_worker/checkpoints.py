@@ -129,7 +129,7 @@ def begin(runtime: Runtime, setup: ActorSetup) -> None:
 
 
 def call(number: CallNumber, method: str, /, *args: Any, **kwargs: Any) -> Any:
-    """The function that the handle of an actor with checkpoints submits."""
+    """The function that is submitted by the handle of an actor with checkpoints."""
     checkpoints = _checkpoints.get(os.getpid())
     if checkpoints is None:
         return actor.call(method, *args, **kwargs)  # raises the error with the reason

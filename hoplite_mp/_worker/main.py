@@ -107,7 +107,7 @@ def main(
     channel = Channel(socket.socket(fileno=rpc_fd))
     event_fd = lift(event_fd)
     runtime = Runtime(control_fd, store_fd, event_fd, slot, channel, Config(**config), label)
-    for fd in (control_fd, store_fd):  # both are mapped
+    for fd in (control_fd, store_fd):  # both are already mapped
         os.close(fd)
     worker = Worker(runtime, pool, max_tasks, OutputRouting(runtime.client.host_id, output_owner))
     runtime.submitter.output_owner = output_owner

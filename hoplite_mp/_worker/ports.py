@@ -32,8 +32,8 @@ class ConcurrentTasksPort(Protocol):
         """The event loop, which is created when first needed."""
 
     def limit(self, oid: int, at_ns: int) -> None:
-        """Sets the time at which the worker is killed if the task is still running; 0 removes
-        it."""
+        """Sets the time at which the worker is killed if the task is still running; 0 removes the
+        limit."""
 
 
 class OfWorker(Protocol):

@@ -86,7 +86,7 @@ def run_broadcast_tasks(worker: OfWorker) -> None:
 
 
 POLL_NS = 500_000_000
-UNTAKEN_POLLS = 8  # entries of `untaken` checked after a task; a task adds fewer, so it shrinks
+UNTAKEN_POLLS = 8  # entries of `untaken` that are checked after each task; a task adds fewer
 FUNCTIONS_MAX, FUNCTIONS_BYTES_MAX = 512, 64 << 20  # limits of the cache of decoded functions
 RANKED: int = _tasks.RANKED_FLAG
 PACKAGE = __name__.rpartition(".")[0] + "."
@@ -119,8 +119,7 @@ class Worker:
         self.unwinds = False
         # Whether the outermost task has a timeout, at which this process may be killed.
         self.limited = False
-        # Id -> (function, globals to check before it runs, number of bytes that it was decoded
-        # from).
+        # Id -> (function, globals to check before it runs, size of the encoded function in bytes).
         self.functions: dict[int, tuple[Any, _serialize.BroughtGlobals | None, int]] = {}
         self.functions_bytes = 0
         self.first_use = False  # whether garbage collection is postponed for imports
@@ -377,8 +376,8 @@ class Worker:
         return function, args, kwargs, again
 
     def streamed(self, oid: int, function: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
-        """A function, with its arguments, that calls the user's function and exhausts its
-        generator."""
+        """Returns a function that calls the user's function and exhausts its generator, and the
+        arguments for this function."""
         source = StreamSource(self, oid, StreamPlan(*args[0]), self.tasks.task(oid)[4])
         return source.run, (function, args[1:])
 
@@ -470,7 +469,7 @@ class Worker:
             refs = self.submitter.store_error(oid, value, self.traceback_of(value))
         except KeyboardInterrupt:  # the task was cancelled while the error was being written
             refs = []
-            if self.memory.client.state(oid) == STATE["CLAIMED"]:  # raised in a reducer
+            if self.memory.client.state(oid) == STATE["CLAIMED"]:  # a reducer was interrupted
                 self.submitter.store_result(oid, last_resort(value), True)
         if refs:
             self.untaken.append((oid, refs))

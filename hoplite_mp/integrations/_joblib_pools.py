@@ -51,7 +51,7 @@ class WantedPool:
 
     @property
     def plain(self) -> bool:
-        """Whether the call can use any workers: it has no initializer and does not limit
+        """Whether the call can use any workers, because it has no initializer and does not limit
         threads."""
         return not self.limited and self.initializer is None
 
@@ -242,7 +242,7 @@ def lease(cluster: Cluster | None, wanted: WantedPool) -> PoolLease:
 
 
 class _Own:
-    """The cluster that this process has opened for its calls of Parallel."""
+    """The cluster that this process has opened for its Parallel calls."""
 
     def __init__(self, wanted: WantedPool) -> None:
         self.pid = os.getpid()

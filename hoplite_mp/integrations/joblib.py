@@ -150,7 +150,7 @@ class _Lending:
         if known is None:
             held, compared = self._held, self._compared
 
-            def forget(_: object) -> None:  # the garbage collector may call this anywhere
+            def forget(_: object) -> None:  # the garbage collector may call this at any time
                 held.pop(key, None)
                 compared.discard(key)
 
@@ -252,8 +252,8 @@ class HopliteBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[mi
         return min(n_jobs, WORKERS_MAX)
 
     def configure(self, n_jobs: int = 1, parallel: Any = None, **settings: Any) -> int:
-        """Prepares a call of Parallel. joblib calls this method before the call, or at the
-        beginning of the `with` block."""
+        """Prepares a Parallel call. joblib calls this method before the call, or at the beginning
+        of the `with` block."""
         n_jobs = self.effective_n_jobs(n_jobs)
         if n_jobs == 1:
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
@@ -446,9 +446,10 @@ class _Retrieval:
 class _Callbacks:
     """A thread that runs joblib's callbacks when tasks are done.
 
-    A callback reads results and sends the next batch: it pickles, and may wait for memory in a full
-    store. The thread that detects the end of a task must not run callbacks, because it may be
-    inside joblib or the user's generator of tasks, and other threads may be waiting for it.
+    A callback reads results and sends the next batch. For this it pickles values, and may wait for
+    memory in a full store. The thread that detects the end of a task must not run callbacks,
+    because it may be inside joblib or the user's generator of tasks, and other threads may be
+    waiting for it.
     """
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ ATTEMPTS_MAX = 5
 def check_reduction(
     sources: Sequence[Any], op: str | Callable[..., Any], num: int | None, name: str
 ) -> int:
-    """Returns how many sources must be reduced. Raises ValueError if there are no sources, num < 1
+    """Returns the number of sources to reduce. Raises ValueError if there are no sources, num < 1
     or > len, or op is unknown. name: the engine's word for sources."""
     if not is_function(op):
         operation_name(op)
@@ -46,7 +46,8 @@ def check_reduction(
 
 
 class Reducing(ABC):
-    """One run of a reduction. The subclass waits for the engine's values and puts them."""
+    """One run of a reduction. The subclass waits for the engine's values, and puts them into the
+    stores."""
 
     name = "sources"  # the engine's word for sources, for errors
 
@@ -112,7 +113,7 @@ class Reducing(ABC):
                     raise ObjectLostError(f"{ref} is lost: the host that had it is gone")
                 self.refs[index] = ref
             except Exception as error:  # any error of the user's task
-                again = isinstance(error, ObjectLostError)  # its host was lost before it arrived
+                again = isinstance(error, ObjectLostError)  # the host was lost meanwhile
                 if again and self.tries[index] < ATTEMPTS_MAX:
                     self._begin(index)
                 else:
@@ -130,7 +131,7 @@ def _reduced(refs: list[ObjectRef[Any]], op: Any) -> Any:
 
 
 def _is_lost(ref: ObjectRef[Any]) -> bool:
-    """Whether the object is done, but on no living node."""
+    """Whether the object is done, but no living node has it."""
     c = current()
     with contextlib.suppress(HopliteError):
         done, _ = c.wait([ref], timeout=0)

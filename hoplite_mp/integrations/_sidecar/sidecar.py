@@ -102,12 +102,12 @@ class Place:
     token: str = dataclasses.field(repr=False)
     tls: bool = True
     memory: int | str | None = None  # limit of each node's store
-    ports: str | None = None  # where nodes listen
+    ports: str | None = None  # the ports on which nodes listen
     config: Config = dataclasses.field(default_factory=Config)
     # How long a node holds an object after a process has pickled a ref to the object for the
     # engine.
     ref_hold_s: float = REF_HOLD_S
-    node_idle_s: float = NODE_IDLE_S  # how long a node that no process uses stays
+    node_idle_s: float = NODE_IDLE_S  # how long an unused node keeps running
 
     def at(self, host: str) -> Place:
         """The same place, with the name or address by which this process reaches the manager's
@@ -234,7 +234,7 @@ class SidecarMember:
 
 _members: dict[str, SidecarMember] = {}
 _lock = locks.lock("engine.members")
-# One thread at a time enters a cluster: two threads would enter it twice.
+# Only one thread at a time enters a cluster, because two threads would enter it twice.
 _entering = locks.lock("engine.entering")
 
 
@@ -381,7 +381,7 @@ def _begin_member(place: Place, cluster: Cluster, passes_on: bool) -> SidecarMem
     _adapt(cluster, place.ref_hold_s, passes_on)
     member = SidecarMember(place, cluster, passes_on)
     with _lock:
-        member._follows.start()  # raises if the system has no thread left
+        member._follows.start()  # raises if the system refuses a thread
         _members[place.name] = member
     return member
 
@@ -393,8 +393,8 @@ def _adapt(cluster: Cluster, ref_hold_s: float, passes_on: bool) -> None:
 
 
 def _enter(place: Place, wait_s: float, passes_on: bool, left: threading.Event) -> Cluster:
-    """Enters the cluster within wait_s, or raises the error that has prevented it. left: is set
-    when the cluster is no longer needed."""
+    """Enters the cluster within wait_s, or raises the error that has prevented this. left: an event
+    that is set when the cluster is no longer needed."""
     deadline = clock.monotonic() + wait_s
     while True:
         if left.is_set():
@@ -413,7 +413,7 @@ def _enter(place: Place, wait_s: float, passes_on: bool, left: threading.Event) 
         if clock.monotonic() >= deadline and not left.is_set():
             if error is not None:
                 raise error
-            # No sidecar has failed, but this process cannot attach to a node: it starts its own.
+            # No sidecar has failed, but this process cannot attach to a node, so it starts its own.
             _log.warning("no node on this host admits this process: starting a node for it")
             cluster = SidecarCluster(address=place.address, **place.options)
             break

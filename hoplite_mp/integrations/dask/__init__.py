@@ -84,8 +84,8 @@ def init(
     ref_hold_s
         Seconds for which a node holds an object after a process has pickled a ref to it for Dask,
         which may load the pickle late, several times or never. A process that loads the ref holds
-        the object itself. A later load raises ObjectLostError, unless the object has another
-        holder. Default: 600.
+        the object itself. A load after this time raises ObjectLostError, unless the object has
+        another holder. Default: 600.
     node_idle_s
         Seconds for which the node of a host stays after the last process that used the node has
         exited. Then the node is drained and leaves. Default: 15.

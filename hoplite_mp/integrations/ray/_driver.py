@@ -65,8 +65,8 @@ def init(
     ref_hold_s : float, optional
         Seconds for which a node holds an object after a process has pickled a ref to it for Ray,
         which may load the pickle late, several times or never. A process that loads the ref holds
-        the object itself. A later load raises ObjectLostError, unless the object has another
-        holder. Default: 600.
+        the object itself. A load after this time raises ObjectLostError, unless the object has
+        another holder. Default: 600.
     node_idle_s : float, optional
         Seconds for which the node of a host stays after the last process that used the node has
         exited. Then the node is drained and leaves. Default: 15.
@@ -79,8 +79,8 @@ def init(
         Ray is not initialized here, or this is a Ray Client (`ray://`), whose process is not on a
         host of the cluster.
     HopliteTimeoutError
-        Some nodes have not joined in time. Nodes that have joined stay, and `init()` may be called
-        again.
+        Some nodes have not joined in time. Nodes that have joined keep running, and `init()` may be
+        called again.
     """
     if not ray.is_initialized():
         raise RuntimeError("Ray is not initialized in this process: call ray.init() before init()")

@@ -10,8 +10,8 @@
             col.allreduce(grad, "training")   # in place, for numpy arrays and torch CPU tensors
 
 Importing this module also registers the backend "HOPLITE" with Ray, for programs that name it in
-`ray.util.collective.init_collective_group(..., backend="HOPLITE")`. Import it in the driver and in
-the actors.
+`ray.util.collective.init_collective_group(..., backend="HOPLITE")`. Import this module in the
+driver and in the actors.
 
 Ray's groups use Gloo or NCCL, and fail when one rank dies. In the groups of this module the
 survivors complete the call and continue. An actor that Ray has restarted rejoins when it calls

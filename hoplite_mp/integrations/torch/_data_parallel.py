@@ -32,13 +32,14 @@ if TYPE_CHECKING:
 
 __all__ = ["DistributedDataParallel", "SoloProcessGroup", "StepMembership"]
 
-# A training run uses two Groups, because ranks die and rejoin. A new rank may join a Group at any
-# call. But a step makes many calls of different shapes, and a new rank must not join in the middle
-# of a step. Therefore ranks join a first Group (the *meeting*), which makes the same single call
-# before each step. The ranks in this call form a second Group, the *peers*, which makes the calls
-# of the steps, and which no rank joins later. The peers continue without ranks that die. When a new
-# rank has joined the meeting, a new Group of peers is formed, and the new rank gets the state from
-# a rank that has it.
+# A training run uses two Groups, because ranks die and rejoin.
+#
+# A new rank may join a Group at any call. But a step makes many calls of different shapes, and a
+# new rank must not join in the middle of a step. Therefore ranks join a first Group (the
+# *meeting*), which makes the same single call before each step. The ranks in this call form a
+# second Group, the *peers*, which makes the calls of the steps, and which no rank joins later. The
+# peers continue without ranks that die. When a new rank has joined the meeting, a new Group of
+# peers is formed, and the new rank gets the state from a rank that has it.
 
 
 class StepMembership:
@@ -93,7 +94,7 @@ class StepMembership:
                 raise PeerLostError(
                     f"group {group.name!r}: the ranks that had a state have left or died"
                 )
-            givers = list(here)  # the training begins
+            givers = list(here)  # the training begins, and any rank may give its state
         self._form(call, {rank: identity for rank, (_, identity) in here.items()})
         return self._hand_over(call, givers)
 
@@ -107,8 +108,8 @@ class StepMembership:
             old.close()
 
     def _hand_over(self, call: int, givers: list[int]) -> bool:
-        """Broadcasts the state of the first living rank in `givers`. Returns whether there was
-        one; the result is the same on all ranks."""
+        """Broadcasts the state of the first living rank in `givers`. Returns False if none of them
+        is alive; the result is the same on all ranks."""
         peers = self.peers
         for giver in givers:
             gives = giver == self.group.rank
@@ -227,7 +228,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             find_unused_parameters=True,
             **kwargs,
         )
-        # This is the last step, because from now on the ranks wait for each other.
+        # Called last, because from now on the ranks wait for each other.
         traffic.join_others()
         self._traffic = traffic
         self._syncs_buffers = forward_sync_buffers and bool(list(module.buffers()))
@@ -342,8 +343,8 @@ class _Traffic:
         return future
 
     def used(self, tensor: torch.Tensor) -> Work:
-        """Adds up how many ranks have used each parameter. torch makes no gradient for a parameter
-        that no rank has used."""
+        """Counts, for each parameter, the ranks that have used it. torch makes no gradient for a
+        parameter that no rank has used."""
         array, peers = flat(tensor, reduced=True), self.meeting.peers
         return self.caller.make([tensor], lambda: _none(peers.allreduce(array, out=array)))
 

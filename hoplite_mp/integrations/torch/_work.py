@@ -1,9 +1,9 @@
 """A pending torch call, and the thread that makes such calls in order.
 
 With `async_op=True`, and in DistributedDataParallel, the program continues during a call. Ranks
-match calls by their order, so one thread makes these calls of a process group. If the program waits
-for its call, the program's thread makes the call itself, because passing the call to another thread
-and back takes longer than a small call.
+match calls by their order, so each process group has one thread that makes these calls. If the
+program waits for its call, the program's thread makes the call itself, because passing the call to
+another thread and back takes longer than a small call.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Work(dist.Work):
         exception."""
         try:
             source = call()
-        except HopliteTimeoutError as error:  # programs for torch look for torch's text
+        except HopliteTimeoutError as error:  # torch programs search for torch's text
             made = HopliteTimeoutError(f"torch.distributed: Timed out waiting: {error}")
             made.__cause__ = error
             self._done.set_exception(made)
