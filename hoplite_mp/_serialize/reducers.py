@@ -259,7 +259,7 @@ def _reduce_file(pickler: Any, file: Any) -> Reduced:
     except (AttributeError, ValueError):
         name = "without a name"
     raise TypeError(
-        f"{name} is an open file, which cannot travel to another process; pass its path, and "
+        f"{name} is an open file, which cannot be sent to another process; pass its path, and "
         "open it where it is read"
     )
 

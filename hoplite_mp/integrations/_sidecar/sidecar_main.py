@@ -98,9 +98,9 @@ def _keep(cluster: Cluster, idle_s: float, leads: bool, ending: StopRequest) -> 
             elif channel.call(CountDrivers()).value or (leads and len(cluster.nodes) > 1):
                 used_at = now
             elif leads and now - used_at > idle_s:
-                _log.info("this cluster is unused: it shuts down")
+                _log.info("this cluster is unused and shuts down")
                 return
             elif now - used_at > idle_s:
-                _log.info("this node is unused: it leaves")
+                _log.info("this node is unused and leaves the cluster")
                 channel.call(DrainNode(cluster._runtime.tasks.node_number))
                 draining = now

@@ -200,7 +200,7 @@ def _array_of(tensor: Any) -> Array:
     device = getattr(tensor, "device", None)
     if getattr(device, "type", "") != "cpu":
         raise TypeError(
-            f"a {type(tensor).__name__} on {device}: hoplite_mp groups take numpy arrays and "
+            f"a {type(tensor).__name__} on {device}: hoplite_mp groups accept numpy arrays and "
             "torch tensors on the CPU; copy it there with .cpu()"
         )
     if tensor.is_conj() or tensor.is_neg():

@@ -50,7 +50,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     on the CPU."""
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.is_quantized:
         raise TypeError(
-            f"backend 'hoplite' takes dense tensors on the CPU, not one of {tensor.dtype} on "
+            f"backend 'hoplite' accepts dense tensors on the CPU, not one of {tensor.dtype} on "
             f"{tensor.device} with layout {tensor.layout}; use t.cpu() or t.to_dense()"
         )
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -562,7 +562,7 @@ def _single(tensors: Sequence[Any]) -> Any:
     """The only tensor in a list. torch passes lists, because in earlier versions a call could use
     several devices of a process."""
     if len(tensors) != 1:
-        raise ValueError(f"backend 'hoplite' takes one tensor for each rank, not {len(tensors)}")
+        raise ValueError(f"backend 'hoplite' accepts one tensor for each rank, not {len(tensors)}")
     return tensors[0]
 
 
