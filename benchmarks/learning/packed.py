@@ -226,9 +226,8 @@ def measured(quick: bool) -> Outcome:
         "Gloo": "left out: it has no simulated network",
     }  # fmt: skip
     limits = [
-        "A heavy tree has several streams, because "
-        "streams that share a link alternate by blocks; with one stream for each tree, the model "
-        "of the engine reaches 0.80.",
+        "Streams that share a link alternate by blocks, so a heavy tree has several streams. With "
+        "one stream for each tree, the model of the engine reaches 0.80.",
         "Real nodes reach less of the bound: a node sends to its peers in turn, and not in "
         "proportion to the numbers of their streams.",
         "On a star, where only the links of hosts limit, stripes reach the bound, and the planner "

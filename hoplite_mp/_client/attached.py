@@ -44,8 +44,8 @@ __all__ = ["AttachedHost", "attach"]
 
 DESCRIPTORS = 5  # control memory, store, the node's eventfd, rpc, output
 TOLD_BYTES_MAX = 4096
-# Request numbers contain the slot's generation from this bit on, so that the numbers differ from
-# those of earlier clients in the same slot.
+# Request numbers contain the slot's generation from this bit on, so that they differ from
+# the request numbers of earlier clients in the same slot.
 GENERATION_SHIFT = 32
 _log = logging.getLogger("hoplite_mp")
 

@@ -121,7 +121,7 @@ class Submitting(Protocol):
         """Processes all completions of this process."""
 
     def look_at_all(self) -> None:
-        """Like `drain`, but checks all pending objects instead of only those that the tables
+        """Like `drain`, but checks all pending objects, not only the completions that the tables
         report."""
 
     def look_at_others(self) -> None:

@@ -454,7 +454,7 @@ class Submitter:
             self.queues.post_overflow()
 
     def look_at_all(self) -> None:
-        """Like drain(), but checks all pending objects instead of only those that the tables
+        """Like drain(), but checks all pending objects, not only the completions that the tables
         report."""
         for oid in (*self.pending, *self.waits):
             if self.tasks.done(oid):

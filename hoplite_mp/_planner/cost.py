@@ -18,7 +18,7 @@ receives faster than its parent. `broadcast` and `allreduce` choose the shares o
 that T is minimal.
 
 The formulas for chain, tree and star follow Hoplite (Zhuang et al., SIGCOMM 2021), section 3. The
-bounds for one-hop stripes are those of Blink's one-hop trees (Wang et al., MLSys 2020) with unequal
+bounds for one-hop stripes follow Blink's one-hop trees (Wang et al., MLSys 2020), here with unequal
 links.
 """
 

@@ -1,8 +1,8 @@
 """Common parts of the benchmarks: result rows, measurements in turns, and the workers' tasks.
 
 This library and the reference are measured in turns. "ratio" is this library's speed divided by the
-reference's speed. All workers, including those of the standard library, import the tasks from this
-module, so it imports few other modules.
+reference's speed. All workers, also the workers of the standard library's pools, import the tasks
+from this module, so it imports few other modules.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class ActorBackupsEvents(Protocol):
     """Reports from this component to the components above it."""
 
     def sought(self, host_id: int, identity: bytes) -> None:
-        """Answers a host that is looking for an actor whose host is lost."""
+        """Answers a host's query for an actor whose host is lost."""
 
 
 class ActorBackups:

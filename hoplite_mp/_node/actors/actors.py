@@ -1,9 +1,9 @@
 """The actors on this host: how they start, end, and are restarted.
 
 An actor consists of a pool and an *identity*. The pool has one worker, which creates the user's
-object before it runs its first call. The identity is an object in the node's own table, whose
-holders are counted like those of any object. Handles and running calls on any host hold the
-identity. When it has no holder left, the pool is closed.
+object before it runs its first call. The identity is an object in the node's own table.
+Handles and running calls on any host hold the identity, as they hold any object. When the last
+holder has released the identity, the pool is closed.
 
 Invariant: the number of an actor's pool is not reused before the identity is gone, so a process
 that holds a handle may submit to that number without asking the node.

@@ -144,8 +144,8 @@ def check(
     first_index: int,
     first: _serialize.ArrayInfo | None,
 ) -> _serialize.ArrayInfo:
-    """Describes a source's array. Raises PlanError if the source is not an array, or if its shape
-    or dtype differs from those of the first source."""
+    """Describes a source's array. Raises PlanError if the source is not an array, or if the
+    array has another shape or dtype than the first source."""
     info = _serialize.describe_array(view)
     if info is None:
         raise PlanError(_no_array(index, results.ref(ask.sources[index])))

@@ -45,8 +45,8 @@ __all__ = [
 # already arrived are kept. Each contribution is received in a slot, which is a cell of its own. The
 # new plan continues to fill the slot from its watermark if the same node provides the same elements
 # of the same members. If a copy has partly arrived, only the missing byte ranges are pulled.
-# Results of folds, and cells that other nodes read, are made again, because their members or bytes
-# may differ.
+# Results of folds, and cells that other nodes read, are computed again, because their members or
+# bytes may differ in the new plan.
 #
 # The cells of slots stay open from one plan to the next, while the cells of copies are closed. Both
 # plans share an engine buffer, so that no block is freed while the engine may still write to a

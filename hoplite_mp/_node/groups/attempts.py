@@ -1,8 +1,8 @@
 """Attempts at Group calls, on each participating node.
 
 An attempt executes plans that move the contributions to a call. The leading node (the node of the
-lowest living rank) sends these plans in a GroupAttempt, or this node repeats those of an earlier
-call. When the bytes have arrived, the component that commits the Group's calls is notified.
+lowest living rank) sends these plans in a GroupAttempt, or this node repeats the plans of an
+earlier call. When the bytes have arrived, the component that commits the Group's calls is notified.
 """
 
 from __future__ import annotations

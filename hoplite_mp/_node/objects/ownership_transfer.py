@@ -59,7 +59,7 @@ class Lost:
     holds: dict[int, Any] = field(default_factory=dict)
     reported: dict[bytes, int] = field(default_factory=dict)  # object -> number of the import
     # Object -> numbers of imports that were reported to earlier managers. A new owner may count
-    # these imports, so this node notifies it of those that have been released since.
+    # these imports, so this node reports to the new owner which imports it has released since.
     former: dict[bytes, set[int]] = field(default_factory=dict)
     # numbers of imports for which this node expects an OwnerReport
     asked: set[int] = field(default_factory=set)

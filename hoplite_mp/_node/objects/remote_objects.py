@@ -129,7 +129,7 @@ class RemoteObject:
     engine_buffer: EngineBuffer = field(default_factory=EngineBuffer)  # for cells over the block
     arrived: Ranges = field(default_factory=Ranges)  # bytes that earlier plans wrote to the block
     why: str = ""  # reason why no living holder is known
-    making: bool = False  # the maker is looking for the value or reconstructing it
+    making: bool = False  # the maker is locating or reconstructing the value
     asked: int = 0  # number of times that the owner was asked for the holders
     copies_failed: int = 0  # number of failed fetches from replicas
     # The reason why the last holder cannot read the object from its disk, and the time until which

@@ -150,9 +150,9 @@ class Store:
         size = self.config.span_bytes
         self.take_returns()
         lessees = set(self.spans.values())
-        # A client that already has a span must leave room for one span for each client without a
-        # span, because such a client cannot store any small object. A client with a span can have
-        # its small objects spilled instead.
+        # Clients without a span cannot store any small object. One span is therefore reserved for
+        # each of them before a client gets a second span. The small objects of a client with a span
+        # can be spilled instead.
         self.promised = 0
         if slot in lessees:
             self.promised = size * sum(client not in lessees for client in self.clients)

@@ -362,7 +362,7 @@ class InboundTasks:
                 self.tasks.cancel(inbound_task.oid, False)
 
     def recall(self, peer: int, tasks: list[bytes]) -> None:
-        """Returns the listed tasks to their host, except those that have begun."""
+        """Returns the listed tasks to their host. Tasks that have begun stay here."""
         for task in tasks:
             inbound_task = self.by_task.get(task)
             if inbound_task is not None and inbound_task.peer == peer:

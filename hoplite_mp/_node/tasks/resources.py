@@ -1,10 +1,10 @@
 """Grants resources to the tasks and workers of this host that are waiting for them.
 
 A task that requests resources may only begin on a host where enough of them are free. Workers do
-not know what is free, so the submitter announces the task to its node. The node keeps the task
-until some host has enough free resources. Then it announces the task to workers on this host only,
-or sends the task to another host. Workers of executors and actors wait in the same queue, and keep
-their resources until they exit.
+not know which resources are free, so the submitter announces the task only to its own node. The
+node keeps the task until some host has enough free resources. Then the node announces the task to
+workers on this host, or sends the task to another host. Workers of executors and actors wait in the
+same queue, and keep their resources until they exit.
 
 **Invariant: each node alone decides about its own resources.** It accepts or refuses another host's
 task immediately. A refused task ("full") returns to its host, which is notified when resources

@@ -170,8 +170,9 @@ class Oracle:
         self._contributors.append((call, ranks, self.world.host_of(running)))
 
     def note_wrong(self, what: str) -> None:
-        """The running program was given a wrong value. Only a host that was declared lost may give
-        it one: it may finish a call that the others have made again, and then ends."""
+        """Records that the running program received a value that the oracle cannot explain. This is
+        an error unless the host stops before the end of the run: a host that was declared lost may
+        finish a call that the other hosts have repeated."""
         self._wrong.append((what, self.world.host_of(self.world.processes.running)))
 
     def check_runs(self) -> None:

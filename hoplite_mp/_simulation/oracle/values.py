@@ -166,7 +166,7 @@ def contributors_in(value: Array, salt: int) -> set[int]:
 
 
 def reduced(op: Any, rows: list[Array]) -> Array:
-    """The reduction of the contributors' arrays by numpy: a robust operator, "mean", "max" or
+    """Reduces the contributors' arrays with numpy. `op`: a robust operator, "mean", "max" or
     "sum"."""
     count, dtype = len(rows), rows[0].dtype
     if op == "max":

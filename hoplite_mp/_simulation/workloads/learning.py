@@ -44,19 +44,19 @@ ROOT_LOST = "the root, rank 0, is lost"
 
 @dataclass(frozen=True)
 class _Members:
-    """The members of one Group. Some ranks leave; some are killed, and have a second life in a new
-    process."""
+    """The members of one Group. Some ranks leave; some are killed, and have a second incarnation
+    in a new process."""
 
     work: Programs
     name: str
     salt: int
     size: int
     calls: int  # no step begins after this number of Group calls
-    leaves: dict[int, int]  # rank -> the number of steps after which its first life leaves
+    leaves: dict[int, int]  # rank -> the number of steps after which its first incarnation leaves
 
     def begin(self, member: Callable[[Any, int, int], None]) -> None:
         """Begins the programs; some ranks are killed and replaced. member: called with the Group,
-        the rank, and 1 or 2 for its first or second life."""
+        the rank, and 1 or 2 for its first or second incarnation."""
         work, rng = self.work, self.work.rng
         hosts, span_s = work.hosts(), self.calls / CALLS_EACH * PAUSES_S[-1]
         for rank in range(self.size):
@@ -74,25 +74,25 @@ class _Members:
             work.world.timeline.after(late, work.program, rng.choice(hosts), name, body)
 
     def _live(
-        self, member: Callable[[Any, int, int], None], rank: int, life: int, c: Cluster
+        self, member: Callable[[Any, int, int], None], rank: int, incarnation: int, c: Cluster
     ) -> None:
         try:
             g = c.group(self.name, self.size, rank)
         except (ValueError, PeerLostError):
-            if life == 1:
+            if incarnation == 1:
                 raise
-            return  # the first life is still a member, or the Group has ended
+            return  # the first incarnation is still a member, or the Group has ended
         with g:
-            member(g, rank, life)
+            member(g, rank, incarnation)
 
-    def steps(self, g: Any, rank: int, life: int) -> Iterator[int]:
+    def steps(self, g: Any, rank: int, incarnation: int) -> Iterator[int]:
         """Yields the numbers of a rank's steps. Between steps all ranks have made the same number
         of Group calls, so all stop after the same step."""
         import time
 
         rng = self.work.rng
         for step in itertools.count():
-            leaves = life == 1 and step == self.leaves.get(rank)
+            leaves = incarnation == 1 and step == self.leaves.get(rank)
             if (g.calls or 0) >= self.calls or leaves:
                 return
             time.sleep(rng.choice(PAUSES_S) * rng.random())
@@ -144,23 +144,26 @@ class _Inputs:
     one.
     """
 
-    # rank -> life -> its latest arrays: two after a call that has raised an error
+    # rank -> incarnation -> its latest arrays: two after a call that has raised an error
     latest: dict[int, dict[int, list[Array]]] = field(default_factory=dict)
     of_calls: dict[Any, dict[int, dict[int, list[Array]]]] = field(default_factory=dict)
 
-    def record(self, rank: int, life: int, array: Array, *, after_error: bool) -> None:
-        lives = self.latest.setdefault(rank, {})
-        lives[life] = [*(lives[life][-1:] if after_error else []), array.copy()]
+    def record(self, rank: int, incarnation: int, array: Array, *, after_error: bool) -> None:
+        incarnations = self.latest.setdefault(rank, {})
+        incarnations[incarnation] = [
+            *(incarnations[incarnation][-1:] if after_error else []),
+            array.copy(),
+        ]
 
     def of(
-        self, call: Any, contributors: tuple[int, ...], rank: int, life: int
+        self, call: Any, contributors: tuple[int, ...], rank: int, incarnation: int
     ) -> Iterator[list[Array]]:
-        """The possible arrays of the contributors. rank, life: those of the caller."""
+        """The possible arrays of the contributors. rank, incarnation: those of the caller."""
         given = self.of_calls.setdefault(
             (call, contributors), {one: dict(self.latest[one]) for one in contributors}
         )
         choices = [
-            given[one][life] if one == rank else [*itertools.chain(*given[one].values())]
+            given[one][incarnation] if one == rank else [*itertools.chain(*given[one].values())]
             for one in contributors
         ]
         return map(list, itertools.product(*choices))
@@ -199,9 +202,9 @@ class _Robust:
     not_a_number: bool  # whether these arrays have NaNs
     inputs: _Inputs = field(default_factory=_Inputs)
 
-    def array(self, rank: int, life: int, step: int) -> Array:
+    def array(self, rank: int, incarnation: int, step: int) -> Array:
         """The array of a rank."""
-        rng = np.random.default_rng([self.members.salt, rank, life, step])
+        rng = np.random.default_rng([self.members.salt, rank, incarnation, step])
         values = rng.integers(1, VALUES, self.items)
         if isinstance(self.op, Score):
             values += (self.op.v * VALUES).astype(np.int64)
@@ -212,12 +215,12 @@ class _Robust:
                 array[: self.items // 2 + 1] = np.nan
         return array
 
-    def live(self, g: Any, rank: int, life: int) -> None:
+    def live(self, g: Any, rank: int, incarnation: int) -> None:
         """The program of a member."""
         failed = False
-        for step in self.members.steps(g, rank, life):
-            given = self.array(rank, life, step)
-            self.inputs.record(rank, life, given, after_error=failed)
+        for step in self.members.steps(g, rank, incarnation):
+            given = self.array(rank, incarnation, step)
+            self.inputs.record(rank, incarnation, given, after_error=failed)
             failed = True
             try:
                 value = getattr(g, self.kind)(given, op=self.op, finite=self.finite)
@@ -231,9 +234,9 @@ class _Robust:
             else:
                 failed = False
                 given[...] = 1  # allowed, because no other rank reads it after the call
-                self._check(g, rank, life, value)
+                self._check(g, rank, incarnation, value)
 
-    def _check(self, g: Any, rank: int, life: int, value: Any) -> None:
+    def _check(self, g: Any, rank: int, incarnation: int, value: Any) -> None:
         call, ranks, oracle = self.members.key(g), g.contributors, self.members.work.oracle
         what = f"{self.op} {call} of {ranks}"
         rejects = isinstance(self.op, (Krum, Score)) or (self.finite and self.not_a_number)
@@ -247,7 +250,9 @@ class _Robust:
         bits = () if self.kind == "reduce" else (value.tobytes(),)
         oracle.note_call(call, (*ranks, *bits))
         oracle.reads += 1
-        possible = [reduced(self.op, rows) for rows in self.inputs.of(call, ranks, rank, life)]
+        possible = [
+            reduced(self.op, rows) for rows in self.inputs.of(call, ranks, rank, incarnation)
+        ]
         if not off_root and not any(self._is_equal(value, one) for one in possible):
             oracle.note_wrong(f"{what} is {value[:8]}, not {possible[0][:8]}")
 
@@ -333,19 +338,19 @@ class _Compressed:
     not_finite: tuple[int, int]  # (rank, step): this array has a NaN, which all ranks refuse
     ledger: _Ledger
 
-    def array(self, rank: int, life: int, step: int) -> Array:
+    def array(self, rank: int, incarnation: int, step: int) -> Array:
         """The array of a rank."""
-        rng = np.random.default_rng([self.members.salt, rank, life, step])
+        rng = np.random.default_rng([self.members.salt, rank, incarnation, step])
         array = rng.integers(-VALUES, VALUES, self.shape).astype(np.float32)
-        if life == 1 and (rank, step) == self.not_finite:
+        if incarnation == 1 and (rank, step) == self.not_finite:
             array[0, 0] = np.nan
         return array
 
-    def live(self, g: Any, rank: int, life: int) -> None:
+    def live(self, g: Any, rank: int, incarnation: int) -> None:
         """The program of a member."""
         feedback = Feedback(g, self.compressor)
-        for step in self.members.steps(g, rank, life):
-            given, kept = self.array(rank, life, step), self._kept(feedback)
+        for step in self.members.steps(g, rank, incarnation):
+            given, kept = self.array(rank, incarnation, step), self._kept(feedback)
             members, owned, calls = feedback.contributors, self._owned(feedback, rank), g.calls
             error: Exception | None = None
             try:
@@ -387,11 +392,11 @@ class _Compressed:
             np.array_split(found, len(ranks))[ranks.index(rank)][...] = stream.owned
         return found
 
-    def train(self, g: Any, rank: int, life: int) -> None:
+    def train(self, g: Any, rank: int, incarnation: int) -> None:
         """The program of a member that trains with CSER, without momentum."""
         w = np.full(self.shape, self.members.salt, np.float32)
         sgd = CSER([w], g, LR, 0.0, update_ratio=2, reset_ratio=2, reset_every=2, block=16)
-        for step in self.members.steps(g, rank, life):
+        for step in self.members.steps(g, rank, incarnation):
             grad, before = self.array(rank, 2, step), w.astype(np.float64)
             try:
                 sgd.step([grad])
