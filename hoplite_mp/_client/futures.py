@@ -210,8 +210,8 @@ class Future(NotAnArray, concurrent.futures.Future[T]):
             with _making:
                 made = self._made = self._made or _SETTLED
             return made
-        # The collector is armed (told to watch for results) without the lock, and before any thread
-        # can find the condition. `_settle` disarms it only if it finds the condition, so an
+        # The collector is armed (it starts to watch for results) without the lock, and before any
+        # thread can find the condition. `_settle` disarms it only if it finds the condition, so an
         # interrupt cannot cause a second disarm.
         collector, waiting = self._submitter.collector, self._submitter.waiting
         fresh = _Condition(_Waiters(waiting) if waiting.run_in_place else [])

@@ -376,9 +376,9 @@ class Rejoins:
         return task in self._over
 
     def hopeless(self, members: Mapping[int, tuple[bytes, Mates]]) -> list[int]:
-        """The ranks whose members wait in vain. `members`: the task and the mates of each member of
-        a Group that is not formed. A member waits in vain if each of its mates is over, or has
-        itself rejoined and waits for its own mates."""
+        """The ranks whose Group can no longer be formed. `members`: the task and the mates of each
+        member of a Group that is not formed. For a member, the Group cannot be formed if each of
+        its mates is over, or has itself rejoined and waits for its own mates."""
         back = {task for task, mates in members.values() if mates is not None}
         first = {task for task, mates in members.values() if mates is None}
         return [

@@ -115,7 +115,7 @@ class GroupRegistry:
         group.take(rank, member)
 
     def tasks_over(self, message: GroupTasksEnded) -> list[Send]:
-        """Handles a report of ended tasks. Removes members that wait in vain for these tasks."""
+        """Handles a report of ended tasks. Removes members that are waiting for these tasks."""
         self.returns.told(message)
         return self._settle_forming()
 
@@ -206,7 +206,7 @@ class GroupRegistry:
         return [send for group in forming for send in self._settle(group)]
 
     def _give_up(self, group: GroupRecord) -> list[Send]:
-        """Removes the members of a forming group that wait in vain for other members."""
+        """Removes the members of a forming group whose other members can no longer join."""
         if not group.members:
             return []
         waiting = {rank: (member.task, member.mates) for rank, member in group.members.items()}

@@ -48,8 +48,8 @@ OWN_S = 30.0
 
 @dataclass(slots=True)
 class RunningCopy:
-    """A running plan for copies. `at`: the nodes with the plan. `receiving`: those of these nodes
-    that do not have the whole object yet."""
+    """A running plan for copies. `at`: the nodes with the plan. `receiving`: the
+    nodes in `at` that do not have the whole object yet."""
 
     plan: Distribute
     at: set[int] = field(default_factory=set)
@@ -58,8 +58,8 @@ class RunningCopy:
 
 @dataclass(slots=True)
 class RunningFold:
-    """The latest plan of an operation. `at`: the nodes with this plan. `reported`: those of these
-    nodes that have finished. `older`: the nodes with an earlier plan."""
+    """The latest plan of an operation. `at`: the nodes with this plan. `reported`: the nodes
+    in `at` that have finished. `older`: the nodes with an earlier plan."""
 
     plan: ExecuteReduce
     at: set[int] = field(default_factory=set)

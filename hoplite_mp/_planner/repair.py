@@ -98,7 +98,7 @@ def repaired(stripes: Sequence[Stripe], able: Collection[int]) -> tuple[Stripe, 
 
 
 # How long to wait for more reports after the first report of a slow link, to find the slow host.
-# Higher: stripes are moved later. Lower: stripes are moved in vain.
+# Higher: stripes are moved later. Lower: stripes are moved without a gain.
 SLOW_GATHER_S = 0.1
 # A slow link is reported every SAY_AGAIN_S (_node/peers/path_estimator.py) or a little later. After
 # this time without a report, a link no longer counts as slow for a running allreduce. Lower: late

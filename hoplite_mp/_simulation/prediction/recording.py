@@ -128,7 +128,7 @@ class _File(msgspec.Struct):
 
 
 def read(path: Path, server: str = "", calls_per_step: int = 0) -> RecordedTraining:
-    """Reads the steps of a trace from its file. Parameters and errors are those of `recorded`; also
+    """Reads the steps of a trace from its file. Has the parameters and errors of `recorded`, and
     raises OSError if the file cannot be read."""
     return recorded(path.read_bytes(), server, calls_per_step)
 

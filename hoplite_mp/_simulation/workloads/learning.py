@@ -111,9 +111,9 @@ class _Members:
         self.work.oracle.note_call(self.key(g), (str(error),))
 
     def lost(self, error: PeerLostError) -> bool:
-        """Checks an error raised by a call. Returns whether the rank is still a member, which is so
-        only if the root of a reduce is lost. (A rank that has lost its slices begins the reduction
-        again.)"""
+        """Checks an error raised by a call. Returns whether the rank is still a member. The rank is
+        a member only if the root of a reduce is lost. (A rank that has lost its slices raises no
+        error, and begins the reduction again.)"""
         self.work.oracle.check_error(self.name, error)
         return ROOT_LOST in str(error)
 

@@ -199,13 +199,13 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
     torch's class, if they have a meaning here. Buckets keep their initial order.
 
     When the constructor returns, this rank has the parameters, buffers, state and `step_number` of
-    the other ranks: at the beginning those of rank 0, and later those of a survivor, between two
-    steps. Each rank then makes the same passes: one forward pass in training mode and one backward
-    pass for each step (several with `no_sync()` before them). A rank that dies is left out of the
-    averages from then on, so `step_number` and the gradients are the same on all survivors. Raises
-    PeerLostError if this rank has rejoined, but the other ranks have finished, and TypeError if a
-    parameter is not on the CPU, or an object in `state` does not have the two methods.
-    """
+    the other ranks. At the beginning rank 0 provides this data; later a survivor provides it
+    between two steps. Each rank then makes the same passes: one forward pass in training mode and
+    one backward pass for each step (several with `no_sync()` before them). A rank that dies is left
+    out of the averages from then on, so `step_number` and the gradients are the same on all
+    survivors. Raises PeerLostError if this rank has rejoined, but the other ranks have finished,
+    and TypeError if a parameter is not on the CPU, or an object in `state` does not have the two
+    methods."""
 
     def __init__(
         self,
